@@ -66,12 +66,6 @@ def saved(source: Bert, target: Bert | MaskedLm) -> dict[str, Any]:
     return {"source": serialized(source), "target": serialized(target)}
 
 
-def loaded(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with BERTs again."""
-    both = {side: keras.saving.deserialize_keras_object(config[side]) for side in ("source", "target")}
-    return {**config, **both}
-
-
 def freeze(model: keras.Model) -> None:
     """Let nothing of a model be trained; layer by layer, as one that was loaded frozen tells its layers nothing."""
     model.trainable = False
@@ -135,11 +129,6 @@ class CausalABNet(Translating):
         encoder, decoder = source_side(source, adapters), target_side(target, adapters, tied=tied, causal=True)
         config = {**saved(source, target), **adapters._asdict(), "tied": tied, "name": name}
         super().__init__(Sides(encoder, decoder, around), config)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> CausalABNet:
-        """Another one like it, without scopes."""
-        return cls(**loaded(config))
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
@@ -210,11 +199,6 @@ class MaskedABNet(Translating):
         lengths = LengthScores(longest or bert.sizes.length - 2, name=f"{bert.name}_length")
         config = {**saved(source, target), **adapters._asdict(), "tied": tied, "longest": longest, "name": name}
         super().__init__(Sides(encoder, decoder, around), config, lengths)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MaskedABNet:
-        """Another one like it, without scopes."""
-        return cls(**loaded(config))
 
     @property
     def lengths(self) -> LengthScores:

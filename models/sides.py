@@ -79,6 +79,12 @@ class Translating(keras.Model):
         """What it takes to make another one; scopes are no part of it."""
         return dict(self._config)
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Another one like it, without scopes."""
+        both = {side: keras.saving.deserialize_keras_object(config[side]) for side in ("source", "target")}
+        return cls(**{**config, **both})
+
     def find(self, source: Source, search: Any) -> Found:
         """Search for the translations of what the source's side tells: beam search, with the state of each prefix
         kept, unless a kind of translator has its own way.

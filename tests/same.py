@@ -144,7 +144,7 @@ def _make_train_function(model: Any, force: bool = False) -> Any:
     def run(iterator: Any) -> Any:
         plain = isinstance(iterator, tf.data.Iterator) and isinstance(iterator.element_spec, tuple)
         if plain and trains_as_keras(model) and lacks_variables(model):
-            made = tf.function(lambda *data: create_variables(model, data, later=False), autograph=False)
+            made = tf.function(lambda *data: create_variables(model, data), autograph=False)
             initial_values.trace_variables(made, iterator.element_spec)
         return function(iterator)
 

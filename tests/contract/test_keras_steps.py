@@ -57,9 +57,8 @@ def data(model: Any) -> Any:
     return (X, [Y, Y]) if len(getattr(model, "outputs", [None])) > 1 else (X, Y, np.ones((4,), "float32"))
 
 
-@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("make", [functional, several, subclassed, scaled])
-def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says_when(make: Any, later: bool) -> None:
+def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says_when(make: Any) -> None:
     trained, created, traces = make(), make(), list[int]()
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)
     given = tf.nest.map_structure(tf.convert_to_tensor, data(trained))
@@ -71,7 +70,7 @@ def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says
         return created.train_step(given)
 
     assert keras_training.lacks_variables(created)
-    made = tf.function(lambda *given: keras_training.create_variables(created, given, later), autograph=False)
+    made = tf.function(lambda *given: keras_training.create_variables(created, given), autograph=False)
     initial_values.trace_variables(made, given)
     assert not keras_training.lacks_variables(created)
     assert variables_of(created) == variables_of(trained)

@@ -21,7 +21,7 @@ KINDS = (PASSWORD, TOKEN, INVITATION)
 
 
 class Asked(NamedTuple):
-    """What somebody asks who logs in."""
+    """A login request."""
 
     account: str
     kind: str
@@ -71,7 +71,7 @@ class Desk(NamedTuple):
     folder: Path
 
     def log_in(self, asked: Asked, source: str = "") -> Mapping[str, Any]:
-        """The certificates that an account asks for, with what a host needs beside them."""
+        """Issue the certificates that an account requests, with the files that a host needs in addition."""
         about: dict[str, Any] = {"kind": asked.kind, "source": source}
         try:
             account = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)

@@ -1,4 +1,4 @@
-"""The accounts of a registry: who they are, and which certificates they have."""
+"""The accounts of a registry, and their certificates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ _SELECT = "select name, role, state, workers, failures, locked, created from acc
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Somebody who may train: his role, whether he is enabled, how many workers he may have at a time, and what these
-    may use.
-    """
+    """A user who may train: role, whether he is enabled, the number of workers at a time, and their resource limits."""
 
     name: str
     role: str
@@ -151,7 +149,7 @@ class Accounts(SignedRows):
         return [each for each in found if name in (None, each.account)]
 
     def note_certificates(self, made: Sequence[Certified]) -> None:
-        """Remember whom certificates were given; those that are over are forgotten."""
+        """Record issued certificates; expired ones are dropped."""
         with self.change():
             self.database.execute("delete from certificate where until <= ?", (format_time(self.now()),))
             for each in made:

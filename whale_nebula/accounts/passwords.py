@@ -53,7 +53,7 @@ def _scrypt(text: str, salt: bytes, log_n: int, r: int, p: int) -> bytes:
 
 
 def make_secret(kind: str, number: str) -> str:
-    """A secret that nobody can guess: what it is and its number, which are no secret, and 32 random bytes."""
+    """Create a random secret: its kind and number, which are public, and 32 random bytes."""
     return f"{kind}-{number}-{secrets.token_urlsafe(32)}"
 
 

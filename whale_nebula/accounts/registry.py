@@ -62,8 +62,8 @@ class Registry(Accounts):
 
     # ------------------------------------------------------------------ log in
     def log_in(self, name: str, kind: str, value: str, new_password: str | None = None) -> Account:
-        """The account of who logs in. Whatever is wrong, the error says the same, after the same work: `reason` is for
-        the log of the owner.
+        """Authenticate an account. All failures give the same error after the same work; `reason` is for the owner's
+        log.
         """
         with self.look():
             kept = self.database.execute("select password from account where name = ?", (name,)).fetchone()
@@ -87,7 +87,7 @@ class Registry(Accounts):
         return self.find(name)
 
     def _refusal(self, account: Account | None, kind: str) -> str:
-        """Why nobody may log in with an account now, whatever he knows."""
+        """Why an account cannot log in at present, whatever its credentials."""
         if account is None:
             return "no such account"
         if account.state != ENABLED:
@@ -96,7 +96,7 @@ class Registry(Accounts):
         return f"the account is locked until {account.locked}" * locked
 
     def check_enabled(self, name: str) -> Account:
-        """The account of who has logged in, as it is now."""
+        """The current state of an account that has logged in."""
         with self.look():
             account = self.look_up(name)
         if account is None or account.state != ENABLED:

@@ -109,7 +109,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             return self._context
 
     def restrict(self, context: ssl.SSLContext) -> None:
-        """What else is asked of a connection."""
+        """Further restrictions of the TLS context."""
 
 
 def certify_service(desk: Desk, identity: Identity) -> Files:
@@ -170,7 +170,7 @@ def dial(
     expected: Identity,
     protocol: str,
 ) -> Iterator[ssl.SSLSocket]:
-    """A connection to a service that has proven who it is, and that it speaks this protocol."""
+    """Connect to a service that proves its identity and speaks this protocol."""
     where = f"{host}:{port}"
     try:
         plain = socket.create_connection((host, port), SECONDS)
@@ -201,7 +201,7 @@ _AT = "--at HOST:PORT of its service, or of its gateway"
 
 
 def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountError | None:
-    """What the gateway at an address says of a connection that it hands over to nobody."""
+    """The error for a connection that a gateway does not hand over to a service."""
     reason, noun = str(error).upper().replace(" ", "_"), NOUNS[protocol]  # Python has no name for some of them
     if "NO_APPLICATION_PROTOCOL" in reason:
         what = f"the gateway at {where} has no {noun} behind it"

@@ -133,7 +133,7 @@ class Service(NamedTuple):
     cluster: str
 
     def log_in(self, asked: Asked) -> Mapping[str, Any]:
-        """The certificates that an account asks for, with the deny lists."""
+        """Request certificates for an account; returns them with the deny lists."""
         content = json.dumps({name: value for name, value in asked._asdict().items() if value is not None})
         answer = self._ask("POST", LOGIN, content)
         if not isinstance(answer.get("certificates"), list) or len(answer["certificates"]) != len(asked.requests):

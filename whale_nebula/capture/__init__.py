@@ -34,7 +34,7 @@ def loss_weight(tensor: Any) -> Any:
 
 
 def _number(tensor: Any) -> Any:
-    """What a weight is given as: a tensor of numbers, or something that becomes one."""
+    """A value given for a weight: a tensor, or something convertible to one."""
     import tensorflow as tf
 
     try:

@@ -32,14 +32,14 @@ class Declared:
     alone: bool = True
 
     def unfold(self, name: str, argument: Any) -> Any:
-        """An argument that is None as a whole has the structure that the names of its inputs tell."""
+        """Replace an argument that is None by the structure that the declared names of its inputs imply."""
         inner = [path.removeprefix(f"{name}/") for path in self.forms if path.startswith(f"{name}/")]
         if argument is not None or name in self.forms or not inner:
             return argument
         return _nest_by_path(inner)
 
     def stand_in(self, path: str) -> Missing | None:
-        """What stands for an input that is None, if the config names it."""
+        """The placeholder for an input that is None, if the config declares its form."""
         if path not in self.forms:
             return None
         if self.alone:
@@ -115,7 +115,7 @@ class Same:
 
 
 def key_of(leaf: Any) -> Hashable:
-    """A value is told apart by its type and what it equals, everything else by being the same object.
+    """A hashable key of an argument: by type and value, otherwise by identity.
 
     >>> key_of(1) == key_of(True), key_of("a") == key_of("a"), key_of(None)
     (False, True, None)

@@ -1,5 +1,5 @@
-"""The variables of a trained low-rank basis: `down` in the producer's stage, `up` in the consumer's; and there, of a
-layer with a bias, its `offset`: what the basis loses of that bias.
+"""The variables of a trained low-rank basis: `down` in the producer's stage and `up` in the consumer's; for a layer
+with a bias also an `offset` there, which is the part of the bias that the basis loses.
 
 They are variables of the Keras model (or layer) in whose call the tensor goes over to the other stage, as if its own
 `build` had made them: its optimizer trains them, and its `save_weights` saves them. They are made while the first step
@@ -39,8 +39,8 @@ class Linear(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The leading right singular vectors [rank, columns] of a kernel, and what they leave of its bias, if it has one:
-    what must be added where the bias is cut with the rest.
+    """The leading right singular vectors [rank, columns] of a kernel, and the part of its bias that they lose, if it
+    has one, which has to be added at the consumer.
     """
 
     vectors: np.ndarray
@@ -89,7 +89,7 @@ def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
 
 
 def find_linear(tensor: Any) -> Linear | None:
-    """The linear layer that makes a tensor: of several that are added, the one that ran last."""
+    """The linear layer that makes a tensor; if several are added, the one that ran last."""
     columns = tensor.shape[-1]
     found = [each for each in _products(tensor, ()) if each.kernel.shape[-1] == columns]
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
@@ -134,7 +134,7 @@ def _is_factor(tensor: Any) -> bool:
 
 
 def _value(read: Any) -> np.ndarray:
-    """What the variable holds now; empty where this process does not hold it."""
+    """The variable's current value; empty where this process does not hold it."""
     handles = {id(internal): external for external, internal in read.graph.captures}
     with tf.init_scope():
         value = tf.raw_ops.ReadVariableOp(resource=handles[id(read.op.inputs[0])], dtype=read.dtype)
@@ -152,8 +152,8 @@ _KEPT = "_nebula_bottlenecks"
 
 
 class Home(NamedTuple):
-    """Where a tensor is made: its stage, the number of the compress scope around that, if there is one, and all stages
-    that had to run for it.
+    """The origin of a tensor: its stage, the number of the enclosing compress scope, if any, and all stages that it
+    depends on.
     """
 
     stage: str
@@ -163,7 +163,7 @@ class Home(NamedTuple):
 
 @dataclass
 class Bottlenecks:
-    """What one trace of a step knows of its bottlenecks. Tensors are looked up by their reference.
+    """The bottlenecks of one trace of a step. Tensors are looked up by reference.
 
     `owner` has those of tensors that cross outside of any layer's call: the model whose step it is, if one has it.
     """
@@ -182,18 +182,18 @@ class Bottlenecks:
         self.used[id(variable)] = owner, variable
 
     def say(self, sentence: str) -> None:
-        """Let the report and the plan say something of what crosses, once."""
+        """Add a note on a crossing to the report and the plan, once."""
         self.said[sentence] = None
 
     def number(self, call: str, producer: str) -> int:
-        """How many tensors of this stage have gone over before, in the same call of a layer."""
+        """The number of tensors of this stage that have crossed before, in the same call of a layer."""
         self.counted[call, producer] = self.counted.get((call, producer), -1) + 1
         return self.counted[call, producer]
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Where the variables of one tensor are: the layer that has them, and how their names begin.
+    """Owner of one tensor's variables: the layer, and the prefix of their names.
 
     `factors` are what they start as, found when the first of them is made; where none are given, an orthonormal basis.
     """
@@ -267,7 +267,7 @@ def find_bottleneck(
 
 
 def _find_layer(tensor: Any) -> tuple[Any, str]:
-    """The innermost layer whose call made the tensor and runs still, else the outermost that runs; and that call.
+    """The innermost running layer whose call made the tensor, otherwise the outermost running one; and that call.
 
     Each call of a layer has a name scope of its own.
     """

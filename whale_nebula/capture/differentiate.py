@@ -75,7 +75,7 @@ def differentiate(
 
 
 def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
-    """Label the ops traced so far; what an earlier request was told stays."""
+    """Assign stages to the ops traced so far; answers to earlier requests are kept."""
     graph = mirror_trace(trace)
     if not trace.requests:
         trace.met.order_stages(graph)
@@ -123,7 +123,7 @@ class _Region:
                 self._stage_backward(stage, own + arrived, incoming)
 
     def _stage(self, tensor: Tensor, default: int = 0) -> int:
-        """Inputs, variables and constants have no stage: they are at home in whichever reads them."""
+        """The stage of a tensor; None for inputs, variables and constants, which belong to their readers."""
         return self.trace.labels.get(tensor.op.name, default)
 
     def _stage_backward(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
@@ -209,7 +209,7 @@ class _Region:
 
 
 def _hold(request: LiveRequest, number: int, source: Any) -> Any:
-    """What the user's code gets: None, a dense placeholder, or IndexedSlices of two."""
+    """A gradient as the user's code receives it: None, a dense placeholder, or IndexedSlices of two."""
     parts = [values for _, n, values in request.parts if n == number]
     if not parts:
         return None

@@ -44,7 +44,7 @@ class Raised:
 
     @cached_property
     def chain(self) -> tuple[BaseException, ...]:
-        """The error and those that it was made of, the last first."""
+        """The error and its causes, the last one first."""
         found: list[BaseException] = []
         error: BaseException | None = self.error
         while error is not None and error not in found:
@@ -54,7 +54,7 @@ class Raised:
 
     @cached_property
     def origin(self) -> BaseException:
-        """The error before AutoGraph told it again."""
+        """The error before AutoGraph wrapped it."""
         return next((each for each in self.chain if not str(each).lstrip().startswith(_RETOLD)), self.error)
 
     @cached_property
@@ -64,7 +64,7 @@ class Raised:
 
     @cached_property
     def sentence(self) -> str:
-        """What was said, in a line."""
+        """The message on one line."""
         return next((line.strip()[:400] for line in self.text.splitlines()), type(self.origin).__name__)
 
     @cached_property
@@ -79,17 +79,19 @@ class Raised:
 
     @property
     def line(self) -> str:
-        """Where: 'file.py:12'; what no line of the user's is part of is blamed on the line that called for the step."""
+        """The source line as 'file.py:12'; an error without a line of the user's belongs to the line that called the
+        step.
+        """
         return str(script_site()) if self.place is None else f"{self.place[0]}:{self.place[1]}"
 
     @property
     def source(self) -> str:
-        """What the user wrote there."""
+        """The text of that source line."""
         return "" if self.place is None else linecache.getline(*self.place).strip()
 
     @cached_property
     def deliberate(self) -> bool:
-        """Whether the user's own code raised it: no library was asked anything there."""
+        """Whether the user's own code raised the error, not a library that it called."""
         places = _frames(self.origin)
         return bool(places) and (_rewritten(places[-1][0]) or not foreign(places[-1][0]))
 
@@ -112,7 +114,7 @@ def _rewritten(file: str) -> bool:
 
 @contextlib.contextmanager
 def keep_all_frames() -> Iterator[None]:
-    """Let errors of this thread keep all their frames for a while: they say whose code raised them."""
+    """Keep all frames of errors in this thread while this is open, as they tell whose code raised them."""
     settings = [(each, each.is_traceback_filtering_enabled()) for each in (tf.debugging, keras.config)]
     for each, _ in settings:
         each.disable_traceback_filtering()
@@ -132,16 +134,16 @@ class Baked(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Where the user wrote it."""
+        """The user's source line of the reshape."""
         return str(find_origin(self.op))
 
     @property
     def mend(self) -> str:
-        """What to write there."""
+        """The change of that line."""
         return f"tf.reshape(x, {free(self.sizes, self.op.inputs[0].shape.as_list())})"
 
     def error(self) -> StaticBatchError:
-        """What a trace fails with that needs to know what the reshape leaves unknown."""
+        """The error of a trace that needs sizes which the reshape leaves unknown."""
         return StaticBatchError(
             f"a batch size is baked in: rows are reshaped to {list(self.sizes)}",
             where=f"{self.op.name} (Reshape), {self.line}",
@@ -151,7 +153,7 @@ class Baked(NamedTuple):
 
 
 def baked_reshape(graph: Any) -> Baked | None:
-    """The first reshape of a traced graph that gives rows a fixed number, if there is one; gradients follow it."""
+    """The first reshape of a traced graph, gradients included, that fixes the number of rows; None if there is none."""
     for op in graph.get_operations() if graph is not None else []:
         own = op.type == "Reshape" and tf_private.forward_op(op) is op
         if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
@@ -170,7 +172,7 @@ MEND = (
 
 
 def check_constants(graph: Any) -> None:
-    """Refuse a traced graph whose constants are too large; the largest is named."""
+    """Refuse a traced graph whose constants are too large, naming the largest."""
     constants = [op for op in graph.get_operations() if op.type == "Const"]
     total = sum(map(_bytes, constants))
     if total >= LIMIT:
@@ -196,7 +198,7 @@ _HINT = "whale_nebula: raised while the step was captured, where the number of r
 
 @contextlib.contextmanager
 def translate_errors(traces: Sequence[Tracing], given: Given = ()) -> Iterator[None]:
-    """Around the last of these traces: what it brings out is told in our words. `given` are the step's tensors."""
+    """Translate errors that tracing raises, around the last of these traces. `given` are the step's tensors."""
     try:
         with keep_all_frames(), tf_private.caching_device_kept():
             yield
@@ -297,7 +299,7 @@ _ARRAYS = "give arrays, np.asarray(x): in a list each number is a tensor of its 
 
 
 def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
-    """TensorFlow or Keras does not take what the step does."""
+    """The error for a step that TensorFlow or Keras rejects."""
     names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given[:_FEW])
     names += f" and {len(given) - _FEW} more" if len(given) > _FEW else ""
     several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
@@ -316,7 +318,7 @@ _PLAIN = frozenset({"ValueError", "TypeError", "AttributeError", "KeyError", "In
 
 
 def _name_kind(raised: Raised) -> Callable[..., CaptureError]:
-    """CaptureError, as a kind of the Python type that was raised: who expects a ValueError still finds one."""
+    """A subclass of CaptureError and of the Python type that was raised, so that `except ValueError` still works."""
     return _make_kind(next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PLAIN), Exception))
 
 

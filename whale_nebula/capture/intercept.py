@@ -49,7 +49,9 @@ def answer_tape(
 
 
 def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
-    """The gradients, or None where TensorFlow is to find them: in a body, or while a tape records."""
+    """The gradients of a request; None if TensorFlow shall compute them: in a function's body, or
+    while a tape records.
+    """
     trace = current()
     if trace is None or trace.flags.busy or trace.plain:
         return None
@@ -99,7 +101,9 @@ def _unwrap_variable(source: Any) -> Any:
 
 
 def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
-    """Stands in for TensorFlow's vectorizer: what a tape is asked in a body (a Jacobian's, a map's) is part of it."""
+    """Replacement of TensorFlow's vectorizer: a tape's requests inside a body (of a Jacobian or a map) are a part of
+    it.
+    """
     trace = current()
     if trace is None:
         return _original_vectorized(*args, **kwargs)
@@ -149,7 +153,7 @@ def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
 
 
 def explain_late_requests(tapes: Iterable[Any]) -> None:
-    """The trace has ended: let those of its tapes that can still be asked say why there is no answer."""
+    """At the end of the trace: let tapes that are still alive explain later requests by an error."""
     for tape in tapes:
         for question in ("gradient", "jacobian", "batch_jacobian") if tf_private.tape_open(tape) else ():
             setattr(tape, question, partial(_ask_tape, tape, question))

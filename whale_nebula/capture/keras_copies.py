@@ -77,7 +77,7 @@ _WAYS = {
 
 
 class _Fingerprint(NamedTuple):
-    """What a model and its copies have in common."""
+    """The features that a model shares with its copies."""
 
     model: str
     operations: tuple[tuple[str, str], ...]
@@ -98,7 +98,7 @@ def watch(operation: Any) -> None:
 
 
 def tell_if_copy(model: Any) -> None:
-    """Say that a model without scopes, about to run, has the layers of one that had some."""
+    """Warn of a model without scopes, about to run, with the same layers as one with scopes."""
     parts = _parts(model) if _given else []
     clones = [part for part in parts if _fingerprint(part) in _cloned]
     _told.update(clones)
@@ -116,7 +116,7 @@ def tell_if_copy(model: Any) -> None:
 
 
 def find_copy_by_user() -> None:
-    """Warn of a copy that is made now: the outermost call of Keras that copies a whole model is what the user wrote."""
+    """Warn of a copy that is being made or saved, at the outermost call of Keras that copies a whole model."""
     calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
     found = next((call for call in reversed(calls) if call.name in _WAYS), None)
     saved = found is not None and found.name == "save_model"
@@ -133,7 +133,7 @@ def find_copy_by_user() -> None:
 
 
 def _parts(model: Any) -> list[Any]:
-    """The models that a model is made of, itself among them."""
+    """A model and its nested models."""
     return [part for part in tf_private.layers_of(model) if _is_model(part)]
 
 

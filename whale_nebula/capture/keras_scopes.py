@@ -60,7 +60,7 @@ def _tag(target: Any, operation: Any, frames: Frames) -> None:
 
 
 def _frames() -> Frames:
-    """The scopes that what is built now stands in; none while a step is traced."""
+    """The scopes around the layer that is being built; none while a step is traced."""
     return open_frames() if current() is None else ()
 
 
@@ -120,7 +120,7 @@ def _warn_if_eager(stage: Frame, projects: bool) -> None:
 # ---------------------------------------------------------------------- which models bear scopes
 @contextlib.contextmanager
 def none_expected() -> Iterator[None]:
-    """Run something that should enter no scope: the first one that it enters raises `ScopeMet`."""
+    """Run code that should enter no scope: the first one entered raises `ScopeMet`."""
     before = _LOCAL.none_expected
     _LOCAL.none_expected = True
     try:
@@ -130,12 +130,12 @@ def none_expected() -> Iterator[None]:
 
 
 def enters_scopes(model: Any) -> None:
-    """Remember that this model, or what it does in a step, enters scopes."""
+    """Mark a model, or its step, as entering scopes."""
     _entered.add(model)
 
 
 def note_entry() -> None:
-    """A scope is entered: outside of a trace the layer whose call does it bears scopes from now on."""
+    """Record that a scope is entered: outside a trace, the running layer is marked as bearing scopes."""
     if current() is not None:
         return
     layer = tf_private.entry_layer()
@@ -153,7 +153,7 @@ def bears_scopes(model: Any) -> bool:
 
 # ---------------------------------------------------------------------- while a step is traced
 def find_operation(function: Any, node: Any) -> Any:
-    """Keras asks this for each node just before it calls the node's operation."""
+    """The operation of a node, wrapped in the node's scopes; Keras calls this for each node before its operation."""
     _LOCAL.tagged = node.operation if _LOCAL.sequential is function else node
     return _operation_for(function, node)
 
@@ -185,7 +185,7 @@ def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, cal
 
 
 def call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `Sequential.call`, whose layers bear the scopes instead of its nodes."""
+    """Replacement of `Sequential.call`, where layers bear the scopes instead of nodes."""
     trace = current()
     if trace is not None:
         trace.met.meet_model(stages_of(model))

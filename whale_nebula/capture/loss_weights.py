@@ -67,7 +67,7 @@ def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: A
 
 
 def replace_batch_sizes(trace: Tracing) -> None:
-    """Replace sizes of the batch that were baked into a trace whose batch is cut, where it is known what they count."""
+    """Replace batch sizes that were baked into a trace whose batch is divided, where it is known what they count."""
     graph, operations, numbers = _read_trace(trace)
     if not _suspects(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
         return
@@ -127,7 +127,7 @@ _MIXED = "its entries are no one kind: some grow with the rows, others do not"
 
 
 def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
-    """How each target folds the batch, after growing what must be counted over the whole of it."""
+    """How each target folds the batch, after adding sums over replicas where a count of the whole batch is needed."""
     folding, graph, operations, values = _fold_targets(trace, targets)
     if folding.grows:
         # let the readers of a micro-batch's count or sum read it scaled up to the whole batch
@@ -160,7 +160,7 @@ _GRADIENT = "NebulaReplicaSum"
 
 
 def sum_over_replicas(trace: Tracing, part: Any) -> Any:
-    """The sum over all replicas of what each of them has."""
+    """The sum of a value over all replicas."""
     graph = trace.graph
     with tf_private.stamp_ops(graph, {SUMMED: 1}), graph.gradient_override_map({"Identity": _GRADIENT}):
         total = tf.identity(part, "replica_sum")
@@ -181,7 +181,7 @@ def _find_cut_trace() -> Tracing | None:
 
 
 def synchronize_moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | None:
-    """Mean and variance, by Keras's own formula; None where they are those of what is there."""
+    """Mean and variance over all replicas, by Keras's formula; None if only local ones are needed."""
     trace = _find_cut_trace()
     own = [tf.reduce_sum(each, axes, keepdims=True) for each in (x, tf.square(x), tf.ones_like(x))] if trace else []
     if trace is None or not all(each.shape.is_fully_defined() for each in own):
@@ -193,7 +193,7 @@ def synchronize_moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[An
 
 
 def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
-    """The program of a trace: its sums over replicas stay, are those of micro-batches alone, or are refused."""
+    """Decide on each sum over replicas in a traced program: it is kept, reduced to micro-batches, or refused."""
     refused = refusal(program, where)
     if not trace.summed or (refused is None and program.pipeline.micro_batch > 1):
         return program

@@ -87,7 +87,7 @@ class _Mirror:
 
 
 class _Read(NamedTuple):
-    """What an op's definition says."""
+    """The properties of an op's definition."""
 
     attributes: Mapping[str, Attribute]
     constant: tuple[int, ...] | None
@@ -101,9 +101,7 @@ _KNOWN: weakref.WeakKeyDictionary[Any, dict[str, _Read]] = weakref.WeakKeyDictio
 
 
 def _read(graph: Any, op: Any) -> _Read:
-    """What an op's definition says. It stays as it is, but of an op with bodies, which TensorFlow changes later, and of
-    a sum over replicas, which may become another op.
-    """
+    """Parse an op's definition, cached unless TensorFlow may change it: ops with bodies, and sums over replicas."""
     known = _KNOWN.setdefault(graph, {})
     found = known.get(op.name)
     if found is None:
@@ -145,7 +143,7 @@ def order_operations(operations: Sequence[Any]) -> list[Any]:
 
 
 def ascend_ops(ends: Iterable[Any], passed: Callable[[Any], bool]) -> Iterator[Any]:
-    """Ops and all that they are made of, as far back as ops are `passed`; those that are not are left out."""
+    """Ops and their transitive inputs, through ops that are `passed`."""
     stack, seen = list(ends), set[Any]()
     while stack:
         op = stack.pop()
@@ -219,7 +217,7 @@ class Donor:
                     node.input[position] = names[name]
 
     def _text(self, value: Value) -> str:
-        """How a node's input names a value."""
+        """The name of a value in a node's inputs."""
         name: str = self.operations[value.op].name
         return f"{name}:{value.out}" if value.out else name
 
@@ -228,8 +226,8 @@ class Donor:
         return self.operations[value.op].outputs[value.out]
 
     def cut(self, ops: Sequence[int], waits: Mapping[int, int] | None = None) -> Any:
-        """The nodes of these ops alone; what orders them after ops left out is dropped, as is colocation. An op that
-        `waits` for another one runs after it.
+        """A GraphDef of these ops only, without control inputs from other ops and without colocation. An op in `waits`
+        gets a control input from the op that it waits for.
         """
         waiting = {self.operations[op].name: self.operations[other].name for op, other in (waits or {}).items()}
         names = [self.operations[index].name for index in ops]
@@ -256,7 +254,7 @@ class Donor:
         return definition
 
     def _called_functions(self, nodes: Iterable[Any]) -> list[str]:
-        """The library functions that nodes call, and those that these call."""
+        """The library functions that nodes call, transitively."""
         found: dict[str, None] = {}
         waiting = list(nodes)
         while waiting:
@@ -270,7 +268,9 @@ class Donor:
 
 
 def plant(definition: Any, known: Mapping[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
-    """Put nodes into the current graph, reading `known` where they read what was left out; gives tensors by name."""
+    """Import nodes into the current graph, with `known` tensors for inputs that were left out;
+    returns tensors by name.
+    """
     read = {given.split("^")[-1] for node in definition.node for given in node.input}
     used = {key: tensor for key, tensor in known.items() if key in read or key.removesuffix(":0") in read}
     fresh = list(dict.fromkeys(key for key in wanted if key not in known))

@@ -1,4 +1,4 @@
-"""What this package replaces of TensorFlow and Keras to capture a step, and when: one list; and the ops replaced here.
+"""The list of everything that capture replaces in TensorFlow and Keras, with its conditions; and the replaced ops.
 
 `BUILDING` is applied while a scope is open, so that Keras's construction of models is followed. `TRACING` is applied
 while a step is traced. Outside of both, TensorFlow and Keras are as they were, except for what single features change:
@@ -85,7 +85,7 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
-    """Build the conds of each cluster in the place of one; False where there is nothing to take apart."""
+    """Replace a cond by one for each cluster; returns False if there is nothing to split."""
     trace = current_here()
     if trace is None or trace.flags.busy or not trace.requests or any(branch.outputs for branch in branches):
         return False
@@ -108,7 +108,7 @@ def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
 
 @dataclass
 class _Tree:
-    """A branch of TensorFlow's, its mirror without bundles, and what its values are outside."""
+    """A branch of a cond: TensorFlow's graph, its mirror without bundles, and the outer tensors of its values."""
 
     graph: Any
     outer: dict[str, Any] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class _Tree:
 
 
 def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
-    """Who each tensor of the trace belongs to: the clusters of the gradients and variables that it is made of.
+    """The clusters that each tensor belongs to: those of the gradients and variables that it depends on.
 
     A variable belongs to the clusters whose stages read it; a single number (the loss scale) can cross.
     """
@@ -211,7 +211,9 @@ class _Builder:
 
 
 def install() -> list[Watcher]:
-    """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
+    """Patch TensorFlow and Keras so that traced ops are stamped with scopes, and built layers tagged; returns newly
+    installed watchers.
+    """
     there = {type(watcher) for watcher in watchers}
     fresh: list[Watcher] = [kind() for kind in (Stamper, _Builder) if kind not in there]
     for watcher in fresh:

@@ -21,7 +21,7 @@ from whale_nebula.tf import private as tf_private
 
 @dataclass
 class Places:
-    """The homes of all layers as one trace finds them, and what it has called.
+    """Homes of all layers during one trace, and the layers that it has called.
 
     Layers are held, not only numbered: a number would be given again to another one.
     """
@@ -105,7 +105,9 @@ class Places:
         )
 
     def check(self) -> None:
-        """At the end, when all layers are there: every pattern of a model that ran has matched one, in time."""
+        """At the end of a trace: check that every pattern of a model that ran has matched a layer
+        before it was called.
+        """
         for model, placement in self.models.values():
             if placement not in self.met:
                 continue
@@ -124,7 +126,7 @@ class Places:
 
 
 def _enter_split(homes: list[Home]) -> contextlib.AbstractContextManager[None]:
-    """In the split that a map gives a layer, unless its own code or what is around it has one."""
+    """Enter the split scope that a map gives a layer, unless its own code or its surroundings have one."""
     frames = open_frames()
     pairs = ((home, rule) for home in homes for rule in home.placement.splits)
     found = next((rule for home, rule in pairs if rule.pattern.fullmatch(home.spot.path)), None)
@@ -134,7 +136,7 @@ def _enter_split(homes: list[Home]) -> contextlib.AbstractContextManager[None]:
 
 
 def _check_inside(opened: Frame, homes: list[Home]) -> None:
-    """A layer that is called inside a stage runs there; that stage must be one that `nb.place` gave it."""
+    """Check that a layer called inside a stage may run there; the stage must come from `nb.place`."""
     outer = opened.options.get("layer")
     if "layer" in opened.options and any(home.rule is None or home.key == opened.key for home in homes):
         return
@@ -156,7 +158,7 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
 
 @contextlib.contextmanager
 def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
-    """In the scopes that the call of a placed layer stands in, and those that `nb.place` stood in."""
+    """Enter the scopes of a placed layer, and those around the call of `nb.place`."""
     path, rule, placement = home.spot.path, home.rule, home.placement
     if rule is None:
         yield

@@ -28,7 +28,7 @@ class Spot(NamedTuple):
 
 
 def spots(model: Any) -> Iterator[Spot]:
-    """All layers inside a model but its inputs, each before those inside it.
+    """All layers inside a model except inputs, a layer before those inside it.
 
     Of two neighbours with one name the second gets a number: "dense", "dense#2".
 
@@ -78,7 +78,7 @@ class Homes:
 
 
 def place(model: Any, placement: Placement) -> None:
-    """Remember where a model's layers go, in the place of what was said before; no rules: nowhere."""
+    """Register the rules of where a model's layers go, replacing earlier ones; no rules remove them."""
     global _changes
     if not isinstance(model, tf_private.KerasLayer):
         raise OptionError(
@@ -137,12 +137,12 @@ def placed_models() -> list[tuple[Any, Placement]]:
 
 
 def placements_in(layers: list[Any]) -> tuple[Placement, ...]:
-    """The placements of those of these layers that are placed models."""
+    """The placements of those layers that are placed models."""
     return tuple(_placed[layer] for layer in layers if layer in _placed) if _placed else ()
 
 
 def changes() -> int:
-    """How often it was said anew where layers go: a step that was planned before is planned again."""
+    """A counter of changes of placements; a step that was planned earlier is planned again."""
     return _changes
 
 
@@ -183,7 +183,7 @@ def _suggest_pattern(head: str, tail: str, paths: Sequence[str]) -> str:
 
 
 def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
-    """What to write so that two patterns no longer overlap: the one that matches more without what the other does."""
+    """The mend for two overlapping patterns: exclude from the wider one what the other matches."""
     matched = [{path for path in paths if rule.pattern.fullmatch(path)} for rule in rules]
     less, more = sorted(rules, key=lambda rule: len(matched[rules.index(rule)]))
     if matched[0] == matched[1]:

@@ -37,7 +37,7 @@ _BUNDLE = "IdentityN"
 
 
 def learned_rank(frame: Frame) -> Rank | None:
-    """The basis in the model that a compress scope asks for, "learned" or "svd", if it does.
+    """The trained basis that a compress scope requests ("learned" or "svd"); None if it requests none.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(rank=4) as frame:
@@ -49,7 +49,7 @@ def learned_rank(frame: Frame) -> Rank | None:
 
 
 def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
-    """What an op that is about to be made in `graph` is to read, where it would read these."""
+    """The inputs of an op that is about to be created in `graph`, with crossing tensors replaced by projected ones."""
     trace = current()
     if trace is None or trace.flags.busy or not any(map(learned_rank, trace.met.compressions)):
         return inputs
@@ -80,7 +80,7 @@ def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
 
 
 def home_of(trace: Tracing, tensor: Any) -> Home | None:
-    """Where a tensor of the trace is made; None where it is made of inputs and variables alone.
+    """The origin of a traced tensor; None if it depends on inputs and variables only.
 
     What bears no stamp is at home with the latest that it is made of, and what covers that covers it, too.
     """
@@ -139,7 +139,7 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
 
 
 def shrinks(tensor: Any, rank: Rank) -> bool:
-    """Whether a tensor has rows that a learned basis makes shorter; what has not crosses as it is."""
+    """Whether a learned basis shortens the tensor's rows; otherwise it crosses unchanged."""
     columns = tensor.shape[-1] if tensor.dtype.is_floating and (tensor.shape.rank or 0) > 1 else None
     return columns is not None and columns > rank.r
 
@@ -180,7 +180,7 @@ def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: st
 
 @contextlib.contextmanager
 def _stamp_ops(trace: Tracing, name: str, stamps: dict[str, str | int]) -> Iterator[None]:
-    """Ops made inside bear these stamps, and gradients flow through them, whatever tape is open here."""
+    """Give ops created inside these stamps, and let gradients flow through them, whatever tape is active."""
     before = len(trace.graph.get_operations())
     with tf.name_scope(f"{name}/"), tf_private.stamp_ops(trace.graph, stamps):
         yield

@@ -68,7 +68,7 @@ class ScopesMet:
         return self.pipeline.micro_batch > 1 or self.replicas.several
 
     def stage_of(self, frame: Frame) -> str:
-        """The key of a stage's frame, noted in order of first entry. One that names no cluster is where it was before.
+        """The key of a stage's frame, in order of first entry. A stage without a cluster keeps its earlier one.
 
         What stands in no block may belong to several programs: only here it is known that two entries meet in one.
         """
@@ -91,7 +91,7 @@ class ScopesMet:
         self.numbers.meet(stages, self.around)
 
     def enter_pipeline(self, frame: Frame) -> None:
-        """What a pipeline says holds for the whole step, wherever it stands; the model's own goes before one around."""
+        """Apply the options of a pipeline to the whole step; the model's own take precedence over those around it."""
         if self.decided:
             return
         before = self.pipe or frame
@@ -143,7 +143,7 @@ class ScopesMet:
         self.stages = {key: self.stages[key] for key in order_stages(graph, list(self.stages))}
 
     def settle(self, *, summed: bool) -> None:
-        """The trace is complete: give each stage its replicas, and the batch enough micro-batches for all of them.
+        """At the end of a trace: give each stage its number of replicas, and the batch enough micro-batches for them.
 
         Where nobody says how many, there are as many as shares by speed need; but one for each replica where they
         add up as they compute.
@@ -164,7 +164,7 @@ def _describe_stage(frame: Frame) -> str:
 
 
 def number_in(met: list[Frame], frame: Frame) -> int:
-    """The number of a scope among those of its kind; entering the same one again gives the same number."""
+    """The number of a scope among those of its kind, the same at every entry."""
     if frame not in met:
         met.append(frame)
     return met.index(frame)
@@ -196,12 +196,12 @@ class Replicas:
 
     @property
     def several(self) -> bool:
-        """Whether a batch may have to be cut for the replicas of a stage; asked while their number may yet be open."""
+        """Whether the batch may have to be divided for a stage's replicas, whose number may still be open."""
         return any((frame.options["count"] or most_workers()) > 1 for frame in self.all)
 
     @property
     def all(self) -> Sequence[Frame]:
-        """All of them, the one around the step last."""
+        """All replica scopes, the one around the step last."""
         return [*self.met, *([self.around] if self.around is not None else [])]
 
     def enter(self, frame: Frame) -> None:
@@ -294,8 +294,8 @@ class Replicas:
         ]
 
     def _number(self, stage: Stage, frame: Frame | None, among: int) -> int:
-        """The replicas of a stage: where its scope does not say how many, as many as the workers of its cluster allow,
-        shared `among` the stages inside, with as many for each replica as it has devices.
+        """The number of a stage's replicas: its scope's or, by default, the cluster's workers divided `among` the
+        stages inside and by the devices of each replica.
         """
         if frame is None or _count(frame):
             return _count(frame)
@@ -317,7 +317,7 @@ def _count(frame: Frame | None) -> int:
 
 
 def _share(stage: Stage, frame: Frame | None) -> Stage:
-    """The stage, with what its replicas hold in parts."""
+    """The stage with the number of parts of its replicas' variables."""
     shard = None if frame is None else frame.options.get("shard")
     return replace(stage, shared_slots=shard is not None, shared_gradients=shard == "gradients")
 
@@ -349,7 +349,7 @@ def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
 
 
 def list_constraints(met: ScopesMet, program: Program) -> Constraints:
-    """What the scopes that a trace has met say to a planner."""
+    """The constraints that the scopes of a trace impose on a planner."""
     frames = {key: met.replicas.of.get(key) for key in met.entered}
     whole = set(frames.values()) if frames else set(met.replicas.all[:1])
     around = whole.pop() if len(whole) == 1 else None
@@ -381,7 +381,7 @@ def _explain_unplanned(met: ScopesMet, program: Program) -> str:
 
 
 def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], forward: set[int] | None) -> Graph:
-    """The graph with a stage for each op of the forward that reads a variable, and for those that read what it gives.
+    """The graph with a stage for each forward op that reads a variable, and for the readers of its result.
 
     `paths` names the variables by the op that holds their handle; without `forward` all ops are the forward.
     """
@@ -402,7 +402,7 @@ def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], for
         if key is None:
             continue
         stamp(op.index, key)
-        for value in op.values if not _is_lookup(op.type) else ():
+        for value in op.values if not op.type.startswith("ResourceGather") else ():
             for reader in graph.consumers(value):
                 if forward is None or reader.index in forward:
                     stamp(reader.index, key)
@@ -412,11 +412,7 @@ def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], for
     return replace(graph, ops=tuple(ops))
 
 
-def _is_lookup(kind: str) -> bool:
-    return kind.startswith("ResourceGather")
-
-
 def paths_of_handles(graph: Any, numbers: Mapping[str, int], handles: Mapping[int, str]) -> dict[int, str]:
-    """The paths of captured variables, by the op that holds their handle; `handles` has them by its id."""
+    """The paths of captured variables by the op of their handle; `handles` gives paths by the id of the handle."""
     captured = ((internal.op.name, handles.get(id(external))) for external, internal in graph.captures)
     return {numbers[name]: path for name, path in captured if path is not None}

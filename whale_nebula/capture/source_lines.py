@@ -29,7 +29,7 @@ def find_origin(op: Any) -> Origin:
 
 
 def _line(op: Any) -> str:
-    """The user's innermost line; of what a functional model runs, only lines inside the replayed node count."""
+    """The user's innermost source line; for ops of a functional model only lines within the replayed node count."""
     frames = tf_private.user_frames(op)
     built = tf_private.stamp_of(op, BUILT)
     start = max((number + 1 for number, (file, _) in enumerate(frames) if file == _REPLAY), default=0) if built else 0

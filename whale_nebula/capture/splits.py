@@ -1,4 +1,4 @@
-"""The variables that `nb.split` divides: those that ops inside the scope read, and those that were made inside it."""
+"""The variables that `nb.split` shards: those that ops inside the scope read, and those created inside it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def name_siblings(trace: Any, graph: Graph) -> Graph:
 
 
 def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Program:
-    """The program with the variables that its splits divide, and in how many pieces each stage has them."""
+    """The program with the variables that its splits shard, and the number of shards in each stage."""
     met: list[Frame] = trace.met.splits
     found: dict[tuple[int, int], tuple[int, Frame]] = {}
     caught: list[Frame] = []
@@ -101,8 +101,8 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
 
 
 def _list_decided(trace: Any, program: Program) -> dict[tuple[int, str], Frame]:
-    """By the number of a stage and by path, the variables that a planner has decided to divide, as if a scope had said
-    it. An optimizer's slots are none of them: an update that several stages share reads those of all.
+    """The variables that a planner has decided to shard, by stage number and path, as if a scope had requested it;
+    without optimizer slots, as an update shared by several stages reads those of all.
     """
     given = trace.assignment
     shards = {stage.key: stage.shards for stage in given.stages if stage.shards > 1} if given is not None else {}
@@ -116,7 +116,7 @@ def _list_decided(trace: Any, program: Program) -> dict[tuple[int, str], Frame]:
 
 
 def _made_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
-    """By their op, the variables that were made in a split scope."""
+    """The variables created inside a split scope, by op."""
     known = {id(variable.handle): variable for variable in trace.graph.variables}
     found = {}
     for external, internal in trace.graph.captures:
@@ -128,8 +128,8 @@ def _made_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
 
 
 def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
-    """How many devices a stage has for its pieces: where no scope says so, the workers of its cluster are shared
-    `among` the split stages there, and among the replicas of each.
+    """The number of devices of a stage's shards: the scope's or, by default, the cluster's workers divided `among` its
+    split stages and their replicas.
     """
     usual = max(1, workers_in(stage.cluster) // max(1, among) // stage.replicas)
     counts = {frame.options["count"] or usual: frame for frame in frames}

@@ -61,8 +61,8 @@ from whale_nebula.tf.keras_training import create_variables, lacks_variables
 
 @contextlib.contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Let Python look for no garbage meanwhile: graphs and plans are made of many small things that stay, and to look
-    through them again and again takes a seventh of the time of a first step.
+    """Disable Python's garbage collector meanwhile: graphs and plans consist of many small long-lived objects, and
+    scanning them takes a seventh of the time of a first step.
     """
     collected = gc.isenabled()
     gc.disable()
@@ -95,8 +95,8 @@ def tell_if_stageless(trace: Tracing) -> None:
 
 
 def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
-    """Warn, once for a place, where a step without a stage reads weights inside an `nb.replica`, and others outside. By
-    the id of their handle, `paths` names them.
+    """Warn, once for each source line, of a step without stages that reads weights both inside and outside an
+    `nb.replica`. `paths` names weights by the id of their handle.
     """
     replicas = trace.met.replicas
     if trace.met.find_siblings() or trace.met.stages or replicas.around or not replicas.met:
@@ -128,7 +128,7 @@ def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class Signature:
-    """How a call's arguments lie: their structure, the tensors' names and specs, and the other values.
+    """The layout of a call's arguments: structure, names and specs of tensors, and other values.
 
     `given` says of every leaf whether it is a tensor; `absent` are the numbers of the tensors that are not here.
     """
@@ -147,7 +147,7 @@ class Signature:
 class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
 
-    `begin` gives the variables that the trace made their values, if it was to be later: those that are wanted.
+    `begin` gives initial values to variables that the trace made: to those that are wanted and have none yet.
     `projected` says what crosses on a learned basis, or would not be shorter on it, a sentence for each tensor.
     `decision` is that of the planner, where it has decided, within the `constraints` of the scopes. `draws` are the
     variables that random ops draw from, each with the op's seeds, in their order.
@@ -177,8 +177,8 @@ class Captured:
 def signature(
     arguments: Sequence[tuple[str, Any]], whole: frozenset[str] = frozenset(), declared: Declared | None = None
 ) -> tuple[Signature, list[Any]]:
-    """Lay out the arguments of a call; gives the signature and the tensors. `declared` are the forms that the config
-    gives to inputs: where one of them is None, something stands for it that has this form and no values.
+    """Lay out the arguments of a call; returns the signature and the tensors. `declared` are the forms that the config
+    declares for inputs, which replace one that is None by a placeholder.
     """
     declared = declared or Declared()
     inputs: list[tuple[str, Any, bool]] = []  # of each tensor its name, its spec and whether it has a row per sample
@@ -237,11 +237,11 @@ def capture(
     assignment: Assignment | None = None,
     handles: Mapping[int, str] | None = None,
 ) -> Captured:
-    """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes. What variables it makes
-    get their values at once, or `later`: so an optimizer's slots need no memory where they are not kept. `owner` is the
-    model whose step it is, if it is one's; where that is Keras's own train step, `data` gives of the arguments what it
-    is called with. An `assignment` says the stages of a step that meets no
-    scopes, by the paths of variables; `handles` has these by the id of their handle.
+    """Trace `call`, which takes arguments in the structure of `layout`, under the scopes. Variables that it creates get
+    their initial values at the end of the trace, or `later` by `Captured.begin`, so that optimizer slots need no memory
+    where they are not kept. `owner` is the model whose step it is, if any; for Keras's own train step, `data` extracts
+    its data from the arguments. An `assignment` gives the stages of a step without scopes by the paths of variables;
+    `handles` gives these paths by the id of the handle.
     """
     install()
     check_surroundings()
@@ -257,15 +257,20 @@ def capture(
                 return traced(fill_layout(layout, tensors))
 
         function = tf.function(body, autograph=False)
-        if later:
-            begins.append(initial_values.variables_later(function))
+        begins.append(initial_values.variables_later(function))
         return function
+
+    def begin(wanted: Callable[[Any], bool]) -> None:
+        for each in begins:
+            each(wanted)
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
         if data is not None and lacks_variables(owner):  # a trace of what makes them is shorter than one of the step
-            made = function_of(lambda given: create_variables(owner, data(given), later=later))
+            made = function_of(lambda given: create_variables(owner, data(given)))
             initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
+        if not later:
+            begin(lambda variable: True)
     explain_late_requests(tape for each in traces for tape in each.tapes)
     trace = traces[-1]
     if trace.places:
@@ -282,11 +287,6 @@ def capture(
     variables = _find_variables(graph, program)
     said = tuple(trace.bottlenecks.said)
     constraints = list_constraints(trace.met, program)
-
-    def begin(wanted: Callable[[Any], bool]) -> None:
-        for each in begins:
-            each(wanted)
-
     return Captured(
         program, graph, graph.structured_outputs, variables, aliases, begin, said,
         constraints=constraints, draws=trace.draws,
@@ -295,7 +295,9 @@ def capture(
 
 @contextlib.contextmanager
 def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator[Tracing]:
-    """In the graph that is traced now: all parts of a model are its steps' own, also those that this one leaves out."""
+    """Record the current graph's trace; all parts of a model belong to its steps, also those that
+    this step leaves out.
+    """
     places = Places() if placed_models() else None
     graph = tf.compat.v1.get_default_graph()
     trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
@@ -309,7 +311,9 @@ def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
 
 @contextlib.contextmanager
 def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
-    """In the trace of a step that runs uncut: project what the step cut would project, and leave all else as it is."""
+    """Context of a step traced without cutting: apply the learned projections of the cut step, and
+    change nothing else.
+    """
     with trace_patched(), _trace_begun(tensors, owner, plain=True) as trace:
         yield
     if trace.places:

@@ -23,7 +23,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def check_surroundings() -> None:
-    """Refuse a step where TensorFlow is told to run it another way than by a plan."""
+    """Refuse a step in a TensorFlow context that a plan cannot reproduce."""
     if _started_before_fork:
         raise StateError(
             "this process was forked from one where TensorFlow runs already",
@@ -73,6 +73,6 @@ def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> Unsupporte
 
 
 def _line() -> str:
-    """The user's line; a strategy calls from a thread of its own, where there is none."""
+    """The user's source line, or "" in a thread that a strategy has started."""
     site = script_site()
     return str(site) if site.line else ""

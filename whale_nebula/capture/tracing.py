@@ -40,7 +40,7 @@ class LiveRequest:
 
 @dataclass
 class Flags:
-    """What runs in a trace now: our own work, `tf.vectorized_map`'s body, or a function that XLA will compile."""
+    """State of a trace: inside our own work, the body of `tf.vectorized_map`, or a function that XLA will compile."""
 
     busy: bool = False
     vectorizing: bool = False
@@ -49,7 +49,7 @@ class Flags:
 
 @dataclass
 class Tracing:
-    """What is recorded of one trace of a step in `graph`, whose inputs are `leaves`, some of them `batched`.
+    """The record of one trace of a step in `graph`, with the inputs `leaves`, some of them `batched`.
 
     `places` are those of `place_trace`, where a model is placed. A `plain` trace is that of a step that runs uncut:
     nothing is differentiated by us, only projected: see `projection`. `assignment` says the stages of a step without
@@ -78,7 +78,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def set_flags(self, **flags: bool) -> Iterator[None]:
-        """Set flags inside the block, and restore them afterwards."""
+        """Set flags while this is open, and restore them afterwards."""
         before = dict(vars(self.flags))
         vars(self.flags).update(flags)
         try:

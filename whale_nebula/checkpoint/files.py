@@ -82,7 +82,7 @@ def write(path: str, content: bytes) -> None:
 
 
 def read_blocks(path: str, size: int) -> Iterator[bytes]:
-    """A file in blocks of so many bytes."""
+    """Read a file in blocks of this size."""
     with open(path, "rb") if is_local(path) else _remote().GFile(path, "rb") as file:
         while block := file.read(size):
             yield bytes(block)

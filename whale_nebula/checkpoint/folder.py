@@ -64,8 +64,8 @@ def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
 
 @dataclass
 class Folder:
-    """A folder of checkpoints, or of a `single` one. `group` names the host among those of a run; it is empty where
-    there is but one. `run` tells the run from others, on all its hosts alike.
+    """A folder of checkpoints, or of a `single` one. `group` names the host within a run, and is empty if there is one
+    only. `run` identifies the run, on all its hosts alike.
     """
 
     path: str
@@ -199,8 +199,8 @@ class Folder:
 
 
 def _share_lock(opened: int, run: bytes) -> None:
-    """Hold a lock together with other processes of a run. In its file stands whose it is: whoever has it alone for a
-    moment writes that, and the others read it.
+    """Hold a shared lock with other processes of a run. The lock file names the run: whoever holds the lock exclusively
+    for a moment writes that, and the others read it.
     """
     for tried in range(_TRIES):
         time.sleep(_TURN_SECONDS * (tried > 0))
@@ -237,7 +237,7 @@ Offer = Mapping[str, Any]
 
 
 def offer_checkpoints(several: Iterable[Found]) -> list[dict[str, Any]]:
-    """What is offered of the checkpoints here, whose files have been checked."""
+    """The valid checkpoints of a folder, as offered to other processes."""
     found = []
     for each in several:
         for manifest in each.manifests.values():
@@ -269,7 +269,7 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
 
 
 def check_whole(found: Found, tell: Callable[[str], None]) -> bool:
-    """Whether a checkpoint may be read; each thing that is wrong with it is told."""
+    """Whether a checkpoint is complete; reports each fault."""
     problems = found.check()
     for problem in problems:
         tell(f"the checkpoint {found.path} is skipped: {problem}")

@@ -19,7 +19,7 @@ _WEIGHT = 0.5
 
 
 def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, overhead: float = OVERHEAD) -> float:
-    """Seconds between two savings that each cost so many.
+    """Seconds between two savings of this cost: Young's optimum, or more where savings would exceed the `overhead`.
 
     >>> round(choose_interval(0.2)), round(choose_interval(20.0, 24 * 3600.0)), round(choose_interval(20.0))
     (38, 1859, 571)
@@ -28,7 +28,7 @@ def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, ove
 
 
 def guess_between_failures(seconds: float, failures: int) -> float:
-    """Seconds between two failures of a run that has had so many: at first as if one came after an hour.
+    """Estimate of the seconds between two failures of a run; the prior is one failure after an hour.
 
     >>> guess_between_failures(0.0, 0), guess_between_failures(23 * 3600.0, 0), guess_between_failures(7200.0, 2)
     (3600.0, 86400.0, 3600.0)
@@ -38,7 +38,7 @@ def guess_between_failures(seconds: float, failures: int) -> float:
 
 @dataclass
 class Pace:
-    """When to save next: every so many `steps`, or `seconds`, or by what savings have cost, after `first` seconds."""
+    """Schedule of savings: every so many `steps` or `seconds`, or by their cost, after `first` seconds."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -50,7 +50,7 @@ class Pace:
     saved_time: float = 0.0
 
     def is_due(self, step: int, now: float) -> bool:
-        """Whether a run that has done so many steps saves now.
+        """Whether a saving is due after this number of steps.
 
         >>> pace = Pace(steps=10)
         >>> pace.is_due(9, 0.0), pace.is_due(10, 0.0)
@@ -74,5 +74,5 @@ class Pace:
         self.saved_step, self.saved_time = step, now
 
     def note_cost(self, seconds: float) -> None:
-        """A saving has cost so many seconds: the newest counts as much as all before it."""
+        """Record the cost of a saving in a moving average, in which the newest counts as much as all before it."""
         self.cost = seconds if self.cost is None else _WEIGHT * seconds + (1 - _WEIGHT) * self.cost

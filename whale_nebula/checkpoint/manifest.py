@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what is in it, who wrote it, where the run stood, and the digests of its files."""
+"""The manifest of a checkpoint: contents, writers, position of the run, and digests of the files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def encode(self) -> bytes:
-        """As the file has it: a line with the digest of the rest, which tells a file that was cut or changed."""
+        """The text of the file: a line with the digest of the rest, which reveals a truncated or changed file."""
         document = json.dumps(to_plain(self), indent=1, sort_keys=True)
         return f'{{"sha256": "{_digest(document)}", "manifest":\n{document}\n}}\n'.encode()
 

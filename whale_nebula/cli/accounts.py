@@ -19,11 +19,10 @@ from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER, Acc
 from whale_nebula.accounts.registry import INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, remark, split, tell
+from whale_nebula.cli.arguments import Answer, Options, Parser, answer, choose_command, remark, split
 from whale_nebula.config import quantities
 from whale_nebula.config.place import Place
-from whale_nebula.errors import AccountError, ConfigError, NebulaError
-from whale_nebula.errors.text import did_you_mean
+from whale_nebula.errors import AccountError
 from whale_nebula.security import authority, files
 from whale_nebula.security.allowance import SIZES, UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
@@ -116,31 +115,21 @@ def parser(command: str = "") -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
-    command = argv[0] if argv else ""
-    if command not in _TEXT:
-        made = parser()
-        made.read([word for word in argv if word.startswith("-")])
-        made.error(f"there is no command {command!r}: {did_you_mean(command, _TEXT)}" if command else "which command?")
-    made = parser(command)
+    command, made = choose_command(argv, _TEXT, parser)
     words = split(argv[1:], _OPTIONS)
     given = made.read(words.options)
     if words.arguments or (words.script is None) == (command in _NAMED):
         made.error("of which account? One name" if command in _NAMED else "it takes options alone")
     folder = Path("certs" if given.folder is None else given.folder)
-    try:
+
+    def run() -> int | Answer:
         signs = authority.load(folder)
-        registry = Registry(folder, signs)
-        try:
+        with contextlib.closing(Registry(folder, signs)) as registry:
             if command == "serve":
                 return _serve(given, made, Desk(registry, signs, folder))
-            document, text = _COMMANDS[command](Call(given, made, registry, signs, folder, words.script or ""))
-        finally:
-            registry.close()
-    except NebulaError as error:
-        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
-        return tell(error, as_json=getattr(given, "json", False), code=code)
-    print(json.dumps(document, indent=1) if given.json else text)
-    return arguments.DONE
+            return _COMMANDS[command](Call(given, made, registry, signs, folder, words.script or ""))
+
+    return answer(given, run)
 
 
 class Call:
@@ -176,9 +165,6 @@ class Call:
             made,
             f"invitation: {made}\n  for {self.name}, with ca.pem, by a safe way: whale-nebula login --invitation",
         )
-
-
-Answer = tuple[Any, str]
 
 
 def _read_limit(name: str, text: str) -> Any:
@@ -309,7 +295,7 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
 
 
 def find_services(given: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
-    """The folder in which a gateway finds a service; None where another one is there already, and nobody said where."""
+    """The folder in which a gateway looks for services; None if a service is already there and no folder was given."""
     if given.services is not None:
         return Path(given.services)
     if not is_served(socket_path(folder, protocol, cluster)):

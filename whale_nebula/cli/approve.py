@@ -166,7 +166,7 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
 
 
 def _load_signer(folder: Path, config: Config, days: float) -> Authority:
-    """The authority, which must be able to sign for so many days."""
+    """Load the authority, which must be valid for the certificate's days."""
     signs = authority.load(folder)
     authority.check_current(signs)
     authority.span(days)
@@ -242,7 +242,7 @@ def read_record(path: Path) -> Program:
 
 
 def _check_unchanged(path: str, program: Program, *, beside_only: bool) -> None:
-    """Refuse a record of another script, or of other packages, than there are here: who wrote it has run the script."""
+    """Refuse a record whose script or packages differ from those here."""
     from whale_nebula.security import code
 
     here, found = code.list_beside(path, program.files), program.files

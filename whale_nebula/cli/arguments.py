@@ -9,11 +9,11 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from whale_nebula.errors import NebulaError
+from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.errors.text import did_you_mean
 
 Options = Mapping[str, tuple[str | None, str]]
@@ -79,6 +79,19 @@ def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[ar
     for word, meant in misspelt(argv, words, made.names):
         remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
     return made.read(words.options), words
+
+
+def choose_command(
+    argv: Sequence[str], commands: Collection[str], parser: Callable[[str], Parser]
+) -> tuple[str, Parser]:
+    """The command that a line begins with, and its parser; any other word is a usage error."""
+    command = argv[0] if argv else ""
+    made = parser(command if command in commands else "")
+    if command not in commands:
+        made.read([word for word in argv if word.startswith("-")])
+        meant = f"there is no command {command!r}: {did_you_mean(command, commands)}"
+        made.error(meant if command else f"which of {', '.join(commands)}?")
+    return command, made
 
 
 _NEARLY = 0.8
@@ -176,6 +189,23 @@ def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
     else:
         print(error, file=sys.stderr)
     return code
+
+
+Answer = tuple[Any, str]
+"""What a command prints: a document with --json, and a text without."""
+
+
+def answer(given: argparse.Namespace, run: Callable[[], int | Answer]) -> int:
+    """Run a command and print its answer, or its error; gives the exit status. One that printed all gives its own."""
+    as_json = getattr(given, "json", False)
+    try:
+        found = run()
+    except NebulaError as error:
+        return tell(error, as_json=as_json, code=CONFIG if isinstance(error, ConfigError) else FAILED)
+    if isinstance(found, int):
+        return found
+    print(json.dumps(found[0], indent=1) if as_json else found[1])
+    return DONE
 
 
 def describe_time(left: timedelta) -> str:

@@ -1,5 +1,5 @@
-"""`whale-nebula audit`: check that an audit log is unchanged (`verify`), or say who read what (`report`). Needs no
-TensorFlow.
+"""`whale-nebula audit`: check that an audit log is unchanged (`verify`), or list the accesses in it (`report`). Needs
+no TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`whale-nebula audit report`: who read what, when, by which program, and who approved it. Needs no TensorFlow."""
+"""`whale-nebula audit report`: list accesses with reader, time, program and approver. Needs no TensorFlow."""
 
 from __future__ import annotations
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from whale_nebula.cli import arguments, certs_shown
-from whale_nebula.cli.arguments import Options, Parser, remark, split, tell
+from whale_nebula.cli import certs_shown
+from whale_nebula.cli.arguments import Answer, Options, Parser, answer, choose_command, remark, split
 from whale_nebula.config import Config, load
-from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
+from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import GATEWAY, WORKER, Identity, authority, issue, owners
 from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
@@ -123,31 +121,14 @@ def parser(command: str = "") -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
-    command = argv[0] if argv else ""
-    if command not in _COMMANDS:
-        made = parser()
-        made.read([word for word in argv if word.startswith("-")])
-        if not command:
-            made.error(f"which of {', '.join(_COMMANDS)}?")
-        made.error(f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}")
-    made = parser(command)
+    command, made = choose_command(argv, _COMMANDS, parser)
     words = split(argv[1:], {**_OPTIONS, **_SPECIAL.get(command, {})})
     paths = [each for each in (words.script, *words.arguments) if each is not None] if command == "sign" else []
     given = made.read(words.options if command == "sign" else argv[1:])
     given.paths = paths
     if any(each.startswith("-") for each in paths):
         made.error(f"there is no option {next(each for each in paths if each.startswith('-'))!r}")
-    try:
-        document, text = _COMMANDS[command](given, made)
-    except NebulaError as error:
-        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
-        return tell(error, as_json=given.json, code=code)
-    print(json.dumps(document, indent=1) if given.json else text)
-    return arguments.DONE
-
-
-Answer = tuple[dict[str, Any], str]
-"""What a command has to say, for programs and for people."""
+    return answer(given, lambda: _COMMANDS[command](given, made))
 
 
 # ---------------------------------------------------------------------- the commands
@@ -266,7 +247,7 @@ def load_config(given: argparse.Namespace) -> Config:
 
 
 def list_wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
-    """Cluster, role and number of those that the options name; none where they name nobody."""
+    """Cluster, role and number of the identities that options name; empty if they name none."""
     if given.cluster is None:
         if given.role or given.index or given.count:
             made.error("of which cluster? --cluster gpu")

@@ -1,10 +1,9 @@
-"""`whale-nebula data`: datasets of an owner: published, granted to others, served, and asked for."""
+"""`whale-nebula data`: publish an owner's datasets, grant access to them, serve them, and request access."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.cli import arguments
 from whale_nebula.cli.accounts import find_services
-from whale_nebula.cli.arguments import Options, Parser, split, tell, user_name
+from whale_nebula.cli.arguments import Answer, Options, Parser, answer, choose_command, split, user_name
 from whale_nebula.datasets import grants as states
 from whale_nebula.datasets.grants import DAYS, Grants
 from whale_nebula.datasets.interface import Interface, read_interface
@@ -24,8 +23,8 @@ from whale_nebula.datasets.opened import open_dataset
 from whale_nebula.datasets.reading import open_remote
 from whale_nebula.datasets.schema import read_schema
 from whale_nebula.datasets.service import open_service
-from whale_nebula.errors import AccessError, ConfigError, NebulaError
-from whale_nebula.errors.text import did_you_mean, escape_foreign_text
+from whale_nebula.errors import AccessError
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import authority
 from whale_nebula.transport.handover import DATA
 
@@ -104,9 +103,6 @@ class Call(NamedTuple):
     grants: Grants
 
 
-Answer = tuple[Any, str]
-
-
 def parser(command: str = "") -> Parser:
     """The options of `data`, or of one of its commands."""
     if not command:
@@ -119,34 +115,26 @@ def parser(command: str = "") -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
-    command = argv[0] if argv else ""
-    if command not in _TEXT:
-        made = parser()
-        made.read([word for word in argv if word.startswith("-")])
-        made.error(f"there is no command {command!r}: {did_you_mean(command, _TEXT)}" if command else "which command?")
-    made = parser(command)
+    command, made = choose_command(argv, _TEXT, parser)
     words = split(argv[1:], _OPTIONS)
     given = made.read(words.options)
     if words.arguments or (words.script is None) == (command in _NAMED):
         made.error(f"of what? One {_NAMED[command]}" if command in _NAMED else "it takes options alone")
     folder = Path(given.folder or "certs")
-    try:
+
+    def run() -> int | Answer:
         if command == "request" or getattr(given, "at", None) is not None:
-            document, text = _ask_service(command, given, made, words.script or "", folder)
-        elif command == "serve":
+            return _ask_service(command, given, made, words.script or "", folder)
+        if command == "serve":
             return _serve(given, made, folder)
-        else:
-            with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
-                document, text = _COMMANDS[command](Call(given, made, words.script or "", Grants(registry)))
-    except NebulaError as error:
-        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
-        return tell(error, as_json=getattr(given, "json", False), code=code)
-    print(json.dumps(document, indent=1) if given.json else text)
-    return arguments.DONE
+        with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
+            return _COMMANDS[command](Call(given, made, words.script or "", Grants(registry)))
+
+    return answer(given, run)
 
 
 def _ask_service(command: str, given: argparse.Namespace, made: Parser, name: str, folder: Path) -> Answer:
-    """What an account asks of the service of an owner."""
+    """Send a request of an account to an owner's service."""
     if given.at is None:
         made.error("where? --at gpu.example.org:7100")
     cluster, _, dataset = name.partition("://") if command == "request" else (given.cluster, "", "")

@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _find_sites(given: argparse.Namespace) -> list[Site]:
-    """The sites of the cluster's gateway in all runs whose configs are given."""
+    """The cluster's gateway sites in all runs of the given configs."""
     first = Site.of(load(given.config), given.cluster, given.config, given.listen)
     first = first if given.audit is None else replace(first, audit=Path(os.path.abspath(given.audit)))
     if given.services is not None:
@@ -173,7 +173,7 @@ def _read_site(asked: queue.SimpleQueue[str]) -> Site:
 
 
 def _introduce(gateway: Gateway, *, as_json: bool) -> None:
-    """One line: what this is, where it listens, and whom it trusts."""
+    """A line with the gateway's identity, address, and trusted authorities."""
     site, trusts = gateway.site, gateway.trusts
     if site.files is None:
         remark("INSECURE: TRUE. Nothing is encrypted here, and everybody is believed to be who he says he is.")

@@ -165,8 +165,8 @@ class Login:
             )
 
     def write_lists(self, lists: Mapping[str, str]) -> None:
-        """Keep the deny lists of the authorities that this host trusts, as they are now. One of an owner whom this host
-        does not know, and one that is older here than elsewhere, is left out.
+        """Store the current deny lists of the authorities that this host trusts; skips those of unknown owners, and
+        older ones.
         """
         known = authority.authorities(self.folder)
         with files.lock_folder(self.folder):

@@ -170,7 +170,7 @@ def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) ->
 
 # ---------------------------------------------------------------------- lines
 def _measure_lines(config: Config, path: str, cluster: str, *, again: bool) -> None:
-    """Measure each line of a cluster whose rate is not said, and keep it beside the config."""
+    """Measure each line of a cluster without a configured rate, and store the result beside the config."""
     for other in config.clusters:
         kept = link_advice.path_of(path, cluster, other)
         if other == cluster:

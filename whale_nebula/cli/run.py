@@ -271,7 +271,7 @@ def _start(
     asking: Asking,
     others: contextlib.ExitStack,
 ) -> Ended:
-    """Start the workers of this host, whose certificates are looked at before, and wait for their end for good."""
+    """Check certificates, start the workers of this host, and wait until they have ended for good."""
     if given.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.names(config)]
         security, tenant = others.enter_context(gateways.issue_for_run(config, owners)), None
@@ -347,7 +347,7 @@ _STARTS = Metric("starts_total", "counter", "How often the launcher has started 
 
 
 def _render_metrics(reports: str | None, sizes: Sizes, asking: Asking) -> str:
-    """What Prometheus is told: of the launcher, and of its workers as they reported last."""
+    """The metrics for Prometheus: those of the launcher, and of its workers' last reports."""
     running = Counter(map(cluster_of, () if asking.job is None else asking.job.pids))
     workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in sizes.now]
     own = [(_WORKERS, workers), (_STARTS, [Sample(asking.starts, {})])]
@@ -357,7 +357,7 @@ def _render_metrics(reports: str | None, sizes: Sizes, asking: Asking) -> str:
 def _listen(
     path: str, sizes: Sizes, asking: Asking, metrics: Callable[[], str]
 ) -> contextlib.AbstractContextManager[None]:
-    """Answer at the launcher's socket: how the run is, whom it shall go on with, and that it shall leave."""
+    """Serve the launcher's control socket: status, resize, preempt, metrics."""
 
     def status(given: Mapping[str, str]) -> Answer:
         running = {} if asking.job is None else asking.job.pids

@@ -28,8 +28,8 @@ _ROWS = 3  # times so many rows as columns, or more: else what the axes themselv
 
 
 class Held(NamedTuple):
-    """Axes [n, n], a column each; on the side that makes them, the running Gram matrix of what crossed, the step in
-    which they were made, and whether there was anything to make them of.
+    """State of a basis: axes [n, n] as columns and, on the encoding side, the running Gram matrix, the step in which
+    they were made, and whether it held any data then.
     """
 
     q: Any = None
@@ -40,8 +40,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Axes(Structure):
-    """The coordinates of each row on axes that both sides hold: those of what crossed lately, the longest first. A
-    gradient has axes of its own.
+    """Rotation of each row onto principal axes that both sides hold, made of recently sent tensors, by descending
+    variance. The gradient has axes of its own.
 
     >>> from whale_nebula.codec import Coded
     >>> str(Axes() >> Coded(2.3)), Axes().numbers((64, 128)), Axes().numbers((8, 128))
@@ -55,12 +55,12 @@ class Axes(Structure):
     careful = True
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """As many; none where there are too few rows."""
+        """The same sizes; None if there are too few rows."""
         rows, columns = rows_and_columns(dims)
         return (dims,) if columns > 1 and _ROWS * rows >= columns else None
 
     def cost(self, m: int, n: int) -> Cost:
-        """A product with them each way."""
+        """A product with the axes on each side."""
         product = 2.0 * m * n * n / SPEED + COPY * m * n
         return Cost(product, product)
 
@@ -74,7 +74,7 @@ class Axes(Structure):
         return Held()
 
     def fits(self, state: Held, dims: Dims) -> bool:
-        """Whether they are of so many columns."""
+        """Whether the axes have the tensor's number of columns."""
         return state.q is None or len(state.q) == dims[-1]
 
     def news(self, dims: Dims) -> tuple[Part, ...]:
@@ -82,8 +82,8 @@ class Axes(Structure):
         return Part("int8", (dims[-1], dims[-1])), Part("float16", (dims[-1],))
 
     def refresh(self, state: Held, x: Any, step: int) -> tuple[Held, tuple[Any, ...] | None]:
-        """Look at what crosses; axes are sent with the first step, every fiftieth, and when there is something to make
-        them of for the first time.
+        """Update the statistics. Axes are sent with the first step, every fiftieth step, and as soon as there is data
+        for the first time.
         """
         rows = tf.reshape(x, rows_and_columns(x.shape))
         looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
@@ -103,12 +103,12 @@ class Axes(Structure):
         return Reduced((low_rank.project(_single(x), state.q),))
 
     def expand(self, state: Held, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
-        """The rows that have them."""
+        """Rotate coordinates back to rows."""
         return low_rank.expand(numbers[0], state.q), None
 
 
 def _single(x: Any) -> Any:
-    """In float32 at least: a row of half precision may be longer than its largest number can be."""
+    """Cast to float32 at least: the norm of a half-precision row may exceed its type's range."""
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
@@ -121,7 +121,7 @@ _NEAR, _ROUNDS, _POWERS = 1e-7, 24, 4
 
 
 class Made(NamedTuple):
-    """Axes, and what is told of them: in eight bits a number, and the largest number of each."""
+    """Quantised axes: eight bits a number, and the largest number of each axis."""
 
     axes: AxisColumns
     numbers: Numbers
@@ -129,8 +129,8 @@ class Made(NamedTuple):
 
 
 def gram_of(x: Any, *, most: int = 0) -> Any:
-    """The Gram matrix [n, n], float32, of the directions of rows; with `most`, of about so many, evenly taken. It is
-    zero where something in it would not be finite.
+    """The Gram matrix [n, n], float32, of normalised rows; with `most`, of about that many rows, evenly sampled. It is
+    zero if it would not be finite.
 
     >>> gram_of(tf.constant([[3.0, 0.0], [0.0, 0.0]])).numpy().tolist()
     [[1.0, 0.0], [0.0, 0.0]]
@@ -145,8 +145,8 @@ def gram_of(x: Any, *, most: int = 0) -> Any:
 
 
 def make_axes(gram: Matrix) -> Made:
-    """The axes, longest first. Where there is nothing to go by, or where eight bits would not hold them, they are those
-    of the numbers as they are.
+    """Principal axes of a Gram matrix, by descending eigenvalue; the identity if there is no data or eight bits cannot
+    represent them.
 
     >>> axes, numbers, largest = make_axes(np.diag(np.float32([1, 4])))
     >>> numbers.tolist(), largest.tolist()
@@ -195,7 +195,7 @@ def _upright(numbers: Numbers, largest: Largest) -> AxisColumns | None:
 
 
 def _stretch(matrix: Matrix) -> float:
-    """How much it makes the vector longer that it makes longest, nearly, but 1 at least: so that rounds converge."""
+    """Estimate of a matrix's spectral norm, at least 1, so that iterations converge."""
     vector = np.ones(len(matrix)) + np.arange(len(matrix)) % 7
     for _ in range(_POWERS):
         vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))

@@ -48,7 +48,7 @@ def uniform(key: Any, places: Any) -> Any:
 
 
 def mix(x: Any) -> Any:
-    """A 32-bit number whose every bit hangs on every bit of the one given; no two give the same."""
+    """Mix the bits of 32-bit integers: a bijection in which every output bit depends on every input bit."""
     for shift, factor in ((16, 0x21F0AAAD), (15, 0xD35A2D97)):
         x = _fold(x, shift) * tf.constant(factor, tf.uint32)
     return _fold(x, 15)
@@ -63,7 +63,7 @@ _BEYOND = 65520.0  # what half precision rounds to infinity, and all above
 
 
 def to_fp16(x: Any) -> Any:
-    """IEEE half precision, to the nearest; what is too large for it becomes the largest, 65504.
+    """Round to IEEE half precision, to nearest; larger numbers saturate at 65504.
 
     Infinities and NaN stay what they are: loss scaling looks for them. `count_clamped` counts the rest. Always
     to the nearest: with eleven bits the mean of what rounding does is far below the noise of a gradient.
@@ -76,7 +76,7 @@ def to_fp16(x: Any) -> Any:
 
 
 def count_overflows(x: Any) -> Any:
-    """How many finite numbers half precision would make infinite (an int64 scalar).
+    """Count the finite numbers that overflow in half precision (an int64 scalar).
 
     >>> int(count_overflows(tf.constant([1e9, -65521.0, 65519.0, float("inf")])))
     2
@@ -85,7 +85,7 @@ def count_overflows(x: Any) -> Any:
 
 
 def count_clamped(x: Any) -> int:
-    """How many numbers of a tensor half precision has to make smaller.
+    """Count the numbers of a tensor that saturate in half precision.
 
     Nearly always none: so its largest and its least are looked at, and counted is where they do not fit.
 
@@ -109,7 +109,7 @@ def to_bf16(x: Any, key: Any = None) -> Any:
 
 
 def restore(x: Any, dtype: str) -> Any:
-    """What crossed in two bytes in its own type; what that cannot hold becomes its largest number.
+    """Cast two-byte numbers back to their own type, saturating at its largest number.
 
     >>> restore(to_bf16(tf.constant([65504.0], tf.float16)), "float16").numpy().tolist()
     [65504.0]
@@ -122,14 +122,14 @@ def _halve_precision(x: Any) -> Any:
 
 
 def _clamp(x: Any) -> Any:
-    """The slower way, gone only where something is too large: within the range, but for what was infinite before."""
+    """Saturate to the range, but keep infinities; needed only if something overflows."""
     single = tf.cast(x, tf.float32)
     within = tf.clip_by_value(single, tf.float16.min, tf.float16.max)
     return tf.cast(tf.where(tf.math.is_finite(x), within, single), tf.float16)
 
 
 def _round_by_chance(single: Any, key: Any) -> Any:
-    """Sixteen random bits added below those that stay, carried or not; a finite number stays finite."""
+    """Stochastic rounding: add sixteen random bits below the kept ones; finite numbers stay finite."""
     patterns = tf.bitcast(single, tf.uint32)
     places = tf.reshape(tf.bitcast(tf.range(tf.size(single)), tf.uint32), tf.shape(single))
     drawn = tf.bitwise.right_shift(bits(key, places), tf.constant(16, tf.uint32))
@@ -141,7 +141,7 @@ def _round_by_chance(single: Any, key: Any) -> Any:
 
 
 def unpack_pairs(pairs: npt.NDArray[Any], columns: int) -> npt.NDArray[np.int8]:
-    """The integers of rows of so many columns: the left half of a row lies in the lower bits, the right in the upper.
+    """Unpack rows of 4-bit integers: the left half of a row is in the lower bits, the right half in the upper bits.
 
     >>> unpack_pairs(np.array([[0x9F, 0x01]], np.uint8), 3).tolist()
     [[7, -7, 1]]
@@ -282,7 +282,7 @@ def _cut(matrix: Any, columns: int, block: int) -> Any:
 
 
 def _join_blocks(blocks: Any, columns: int) -> Any:
-    """What `_cut` cut, without what it filled up."""
+    """Invert `_cut`, without its padding."""
     whole = tf.reshape(blocks, [-1, blocks.shape[1] * blocks.shape[2]])
     return whole if whole.shape[1] == columns else whole[:, :columns]
 
@@ -298,13 +298,15 @@ def _scales(blocks: Any, bits: int, dtype: str) -> tuple[Any, Any]:
 
 
 def _largest(bits: int, dtype: str) -> int:
-    """The pattern of the largest scale whose every multiple the tensor's own type can hold."""
+    """The bit pattern of the largest scale whose multiples are all representable in the tensor's type."""
     most = min(float(tf.as_dtype(dtype).max), float(tf.float32.max))
     return int(np.float32(most / levels(bits)).view(np.int32)) & _UPPER
 
 
 def _multiples(most: int, columns: int, blocks: Any, scales: Any, whole: Any, *key: Any) -> Any:
-    """The integers; zeros where a block is not finite (what a NaN becomes as an integer, each processor decides)."""
+    """The integers of each block; zeros where a block is not finite, as the conversion of NaN
+    depends on the processor.
+    """
     exact = blocks / scales
     rounded = _round_randomly(exact, columns, *key) if key else tf.round(exact)
     return tf.cast(tf.clip_by_value(rounded, -most, most), tf.int8) * tf.cast(whole, tf.int8)
@@ -321,7 +323,7 @@ def _round_randomly(exact: Any, columns: int, key: Any) -> Any:
 
 
 def _upper_half(patterns: Any) -> Any:
-    """The bfloat16 whose bits are the upper half of these."""
+    """The bfloat16 with these bits as the upper half of a float32."""
     return tf.bitcast(tf.cast(tf.bitwise.right_shift(tf.bitcast(patterns, tf.uint32), 16), tf.uint16), SCALE)
 
 

@@ -67,7 +67,7 @@ class Cache:
         return len(self._rows) * self._cost()
 
     def copy(self) -> Cache:
-        """One that holds the same, whatever is then written to either. Rows are shared: what is written is new ones."""
+        """A copy that later writes do not affect. Rows are shared, as they are never changed in place."""
         again = Cache(self._limit)
         again._rows = dict(self._rows)
         again._missed, again.version = self._missed, self.version
@@ -78,11 +78,11 @@ class Cache:
         return not self._rows or shape == self._shape()
 
     def known(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """For each id whether there is a row."""
+        """For each id, whether its row is cached."""
         return np.fromiter((each in self._rows for each in ids.tolist()), np.bool_, len(ids))
 
     def admits(self, ids: Ids, nbytes: int) -> npt.NDArray[np.bool_]:
-        """For each unknown id whether there is room for it, for rows of so many bytes; those that come first have it.
+        """For each unknown id, whether there is room for a row of `nbytes`; first come, first served.
 
         Whoever holds the first that came, and lets the rest go by, knows as many in every epoch. Who let the oldest
         go for the newest would know none, where there are more samples than room.
@@ -104,7 +104,7 @@ class Cache:
             self._missed = 0
 
     def stamp(self, ids: Ids) -> int:
-        """A version of what is held and of the samples that are about to come, by which the other side finds out."""
+        """A checksum of the cache's contents and the next sample ids, by which the other side detects a difference."""
         return int(google_crc32c.extend(self.version, np.asarray(ids, np.int64).tobytes()))
 
     def get(self, ids: Ids) -> Rows:
@@ -119,11 +119,11 @@ class Cache:
         return np.stack(rows) if rows else np.empty((0, *self._shape()), np.float16)
 
     def put(self, ids: Ids, rows: npt.NDArray[Any]) -> Rows:
-        """Write whole rows; gives them in half precision, as `add` does."""
+        """Write whole rows; returns them in half precision, as `add` does."""
         return self._write(ids, _clip_to_half(np.asarray(rows).astype(np.float32)))
 
     def add(self, ids: Ids, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
-        """Write known rows, changed by integers of which each `block` along the last axis shares a scale.
+        """Add differences to cached rows; each `block` of integers along the last axis shares a scale.
 
         Gives the new rows, one for each id as it stands, also where an id stands twice. What is no number is seen in
         them, and held as 0: a row that was once no number would make all its changes so.
@@ -140,7 +140,7 @@ class Cache:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], limit_bytes: int) -> Cache:
-        """The one that `as_arrays` has told of."""
+        """Restore a cache from the arrays of `as_arrays`."""
         cache = cls(limit_bytes)
         cache._rows = {number: row.copy() for number, row in zip(arrays["ids"].tolist(), arrays["rows"], strict=True)}
         cache.version, cache._missed = map(int, arrays["version"])
@@ -184,7 +184,7 @@ class Cache:
 
 
 def apply_changes(old: Rows | None, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
-    """Rows that integers have changed; without any, those that the integers alone are."""
+    """Rows with differences added; without old rows, the differences alone."""
     change = ints.astype(np.float32)
     change *= _spread(scales, ints.shape, block)
     if old is not None:
@@ -193,7 +193,7 @@ def apply_changes(old: Rows | None, ints: npt.NDArray[Any], scales: npt.NDArray[
 
 
 def _clip_to_half(rows: npt.NDArray[np.float32]) -> Rows:
-    """In half precision, with what is too large made as large as can be."""
+    """Round to half precision, saturating."""
     return np.clip(rows, -_LARGEST, _LARGEST).astype(np.float16)
 
 
@@ -207,12 +207,12 @@ def _spread(scales: npt.NDArray[Any], shape: tuple[int, ...], block: int) -> npt
 
 
 LIMIT = 1 << 30
-"""Bytes of samples that an end of a boundary holds: the first that come."""
+"""The limit in bytes of the samples that an end of a boundary caches, first come, first served."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A micro-batch of sizes `dims`: the ids of its samples, which of them cross as integers, and which rows cross.
+    """The samples of a micro-batch of sizes `dims`: their ids, which cross as integers, and which rows cross.
 
     The tensor is seen as a matrix, its last axis are the columns; a sample has the same number of rows as any other.
     """
@@ -233,14 +233,14 @@ class Samples:
         return np.ones(prod(self.dims[:-1]), np.bool_) if self.rows is None else self.rows
 
     def parts(self, codec: Integers) -> tuple[Part, ...]:
-        """What crosses: scales and integers, then the rows of the samples that cross whole."""
+        """The arrays that cross: scales and integers, then the rows of samples that cross whole."""
         columns = self.dims[-1]
         some, whole = (int(np.count_nonzero(self.sent & each)) for each in (self.of_integers, ~self.of_integers))
         return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
 
 
 def keeps_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> TypeGuard[Integers]:
-    """Whether differences of such a tensor can be kept: integers are what it gets, and each sample has an id."""
+    """Whether differences of such a tensor can be cached: its codec makes integers, and each sample has an id."""
     return is_integers(codec) and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
 
 
@@ -254,7 +254,7 @@ def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
 
 
 def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = None) -> tuple[Bytes, Rows]:
-    """At the side that makes the tensor: what crosses, and the tensor that the other side will have."""
+    """Encode a tensor; returns the bytes, and the tensor as the other side decodes it."""
     cache.saw(ids)
     dims = tuple(int(size) for size in x.shape)
     with np.errstate(over="ignore"):
@@ -284,12 +284,12 @@ def decode(
 
 
 def most_bytes(dims: Dims) -> int:
-    """The most that a tensor of these sizes takes, before zstd: all samples whole, or all of them as integers."""
+    """Upper bound of a tensor's encoded bytes before zstd: all samples whole, or all as integers."""
     return 3 * prod(dims) + dims[0] // 8 + 1
 
 
 def _nbytes(dims: Dims) -> int:
-    """Of a sample that is held."""
+    """Bytes of a cached sample."""
     return 2 * prod(dims[1:])
 
 
@@ -299,7 +299,9 @@ def _find_known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
 
 
 def _find_whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
-    """The samples that cross whole: those that come to be held, and those in which something is not finite."""
+    """Mask of the samples that cross whole: those that are about to be cached, and those with values that are not
+    finite.
+    """
     if not cache.fits(dims[1:]):
         return np.zeros(len(ids), np.bool_)
     spoilt = ~np.isfinite(matrix).reshape(len(ids), -1).all(axis=1)
@@ -307,7 +309,7 @@ def _find_whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
 
 
 def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
-    """What both sides have of samples: nothing but zeros of those that they do not know."""
+    """The cached rows of samples; zeros for unknown ones."""
     known = _find_known(cache, ids, dims)
     if known.all() and known.size:
         return cache.get(ids)
@@ -318,8 +320,8 @@ def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
 
 
 def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
-    """What both sides do with what crossed: remember it, and make the tensor. Samples are known, or cross as integers
-    alone, or whole.
+    """Update the cache by what crossed, and return the tensor; done alike on both sides. Samples are known, or cross as
+    integers only, or whole.
     """
     ids, sizes, made = samples.ids, samples.dims[1:], np.zeros(samples.dims, np.float16)
     single = integers if integers.dtype == np.int8 else unpack_pairs(integers, sizes[-1])
@@ -342,6 +344,6 @@ def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any,
 
 
 def _clip_finite_to_half(rows: Any) -> Any:
-    """In half precision; what is too large for it is as large as can be."""
+    """Round to half precision; finite numbers saturate."""
     held = np.where(np.isfinite(rows), np.clip(rows, -_LARGEST, _LARGEST), rows)
     return held.astype(np.float16)

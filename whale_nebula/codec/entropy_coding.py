@@ -28,9 +28,10 @@ _SEARCH = 90e-9  # seconds for each number on which it is tried
 
 @dataclass(frozen=True)
 class Coded(Precision):
-    """`bits` a number, all that crosses counted (more only where rows are short). Each row loses the same share of its
-    norm, which `bits` and the numbers decide; where their frequencies differ it is less than integers of as many bits
-    lose. A gradient is not rounded by chance, but comes a little longer, so that its own share of it is whole.
+    """Entropy-coded integers with a budget of `bits` a number in total (exceeded only for short rows). The quantisation
+    step of each row follows from the budget and the numbers; with skewed frequencies the error is less than that of
+    plain integers of as many bits. A gradient is not rounded stochastically, but scaled so that its projection on
+    itself is unbiased.
 
     After `Axes` the frequencies of most differ much: two bits a number lose there what else three to four lose.
 
@@ -52,12 +53,12 @@ class Coded(Precision):
             )
 
     def cost(self, count: int, *, back: bool = False) -> Cost | None:
-        """And what it takes to try how fine it may be."""
+        """Costs of quantising, with the search for the finest step."""
         found = super().cost(count, back=back)
         return None if found is None else found + Cost(_SEARCH * min(count, LOOKED_AT))
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
-        """Bytes: at least as many as zeros take; some at the end may be unused."""
+        """One array of bytes: at least as long as zeros need; its end may be unused."""
         rows, columns = rows_and_columns(dims)
         if not rows or not columns:
             return (Part("uint8", (0,)),)
@@ -76,7 +77,7 @@ class Coded(Precision):
         return (quantise(matrix, size, whole=key is not None),)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
-        """Whole numbers times scales, and not beyond what its type can hold."""
+        """Integers times scales, saturating in the tensor's type."""
         data = np.asarray(parts[0])
         made = dequantise(data, *rows_and_columns(dims)) if data.size else data.astype(np.float32)
         return restore(made.reshape(dims), dtype)
@@ -93,8 +94,8 @@ _TRIED = 1 << 15  # numbers of a group, up to which every way to make symbols is
 
 
 def width_of(rows: int, columns: int) -> int:
-    """How many neighbouring columns are a group: whole symbols, and at most eight groups; fewer where a code would take
-    more than it saves.
+    """The number of adjacent columns in a group: a multiple of a symbol, at most eight groups, fewer where another code
+    table would cost more than it saves.
 
     >>> [width_of(400, columns) for columns in (1, 64, 128, 768)], width_of(32, 128)
     ([8, 8, 16, 96], 64)
@@ -119,7 +120,7 @@ def pack(numbers: Integers) -> Bytes:
 
 
 def unpack(data: Bytes, rows: int, columns: int) -> tuple[Integers, int]:
-    """The numbers of so many rows and columns, and how many bytes they took.
+    """The integers of a matrix of these sizes, and the number of bytes read.
 
     >>> numbers = np.array([[0, -3, 900], [1, 0, 0]], "int16")
     >>> again, size = unpack(pack(numbers), 2, 3)
@@ -157,7 +158,7 @@ def _deflate(way: int, data: bytes) -> bytes:
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """The bytes that were deflated. There must be `size` of them, and no more are inflated."""
+    """Decompress to exactly `size` bytes; no more are ever decompressed."""
     stream = zlib.decompressobj(-15)
     try:
         found = stream.decompress(data, size + 1)
@@ -177,7 +178,7 @@ def _groups(numbers: Integers) -> Iterator[Integers]:
 
 
 def _pack_group(group: Integers) -> tuple[int, int, bytes]:
-    """How many numbers are a symbol, the largest magnitude, and the bytes; none for zeros."""
+    """Numbers per symbol, largest magnitude, and bytes of a group; no bytes for zeros."""
     most = max(int(group.max(initial=0)), -int(group.min(initial=0)))
     if not most:
         return 1, 0, b""
@@ -243,7 +244,7 @@ class _Rows(NamedTuple):
 
 
 class _Fitting(NamedTuple):
-    """What was tried: a distance, the whole numbers, and their bytes."""
+    """A quantisation that was tried: step, integers, and their bytes."""
 
     distance: float
     integers: Integers
@@ -251,8 +252,8 @@ class _Fitting(NamedTuple):
 
 
 def quantise(x: Numbers, size: int, *, whole: bool) -> Bytes:
-    """The matrix in `size` bytes. With `whole` it comes a little longer: such that the product with what was sent is
-    what that has with itself.
+    """Quantise a matrix to `size` bytes. With `whole` it is scaled so that its inner product with the original equals
+    the original's squared norm.
 
     >>> x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
     >>> again = dequantise(quantise(x, 1024, whole=False), 64, 64)
@@ -272,7 +273,7 @@ def quantise(x: Numbers, size: int, *, whole: bool) -> Bytes:
 
 
 def dequantise(data: Bytes, rows: int, columns: int) -> Numbers:
-    """The matrix again.
+    """Restore the matrix.
 
     >>> dequantise(quantise(np.zeros((2, 4), "float32"), 99, whole=True), 2, 4).tolist()
     [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
@@ -316,14 +317,12 @@ def _codes(below: npt.NDArray[np.float64], broken: npt.NDArray[np.bool_]) -> npt
 
 
 def _powers(codes: npt.NDArray[np.uint8]) -> Numbers:
-    """Two to the power of so many eighths below zero."""
+    """Two to the power of minus `codes` eighths."""
     return np.ldexp(_EIGHTHS[codes % _OCTAVE], -(codes // _OCTAVE).astype(np.int32))
 
 
 def _finest(single: Numbers, room: int) -> _Fitting:
-    """The finest distance with which the whole numbers fit: found on some rows, if there are many, and made better on
-    all.
-    """
+    """Search the finest step whose integers fit: on a sample of rows if there are many, then refined on all of them."""
     some = single[:: max(1, single.size // LOOKED_AT)]
     finest = max(_FINEST, float(np.abs(single).max(initial=0)) / MOST_SYMBOL)
     first = max(finest, 2.0 ** float(np.clip(2.05 - 8 * room / max(1, single.size), np.log2(_FINEST), 5)))
@@ -370,7 +369,7 @@ def _fitting(single: Numbers, distance: float) -> _Fitting:
 
 
 def _longer(rows: _Rows, integers: Integers, distance: float, whole: bool) -> float:
-    """What to multiply with: the least error, or the whole of its own share."""
+    """The scale factor with the least error, or the unbiased one."""
     again = integers.astype(np.float32)
     product = _product(rows, rows.single, again)
     if product <= 0:
@@ -381,6 +380,6 @@ def _longer(rows: _Rows, integers: Integers, distance: float, whole: bool) -> fl
 
 
 def _product(rows: _Rows, a: Numbers, b: Numbers) -> float:
-    """Of two matrices of rows of one length, as if each row were as long as it was."""
+    """Inner product of two matrices of scaled rows, with the scales of the original rows."""
     weights = np.square(rows.scales.astype(np.float64))
     return float(np.einsum("ij,ij->i", a, b).astype(np.float64) @ weights)

@@ -54,7 +54,7 @@ def leading(gram: Matrix, k: int) -> Spectrum:
 
 
 def fix_signs(vectors: Matrix) -> Matrix:
-    """The same directions, each with its largest entry positive: a vector and its negative are one to LAPACK.
+    """Make singular vectors unique: negate each whose largest entry is negative.
 
     >>> fix_signs(np.array([[0.6], [-0.8]])).tolist()
     [[-0.6], [0.8]]
@@ -139,7 +139,8 @@ def expand(z: Any, q: Any) -> Any:
 
 
 def gram_of(x: Any, *, rows: int = 0) -> Any:
-    """The Gram matrix xᵀx [n, n], float32, of the rows of `x` [m, n]; with `rows`, of about so many, evenly taken.
+    """The Gram matrix xᵀx [n, n], float32, of the rows of `x` [m, n]; with `rows`, of about that many rows, evenly
+    sampled.
 
     >>> gram_of(tf.constant([[1.0, 2.0]])).numpy().tolist()
     [[1.0, 2.0], [2.0, 4.0]]
@@ -151,7 +152,7 @@ def gram_of(x: Any, *, rows: int = 0) -> Any:
 
 
 def running(gram: Any, new: Any, decay: float = DECAY) -> Any:
-    """The decayed sum of Gram matrices with a new one added; one that is not finite is left out.
+    """The exponentially decayed sum of Gram matrices with a new one added; one that is not finite is left out.
 
     >>> running(tf.constant([[1.0]]), tf.constant([[2.0]]), decay=0.5).numpy().tolist()
     [[2.5]]
@@ -230,7 +231,7 @@ def rank_of(m: int, n: int, ratio: float) -> int:
 
 
 def kept_count(n: int, fraction: float) -> int:
-    """How many of a row's `n` numbers are kept.
+    """The number of entries of a row that are kept, out of `n`.
 
     >>> kept_count(768, 0.1), kept_count(8, 0.01), kept_count(0, 0.5)
     (77, 1, 0)

@@ -50,7 +50,7 @@ class Cost(NamedTuple):
         return self.encode + self.decode
 
     def times(self, count: float) -> Cost:
-        """So many times as much."""
+        """The cost of `count` repetitions."""
         return Cost(self.encode * count, self.decode * count)
 
     def __add__(self, other: object) -> Cost:
@@ -60,7 +60,7 @@ class Cost(NamedTuple):
 
 
 def gram_seconds(rows: int, n: int) -> float:
-    """Seconds a step to keep the running Gram matrix [n, n] of so many rows."""
+    """Seconds a step to update the running Gram matrix [n, n] with rows."""
     return 2.0 * rows * n * n / SPEED + _GRAM_PASSES * COPY * n * n
 
 
@@ -159,7 +159,7 @@ class Codec:
 
 
 def _format_value(value: object) -> str:
-    """Numbers as Python writes them (numpy's too), words bare."""
+    """Format an argument: numbers as Python writes them (numpy's too), words without quotes."""
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
@@ -217,7 +217,7 @@ class Precision(Codec, ABC):
     """And one of a gradient, that is rounded to be right on average; None where it takes the same."""
 
     def cost(self, count: int, *, back: bool = False) -> Cost | None:
-        """What so many numbers take, or of a gradient (`back`); None where that is not known."""
+        """Cost to encode and decode `count` numbers, or those of a gradient (`back`); None if unknown."""
         each = (self.by_chance or self.nearest) if back else self.nearest
         return None if each is None else each.times(1e-9 * count) + Cost(self.call, self.call)
 
@@ -227,18 +227,18 @@ class Precision(Codec, ABC):
 
     @abstractmethod
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """The arrays that cross. With a `key` (two uint32) what is rounded is rounded up or down by chance, so that it
-        is right on average: for gradients. The same key gives the same bits.
+        """The arrays that cross. With a `key` (two uint32) rounding is stochastic, and so unbiased, as gradients need
+        it. The same key gives the same bits.
         """
 
     @abstractmethod
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
-        """The tensor again, as near as it goes."""
+        """The decoded tensor."""
 
 
 @dataclass(frozen=True)
 class Plain(Precision):
-    """Numbers as they are: what follows a structure that stands alone."""
+    """The identity: numbers without loss, after a structure that has no precision of its own."""
 
     name = "none"
 
@@ -247,11 +247,11 @@ class Plain(Precision):
         return (Part(dtype, dims),)
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """As it is."""
+        """The tensor unchanged."""
         return (x,)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
-        """As it is."""
+        """The tensor unchanged."""
         return blocks.restore(parts[0], dtype)
 
 
@@ -259,8 +259,8 @@ PLAIN = Plain()
 
 
 class Reduced(NamedTuple):
-    """What a structure leaves of a tensor: `numbers`, which a precision may make smaller, and `extras`, which cross as
-    they are. `residue` stays at home: what the gradient of the same micro-batch is treated with. `state` is new.
+    """The result of a structure: `numbers`, which a precision may compress, and `extras`, which cross unchanged.
+    `residue` stays on this side, for the gradient of the same micro-batch. `state` is the new state.
     """
 
     numbers: tuple[Any, ...]
@@ -292,61 +292,63 @@ class Structure(Codec, ABC):
         return Returned(self) if self.returns else self
 
     def remembers(self, dims: Dims) -> bool:
-        """Whether a NaN would stay in what it remembers of tensors of these sizes."""
+        """Whether a NaN would persist in the state for tensors of these sizes."""
         return not self.careful and (self.init(dims) is not None or bool(self.news(dims)))
 
     def cost(self, m: int, n: int) -> Cost | None:
-        """What a matrix of so many rows and columns takes, but for the calls; None where that is not known."""
+        """Cost for a matrix of `m` rows and `n` columns, without calls; None if unknown."""
         return None
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """Seconds a step that what is remembered takes the side that sends, besides."""
+        """Seconds a step by which the sender updates its state."""
         return 0.0
 
     @abstractmethod
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """The sizes of what is left; None where it is of no use, because that would not be fewer numbers."""
+        """The sizes of the reduced arrays; None if they would not have fewer numbers than the tensor."""
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
-        """What crosses besides in every micro-batch."""
+        """Arrays that cross in addition with every micro-batch."""
         return ()
 
     def init(self, dims: Dims) -> Any:
-        """What it remembers at the beginning, on either side; None for nothing."""
+        """The initial state, on either side; None for a stateless structure."""
         return None
 
     def fits(self, state: Any, dims: Dims) -> bool:
-        """Whether what is remembered is of a tensor of these sizes; else it begins anew."""
+        """Whether the state belongs to a tensor of these sizes; otherwise it is initialised again."""
         return True
 
     def news(self, dims: Dims) -> tuple[Part, ...]:
-        """What `refresh` sends, when it sends something."""
+        """The arrays that `refresh` may send."""
         return ()
 
     def refresh(self, state: Any, x: Any, step: int) -> tuple[Any, tuple[Any, ...] | None]:
-        """At the side that makes the tensor, with the first micro-batch of every step of training: the new state, and
-        what the other side has to know of it, or None.
+        """Update the encoder's state, with the first micro-batch of every training step: the new state, and the arrays
+        that the decoder needs, or None.
         """
         return state, None
 
     def learn(self, state: Any, news: Sequence[Any], dims: Dims) -> Any:
-        """At the other side: the state that these news make."""
+        """Update the decoder's state by arrays of `refresh`."""
         return state
 
     @abstractmethod
     def reduce(self, state: Any, x: Any) -> Reduced:
-        """At the side that makes the tensor."""
+        """Reduce a tensor, on the encoding side."""
 
     @abstractmethod
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
-        """At the side that reads it: the tensor again, and the residue."""
+        """Restore a tensor, on the decoding side: the tensor and the residue."""
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
-        """The same for the gradient, at the side that makes it. Only of those that return."""
+        """Reduce the gradient, on the side that computes it. Only for structures whose gradient returns in the same
+        form.
+        """
         raise self._one_way
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
-        """And at the side that takes it."""
+        """Restore the gradient, on the other side."""
         raise self._one_way
 
     @property
@@ -358,21 +360,23 @@ class Structure(Codec, ABC):
 
 @dataclass(frozen=True)
 class Returned(Structure):
-    """The form of a gradient whose tensor crossed by a structure that returns: its state is the tensor's residue."""
+    """The gradient's structure where the tensor's structure applies to its gradient too: the state is the tensor's
+    residue.
+    """
 
     forward: Structure
     follows = True
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """As many as of the tensor."""
+        """The same sizes as for the tensor."""
         return self.forward.numbers(dims)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
-        """In the tensor's form."""
+        """Reduce the gradient as the tensor was."""
         return Reduced(self.forward.reduce_back(state, x))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
-        """The gradient again."""
+        """Restore the gradient."""
         return self.forward.expand_back(state, numbers, dims), None
 
     def __str__(self) -> str:

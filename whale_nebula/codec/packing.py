@@ -23,7 +23,7 @@ Dims = tuple[int, ...]
 
 
 class Part(NamedTuple):
-    """An array that both sides know to come: its element type and its sizes.
+    """An array of a payload, with the element type and sizes that both sides expect.
 
     >>> Part("bfloat16", (3, 2)).nbytes
     12
@@ -44,7 +44,7 @@ TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
 
 
 def pack(array: npt.NDArray[Any]) -> Bytes:
-    """The elements of a bool or integer array, small.
+    """Pack a bool or integer array into as few bits as its values need.
 
     >>> pack(np.array([True, False, True])).tolist()
     [5]
@@ -63,7 +63,7 @@ def pack(array: npt.NDArray[Any]) -> Bytes:
 
 
 def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The array whose `pack` these bytes are; nothing is allocated before their number is known to be right.
+    """Invert `pack`; nothing is allocated before the number of bytes is checked.
 
     >>> unpack(pack(np.array([[-3, 900]])), "int64", (1, 2)).tolist()
     [[-3, 900]]
@@ -109,13 +109,13 @@ def _check_size(data: Bytes, due: int) -> None:
 
 
 def _check_rest(data: Bytes, count: int) -> None:
-    """Refuse set bits after the last number, in the last byte."""
+    """Refuse bits that are set in the padding of the last byte."""
     if count % 8 and data[-1] >> count % 8:
         raise RemoteProtocolError("packed numbers have more bits than there are numbers")
 
 
 def _squeeze_bits(values: _Words, width: int) -> Bytes:
-    """`width` bits of each value."""
+    """Keep the lowest `width` bits of each value."""
     lanes = 8 * values.itemsize
     full = values.size - values.size % lanes
     rest = np.zeros(lanes, values.dtype)
@@ -125,7 +125,7 @@ def _squeeze_bits(values: _Words, width: int) -> Bytes:
 
 
 def _lay_rows(values: _Words, width: int) -> _Words:
-    """Values, a multiple of the bits of a word, as `width` rows of words: the first row has the lowest bits."""
+    """Pack the lowest `width` bits of values, whose number is a multiple of a word's bits, into words."""
     bits = 8 * values.itemsize
     lanes = values.reshape(bits, -1)
     rows = np.zeros((width, lanes.shape[1]), values.dtype)
@@ -137,7 +137,7 @@ def _lay_rows(values: _Words, width: int) -> _Words:
 
 
 def _spread(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
-    """The values that `_squeeze_bits` made these bytes of."""
+    """Invert `_squeeze_bits`."""
     lanes = 8 * word.itemsize
     full = count - count % lanes
     place = full // 8 * width
@@ -151,7 +151,7 @@ def _spread(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
 
 
 def _lift_rows(rows: _Words, width: int, count: int) -> _Words:
-    """The values that `_lay_rows` made these rows of."""
+    """Invert `_lay_rows`."""
     bits = 8 * rows.itemsize
     if not width:
         return np.zeros(count, rows.dtype)
@@ -167,7 +167,7 @@ def _lift_rows(rows: _Words, width: int, count: int) -> _Words:
 
 
 def _places(bits: int, width: int) -> list[tuple[int, int]]:
-    """Where each lane begins: the row, and the bit in it."""
+    """The row and the bit where each lane begins."""
     return [divmod(lane * width, bits) for lane in range(bits)] if width else []
 
 
@@ -176,7 +176,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def pack_mask(mask: Mask) -> Bytes:
-    """A mask, one bit a row.
+    """Pack a mask of rows, one bit a row.
 
     >>> pack_mask(np.array([True, True, False])).tolist()
     [3]
@@ -185,7 +185,7 @@ def pack_mask(mask: Mask) -> Bytes:
 
 
 def unpack_mask(data: Bytes, rows: int) -> Mask:
-    """The mask of so many rows that these bytes are.
+    """Unpack a mask of `rows` rows.
 
     >>> unpack_mask(np.array([3], np.uint8), 3).tolist()
     [True, True, False]
@@ -194,7 +194,7 @@ def unpack_mask(data: Bytes, rows: int) -> Mask:
 
 
 def keep(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
-    """The rows that are sent, in their order; the matrix itself if these are all.
+    """Select the rows of a mask, in order; the matrix itself if all are selected.
 
     >>> keep(np.arange(6).reshape(3, 2), np.array([True, False, True])).tolist()
     [[0, 1], [4, 5]]
@@ -205,7 +205,7 @@ def keep(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
 
 
 def put_back(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
-    """The matrix that the sent rows are of.
+    """Scatter the sent rows into a matrix; the other rows are zero.
 
     >>> put_back(np.array([[0, 1], [4, 5]]), np.array([True, False, True])).tolist()
     [[0, 1], [0, 0], [4, 5]]
@@ -230,7 +230,7 @@ _BOOL = dtype_code("bool")
 
 
 def join(arrays: Sequence[npt.NDArray[Any]]) -> Bytes:
-    """All arrays in one buffer.
+    """Concatenate arrays into one buffer.
 
     >>> join([np.array([1, 2], "int16"), np.array(True)]).tolist()
     [1, 0, 2, 0, 1]
@@ -240,7 +240,7 @@ def join(arrays: Sequence[npt.NDArray[Any]]) -> Bytes:
 
 
 def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
-    """The arrays that lie in a buffer, as views of it; it must have exactly their length.
+    """Split a buffer into arrays, as views; its length must be exactly theirs.
 
     >>> buffer = join([np.arange(3), np.float32(0.5)])
     >>> [part.tolist() for part in split(buffer, [Part("int64", (3,)), Part("float32", ())])]
@@ -275,7 +275,7 @@ WORTH = 0.97  # of the bytes: what leaves more than that is not worth its time
 
 
 def shrink(data: Bytes) -> Bytes | None:
-    """The bytes compressed by Zstandard, or None where that does not make them smaller by three hundredths.
+    """Compress bytes by Zstandard; None if that saves less than three percent.
 
     A sample out of the middle is tried first, so that what does not compress costs little.
     """
@@ -289,7 +289,7 @@ def shrink(data: Bytes) -> Bytes | None:
 
 
 def unshrink(data: Bytes, size: int) -> Bytes:
-    """The bytes before, of which the caller knows how many there are: more are never allocated."""
+    """Decompress to a known size; more is never allocated."""
     zstd = _import_zstd()
     try:
         if zstd.frame_content_size(data.data) == size:
@@ -314,12 +314,12 @@ def _import_zstd() -> Any:
 
 
 PREFIX = 4
-"""Bytes before what was encoded: which parts there are."""
+"""Bytes of a payload's header, which has its flags."""
 _SIZE = 4  # bytes that say how many there were before zstd
 
 
 class Has(IntFlag):
-    """What a payload has, one bit each."""
+    """Flags of the optional parts of a payload."""
 
     ROWS = 1
     NEWS = 2
@@ -328,7 +328,7 @@ class Has(IntFlag):
 
 
 class Payload(NamedTuple):
-    """The bytes of a codec with what belongs to them: the mask of the rows, and news of the state.
+    """An encoded tensor: the codec's bytes, the mask of its rows, and news of the codec's state.
 
     `changes` says that they are those of differences of samples.
     """
@@ -340,7 +340,7 @@ class Payload(NamedTuple):
 
 
 def write_payload(payload: Payload, *, zstd: bool) -> Bytes:
-    """As it crosses."""
+    """Serialise a payload."""
     has = Has.ROWS * (payload.rows is not None) | Has.NEWS * (payload.news is not None) | Has.CHANGES * payload.changes
     body = [] if payload.rows is None else [pack_mask(payload.rows)]
     body += [] if payload.news is None else [payload.news]
@@ -353,7 +353,7 @@ def write_payload(payload: Payload, *, zstd: bool) -> Bytes:
 
 
 def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = True) -> Payload:
-    """The parts of an encoded tensor of `rows` rows, with `news` bytes of news if any; `most` bounds the rest."""
+    """Parse a payload of `rows` rows, with `news` bytes of news if any; `most` bounds the size of the rest."""
     known = int(Has.ROWS | Has.NEWS | Has.ZSTD | Has.CHANGES)
     if data.size < PREFIX or int(data[0]) & ~known or data[1:PREFIX].any():
         raise RemoteProtocolError("an encoded tensor begins with bytes that mean nothing")

@@ -42,7 +42,7 @@ class FP16(Cast):
     clamps = True
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """To the nearest."""
+        """Round to nearest."""
         return (blocks.to_fp16(x),)
 
 
@@ -54,20 +54,20 @@ class BF16(Cast):
     nearest = Cost(0.9, 1.1)
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """To the nearest; by chance with a key."""
+        """Round to nearest; stochastically with a key."""
         return (blocks.to_bf16(x, key),)
 
 
 class Integers(Precision):
-    """Integers of 8 or of 4 bits, and a scale for each block of neighbours: differences of these both sides can add up
-    alike.
+    """Integers of 8 or 4 bits with a scale for each block of neighbours. Both sides can add their differences
+    bit-identically.
     """
 
     bits: ClassVar[int]
     block: ClassVar[int]
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse numbers of bits that are not packed: two numbers a byte or one, nothing else is written."""
+        """Refuse widths that are not packed: one or two numbers a byte."""
         super().__init_subclass__(**options)
         if cls.bits not in (4, 8):
             raise OptionError(
@@ -81,7 +81,7 @@ class Integers(Precision):
         return blocks.parts(dims, self.bits, self.block)
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """To the nearest of the levels, or by chance to one of the two nearest."""
+        """Round to the nearest level; stochastically with a key."""
         return tuple(blocks.quantise(x, bits=self.bits, block=self.block, key=key))
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
@@ -112,7 +112,7 @@ def is_integers(codec: Codec | None) -> TypeGuard[Integers]:
 
 @dataclass(frozen=True)
 class Bits(Codec):
-    """Whole numbers and truth values in as many bits as they need: nothing is lost. How many, the values decide.
+    """Integers and bools in as many bits as their values need, without loss. The values decide how many.
 
     It is never chosen: it is how such tensors of a compressed boundary cross.
     """
@@ -122,9 +122,9 @@ class Bits(Codec):
     lossless = True
 
     def compress(self, x: Any, state: Any = None, key: Any = None) -> Compressed:
-        """Packed."""
+        """Pack the array."""
         return Compressed(packing.pack(x.numpy()))
 
     def restore(self, data: Bytes, dims: Dims, dtype: str, state: Any = None) -> tuple[Any, Any]:
-        """The same numbers."""
+        """Unpack the array."""
         return tf.convert_to_tensor(packing.unpack(data, dtype, dims)), None

@@ -32,11 +32,11 @@ _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
 _RETURNING = ("reduce_back", "expand_back")
 _WORDS = ("none", "auto", "default")
-"""What a scope says where it names no codec."""
+"""The codec option of a scope without a codec."""
 
 
 def register(kind: _Kind) -> _Kind:
-    """Enter a codec under its `name`: plans and texts know it from then on. Every process has to do so."""
+    """Register a codec under its `name`, by which plans and texts refer to it. Every process must register it."""
     layer = next((base for base in _METHODS if isinstance(kind, type) and issubclass(kind, base)), None)
     if layer is None:
         raise OptionError(
@@ -57,7 +57,7 @@ def register(kind: _Kind) -> _Kind:
 
 
 def is_built(codec: Codec) -> bool:
-    """Whether this codec can run: whether plans know it by its name.
+    """Whether a codec is registered, so that it can run.
 
     >>> is_built(FP16()), is_built(SVD(0.6) >> FP16())
     (True, True)
@@ -69,8 +69,8 @@ _PART = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
 
 
 def parse(text: str, others: tuple[str, ...] = ()) -> Codec:
-    """The codec that a text names; `str` of a codec gives that text again. `others` are words that may stand for a
-    whole text, and that the caller reads: a mend has them, too.
+    """Parse a codec's text form; `str` gives it back. `others` are words that are valid instead of a codec and handled
+    by the caller; errors list them too.
 
     >>> parse("svd(0.6) >> fp16")
     SVD(ratio=0.6) >> FP16()
@@ -143,7 +143,7 @@ def from_flags(
 
 
 def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
-    """A structure of one number; what is wrong with it is said of the flag, which is what was written."""
+    """Make a structure with one parameter; an error names the flag that was written."""
     try:
         return kind(value)
     except OptionError as error:

@@ -25,7 +25,8 @@ from whale_nebula.spec import Spec
 
 @lru_cache(maxsize=4096)
 def fitting(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool = False) -> Codec | None:
-    """The codec itself, its precision alone where its structure would not make the bytes fewer, or None: no codec does.
+    """The codec that is used for a tensor: the codec itself, its precision only if its structure would not save bytes,
+    or None.
 
     The structure of a gradient that returns is used just where the tensor crossed by it (`taken`).
 
@@ -50,12 +51,12 @@ def fitting(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool = False)
 
 
 def nbytes(parts: Sequence[Part]) -> int:
-    """Bytes of arrays, one after the other."""
+    """Total bytes of arrays."""
     return sum(Spec(part.dtype, part.dims).nbytes() for part in parts)
 
 
 def elides(codec: Codec | None, dtype: str, dims: Dims, kept: int) -> bool:
-    """Whether to send `kept` rows, and a bit for every row, is less than to send them all.
+    """Whether sending `kept` rows with a mask takes fewer bytes than sending all rows.
 
     >>> elides(None, "float32", (80, 4), kept=79), elides(None, "float32", (800, 4), kept=799)
     (True, False)
@@ -99,7 +100,7 @@ def payload_bytes(text: str, dtype: str, dims: Dims, forward: str | None = None)
 
 
 def used_codec(way: Way, dtype: str, dims: Dims, forward: Way | None = None) -> Codec | None:
-    """What of a way's codec a tensor of these sizes gets, or its gradient."""
+    """The part of a way's codec that applies to a tensor of these sizes, or to its gradient."""
     if forward is None:
         return fitting(way.codec, dtype, dims)
     there, back = fitting(forward.codec, dtype, dims), way.returned.codec
@@ -108,7 +109,7 @@ def used_codec(way: Way, dtype: str, dims: Dims, forward: Way | None = None) -> 
 
 
 def marks_bytes(way: Way, dims: Dims) -> int:
-    """The bits that say of each sample, which lie along the first axis, whether its change crosses or all of it.
+    """Bytes of the mask that says which samples, along the first axis, cross as differences.
 
     >>> marks_bytes(parse_way("int8, delta ids"), (12, 64)), marks_bytes(parse_way("int8"), (12, 64))
     (2, 0)
@@ -117,7 +118,7 @@ def marks_bytes(way: Way, dims: Dims) -> int:
 
 
 def extra_bytes(way: Way, dims: Dims) -> int:
-    """How much more than the tensor itself a payload may have: what stands before it, and news of a state."""
+    """Upper bound of a payload's bytes beside the tensor: header, and news of a state."""
     news = () if way.structure is None else way.structure.news(dims)
     marks = 0 if way.mask is None and way.delta is None else _MARKS
     return PREFIX + _SLACK + marks + nbytes(news)
@@ -133,7 +134,7 @@ looks for NaN and takes the difference before (3). Counted in the code, not meas
 
 
 def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = False) -> Cost | None:
-    """What it takes to encode and decode a tensor of these sizes, or a gradient; None where that is not known.
+    """Cost to encode and decode a tensor of these sizes, or its gradient; None if unknown.
 
     Of the papers' codec nearly all is the decomposition; a basis that both sides hold costs a ninth of that. With
     `delta` differences of samples are sent that both sides hold.
@@ -164,8 +165,8 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
 
 
 def renewing(codec: Codec | None, dims: Dims) -> float:
-    """Seconds a step that a shared basis costs the sender besides: it samples rows of the first micro-batch, and renews
-    the basis now and then.
+    """Seconds a step by which the sender updates a shared basis: it samples rows of the first micro-batch, and renews
+    the basis from time to time.
 
     >>> from whale_nebula.codec import parse
     >>> [round(1e3 * renewing(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]

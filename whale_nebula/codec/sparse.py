@@ -63,12 +63,12 @@ def scatter(values: Any, positions: Any, n: int) -> Any:
 
 
 def _rank_magnitudes(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Whole numbers in the order of the magnitudes: the bits of each without its sign; those of NaN come last."""
+    """Integers that order numbers by magnitude: their bits without the sign; NaN comes last."""
     return np.abs(x).view(f"i{x.itemsize}")
 
 
 def _drop_ties(chosen: npt.NDArray[Any], magnitude: npt.NDArray[Any], least: npt.NDArray[Any], k: int) -> None:
-    """Where a row has more than k chosen, take back the last of those that are as large as its least."""
+    """Where ties leave more than k entries in a row, drop the last ones."""
     rows = np.flatnonzero(np.count_nonzero(chosen, axis=1) > k)
     tied = magnitude[rows] == least[rows]
     above = np.count_nonzero(magnitude[rows] > least[rows], axis=1)
@@ -82,7 +82,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def packed_bytes(m: int, n: int, k: int) -> int:
-    """How many bytes the positions of k columns out of n take, for m rows.
+    """Bytes of the packed positions of k out of n columns, for m rows.
 
     >>> packed_bytes(8, 1024, 512), packed_bytes(8, 1024, 10), packed_bytes(8, 8192, 10)
     (1024, 120, 136)
@@ -105,7 +105,7 @@ def pack(positions: npt.NDArray[Any], n: int) -> Bytes:
 
 
 def unpack(data: Bytes, m: int, n: int, k: int) -> Positions:
-    """The positions [m, k] again; what are no such positions is refused.
+    """Unpack positions [m, k]; raises for bytes that are no valid positions.
 
     >>> unpack(np.array([13], np.uint8), 1, 8, 3).tolist()
     [[0, 2, 3]]

@@ -33,7 +33,7 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True)
 class SVD(Structure):
-    """The best low rank whose factors take at most `ratio` of the tensor's numbers.
+    """Truncated SVD: the best low-rank approximation whose factors have at most `ratio` of the tensor's numbers.
 
     >>> from whale_nebula.codec import INT8
     >>> str(SVD(0.6) >> INT8())
@@ -70,8 +70,9 @@ class SVD(Structure):
 
 @dataclass(frozen=True)
 class Rank(Structure):
-    """`r` numbers for each row, on a basis that both sides hold ("shared") or that is trained as a part of the model:
-    from any start ("learned"), or from the singular vectors of the layer whose output crosses ("svd").
+    """Projection of each row on `r` directions: a basis that both sides hold ("shared"), or one that is trained as a
+    part of the model from a random start ("learned") or from the singular vectors of the layer whose output crosses
+    ("svd").
 
     With a learned basis `norm` puts a LayerNorm before it.
 
@@ -96,7 +97,7 @@ class Rank(Structure):
 
     @property
     def trained(self) -> bool:
-        """Whether the basis is a part of the model."""
+        """Whether the basis is a trained part of the model."""
         return self.basis != "shared"
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
@@ -118,7 +119,7 @@ class Rank(Structure):
         return Shared()
 
     def fits(self, state: Shared, dims: Dims) -> bool:
-        """Whether the basis has as many columns as the tensor, and as many directions as the rank."""
+        """Whether the basis has the tensor's number of columns, and the rank's number of directions."""
         return state.q is None or tuple(state.q.shape) == (dims[-1], self.r)
 
     def news(self, dims: Dims) -> tuple[Part, ...]:
@@ -126,7 +127,7 @@ class Rank(Structure):
         return (Part("float16", (dims[-1], self.r)),)
 
     def refresh(self, state: Shared, x: Any, step: int) -> tuple[Shared, tuple[Any, ...] | None]:
-        """Look at what crosses; the basis is sent with the first step, and every fiftieth."""
+        """Update the statistics; the basis is sent with the first step and every fiftieth step."""
         rows = tf.reshape(x, rows_and_columns(x.shape))
         if state.q is None:
             gram = low_rank.gram_of(rows)
@@ -139,7 +140,7 @@ class Rank(Structure):
         return made, (made.q,)
 
     def learn(self, state: Shared, news: Sequence[Any], dims: Dims) -> Shared:
-        """The basis that came."""
+        """Take the basis that was received."""
         return Shared(news[0])
 
     def reduce(self, state: Shared, x: Any) -> Reduced:
@@ -151,17 +152,17 @@ class Rank(Structure):
         return low_rank.expand(numbers[0], state.q), state.q
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
-        """The gradient's coordinates are the gradient of the coordinates."""
+        """Project the gradient on the basis."""
         return (low_rank.project(gradient, residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
-        """And the map is its own transpose."""
+        """Restore the gradient by the transposed projection."""
         return low_rank.expand(numbers[0], residue)
 
 
 @dataclass(frozen=True)
 class TopK(Structure):
-    """The largest `fraction` of each row."""
+    """Top-k sparsification: the largest `fraction` of each row's entries by magnitude."""
 
     name = "topk"
     returns = True
@@ -171,38 +172,38 @@ class TopK(Structure):
         check_share("TopK", "fraction", self.fraction)
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """The kept ones of each row."""
+        """The kept entries of each row."""
         m, n = rows_and_columns(dims)
         return ((m, self._kept_count(n)),) if self._kept_count(n) < n else None
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
-        """Where they stood."""
+        """The positions of the kept entries."""
         m, n = rows_and_columns(dims)
         return (Part("uint8", (sparse.packed_bytes(m, n, self._kept_count(n)),)),)
 
     def cost(self, m: int, n: int) -> Cost:
-        """To look at each number."""
+        """The cost of a selection in each row."""
         return _TOP.times(m * n)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
-        """The largest of each row, and where they stand."""
+        """Select the largest entries of each row, with their positions."""
         m, n = rows_and_columns(x.shape)
         rows = tf.reshape(x, (m, n))
         places = sparse.largest(rows, self._kept_count(n))
         return Reduced((sparse.gather(rows, places),), (sparse.pack(places, n),), places)
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
-        """Zeros but for them."""
+        """Scatter the entries; all others are zero."""
         m, n = rows_and_columns(dims)
         places = sparse.unpack(extras[0], m, n, self._kept_count(n))
         return self.expand_back(places, numbers, dims), places
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
-        """The gradient at the same places."""
+        """Gather the gradient at the same positions."""
         return (sparse.gather(tf.reshape(gradient, rows_and_columns(gradient.shape)), residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
-        """Zeros but for it."""
+        """Scatter the gradient; all other entries are zero."""
         return tf.reshape(sparse.scatter(numbers[0], residue, dims[-1]), dims)
 
     def _kept_count(self, n: int) -> int:
@@ -210,7 +211,7 @@ class TopK(Structure):
 
 
 def check_share(codec: str, option: str, value: object) -> None:
-    """Refuse what is not a share of something: above 0, at most 1."""
+    """Refuse a fraction that is not above 0 and at most 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value <= 1:  # type: ignore[operator]
         raise OptionError(

@@ -22,13 +22,13 @@ from whale_nebula.errors import OptionError
 NONE, AUTO = "none", "auto"
 AUTO_LADDER = ("none", "fp16", "int8", "int4")
 SKIP = "skip"
-"""What `nonfinite` says where a step with a NaN is to be left out."""
+"""The value of `nonfinite` with which a step with a NaN is skipped."""
 NONFINITE = ("raise", SKIP)
 
 
 @dataclass(frozen=True)
 class Way:
-    """What crosses is encoded by `codec` (None: not at all).
+    """How one direction of a boundary is encoded: the `codec` (None: not at all), and its conditions.
 
     `start` is the first step of training that uses it. `ladder` are the precisions that are used before the codec's
     own one, each until the error of the next is at most `bound`. With `auto` the line decides which of the ladder is
@@ -59,7 +59,7 @@ class Way:
 
     @cached_property
     def lossless(self) -> bool:
-        """Whether these are whole numbers, in as many bits as they need."""
+        """Whether the precision is lossless packing of integers."""
         return self.codec is not None and self.codec.lossless
 
     @cached_property
@@ -69,8 +69,8 @@ class Way:
 
     @cached_property
     def by_number(self) -> Mapping[int, Codec | None]:
-        """The codecs that may come, by their numbers on the wire, never 0: those of the ladder, the precisions
-        of each alone, and None, which encodes nothing and leaves out rows at most.
+        """The codecs that may be used, by their numbers on the wire, never 0: those of the ladder, their precisions
+        alone, and None, which encodes nothing but may omit rows.
 
         Two whose texts give the same 16 bits have neighbouring numbers: the order is the way's.
         """
@@ -86,7 +86,7 @@ class Way:
 
     @cached_property
     def numbers(self) -> Mapping[Codec | None, int]:
-        """The numbers of these codecs.
+        """The numbers of these codecs on the wire.
 
         >>> sorted(map(str, parse_way("int4, ramp int8 below 0.05").numbers))
         ['None', 'int4', 'int8']
@@ -95,11 +95,11 @@ class Way:
 
     @property
     def returned(self) -> Way:
-        """How a gradient crosses by this way: where its codec's structure returns, in the form of its tensor."""
+        """The way of a gradient whose codec's structure returns: in the form of its tensor."""
         return self if self.codec is None else replace(self, codec=self.codec.returned)
 
     def _replace_precision(self, precision: str) -> Codec | None:
-        """The codec with this precision in the place of its own."""
+        """The codec with another precision."""
         structure = self.structure
         if precision == NONE:
             return structure
@@ -108,18 +108,18 @@ class Way:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the tensor crosses as it is."""
+        """Whether the tensor crosses unencoded."""
         return self.codec is None and not self.auto and self.mask is None and not self.zstd
 
     @cached_property
     def cast(self) -> str | None:
-        """The name of the codec where it is a mere cast from the first step on: such a tensor crosses as an array."""
+        """The codec's name if it is a mere cast from the first step on, with which the tensor crosses as an array."""
         simple = replace(self, codec=None) == Way()
         return str(self.codec) if simple and str(self.codec) in ("fp16", "bf16") else None
 
     @cached_property
     def coded(self) -> bool:
-        """Whether it takes more than a cast."""
+        """Whether encoding is more than a cast."""
         return not self.plain and self.cast is None
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class Way:
 
 @lru_cache(maxsize=4096)
 def parse_way(text: str) -> Way:
-    """The way that a plan's text names; `str` of it gives that text again.
+    """Parse a way's text form; `str` gives it back.
 
     >>> parse_way("int4, ramp fp16 int8 below 0.05, delta ids").delta
     'ids'
@@ -188,8 +188,8 @@ _ALWAYS = ("mask", "zstd", "nonfinite")
 
 
 def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way]:
-    """What a scope says of a boundary and of its gradient. Steps without a gradient may have a codec of their own: it
-    waits for no step and climbs no ladder.
+    """The ways of a boundary and of its gradient, from a scope's options. Steps without a gradient may have a codec of
+    their own, without warm-up or ladder.
 
     >>> [str(way) for way in ways({"codec": parse("rank(96) >> int4")})]
     ['rank(96) >> int4', 'rank(96) >> int8']
@@ -209,7 +209,7 @@ def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way
 
 
 def mirror_options(codec: str) -> dict[str, Any]:
-    """The options of a scope by which a tensor and its gradient cross by the same precision.
+    """The scope's options by which a tensor and its gradient have the same precision.
 
     >>> [str(way) for way in ways(mirror_options("fp16"))]
     ['fp16', 'fp16']
@@ -229,7 +229,7 @@ def _common(options: Mapping[str, Any]) -> Way:
 
 
 def _choose_backward(forward: Codec | None, backward: Any) -> Codec | None:
-    """The gradient's codec: an object replaces all; a text, or the default, is the precision of what is left."""
+    """The gradient's codec: an object replaces the whole codec; a text, or the default, sets the precision."""
     structure = None if forward is None else forward.structure
     kept = structure if structure is not None and structure.returns else None
     if backward == DEFAULT:
@@ -256,13 +256,13 @@ def _check_back(backward: Codec, kept: Structure | None) -> None:
 
 
 def _drop_trained(codec: Codec | None) -> Codec | None:
-    """A trained basis is a part of the model: what is left to do for what crosses is its precision."""
+    """Remove a trained basis, which is a part of the model; its precision remains."""
     trained = codec is not None and isinstance(codec.structure, Rank) and codec.structure.trained
     return codec.precision if codec is not None and trained else codec
 
 
 def _add_ramp(way: Way, options: Mapping[str, Any]) -> Way:
-    """With the precisions that come before its own."""
+    """Add the ladder of precisions before the codec's own."""
     ramp = options.get("ramp")
     if ramp is None or ramp is False or way.precision is None:
         return way
@@ -274,7 +274,7 @@ def _add_ramp(way: Way, options: Mapping[str, Any]) -> Way:
 
 
 def check_delta(delta: str | None, codec: Codec | None) -> None:
-    """Differences are kept by integers that both sides add up alike."""
+    """Refuse differences with a precision that both sides cannot add bit-identically."""
     if delta is not None and not is_integers(codec):
         raise OptionError(
             f"delta={delta!r} goes with integers (int8, int4), not with {str(codec or NONE)!r}",
@@ -288,7 +288,7 @@ _RENEWED = {"rank": "the basis itself", "axes": "the axes themselves"}
 
 
 def describe_bytes(amount: str, text: str) -> str:
-    """So many bytes, and as what, in few words; the rest is in `details`.
+    """A short text of the bytes that cross, and their encoding; `details` has the rest.
 
     >>> [describe_bytes("32 KiB", text) for text in ("none", "int8, from step 100", "none, mask", "auto", "bits")]
     ['32 KiB', '32 KiB as int8', 'at most 32 KiB, only marked rows', 'at most 32 KiB', 'at most 32 KiB']
@@ -301,7 +301,7 @@ def describe_bytes(amount: str, text: str) -> str:
 
 
 def has_open_size(text: str) -> bool:
-    """Whether values decide how many bytes cross, so that sizes tell no more than the most it can be.
+    """Whether the encoded size depends on the values, so that sizes are only an upper bound.
 
     >>> [has_open_size(text) for text in ("int8", "int8, mask", "auto")]
     [False, True, True]
@@ -311,8 +311,8 @@ def has_open_size(text: str) -> bool:
 
 
 def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
-    """What `sent` leaves out; "" where that is nothing. With `back` it is a gradient's way; `rungs` are how much
-    crosses on each rung of its ladder but the last, which is the one that `sent` tells.
+    """The details that `describe_bytes` leaves out; "" if there are none. With `back` it is a gradient's way; `rungs`
+    are the bytes of each rung of its ladder but the last.
 
     >>> details("int8"), details("none, mask"), details("int8, from step 100, zstd")
     ('', '', 'from step 100 on, then zstd where that helps')
@@ -324,7 +324,7 @@ def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
 
 
 def words(text: str, *, back: bool = False) -> str:
-    """All of it: the codec, and under which conditions; "" for a tensor that crosses as it is.
+    """The full text of a way: codec and conditions; "" for a tensor that crosses unencoded.
 
     >>> words("rank(96) >> int4, from step 9, mask tokens"), words("none")
     ('as rank(96) >> int4, from step 9 on, with the basis itself every 50 steps, only rows that tokens marks', '')

@@ -227,7 +227,7 @@ def parse_checkpoint(place: Place) -> Checkpointing:
 
 
 def _often(place: Place) -> tuple[int | None, float | None]:
-    """How often something is done: every so many steps, or seconds."""
+    """A frequency: a number of steps, or seconds."""
     if place.value is None:
         return None, None
     if isinstance(place.value, int) and not isinstance(place.value, bool):

@@ -1,1 +1,1 @@
-"""Datasets of an owner, for others to read: published interfaces, who may read them, the service, and its client."""
+"""Datasets of an owner, for others to read: published interfaces, grants, the service, and its client."""

@@ -1,4 +1,4 @@
-"""What is published and who may read it: rows of the registry, signed as those of accounts are."""
+"""Published datasets and grants: rows of the registry, signed as those of accounts are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """What an account has asked for, and what became of it."""
+    """A request of an account for access, and its outcome."""
 
     number: str
     dataset: str
@@ -55,7 +55,7 @@ class Permission:
 
 
 class Grants:
-    """The datasets of a registry and who may read them. Every change is signed, and stands among its events."""
+    """The datasets of a registry and their grants. Every change is signed, and recorded among its events."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -74,7 +74,7 @@ class Grants:
         return made
 
     def withdraw(self, name: str) -> None:
-        """Let nobody read a dataset any more; who was granted it must be granted it anew if it is published again."""
+        """Withdraw a dataset from publication; its grants end, also if it is published again."""
         self.find(name)
         with self.registry.change():
             database = self.registry.database
@@ -125,7 +125,7 @@ class Grants:
         return made
 
     def decide(self, number: str, state: str, days: float = DAYS, reason: str = "", by: str = "") -> Permission:
-        """Grant, deny or withdraw what an account has asked for; a grant ends after so many days."""
+        """Grant, deny or withdraw a request of an account; a grant ends after this many days."""
         rows, found = self.registry, self._find_permission(number)
         now, until = format_time(rows.now()), format_time(rows.now() + timedelta(days=days))
         if state == GRANTED:
@@ -151,7 +151,7 @@ class Grants:
         return Permission(*row)
 
     def list_permissions(self, *, account: str | None = None, dataset: str | None = None) -> list[Permission]:
-        """What was asked for, granted and denied, the oldest first."""
+        """All requests with their outcomes, the oldest first."""
         query = "select * from permission where (?1 is null or account = ?1) and (?2 is null or dataset = ?2)"
         with self.registry.look():
             found = self.registry.database.execute(f"{query} order by asked, number", (account, dataset))

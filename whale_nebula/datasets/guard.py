@@ -31,8 +31,8 @@ _MOST_RUNS = 10_000  # whose versions are remembered; of those after them each r
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads: his account ("" is the owner) and certificate; and what he says of his run, program, purpose, and of
-    the versions with which it computes.
+    """The reader: account ("" is the owner) and certificate; and his statements on run, program,
+    purpose and versions.
     """
 
     account: str
@@ -45,7 +45,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The rows that are asked for: the pass, and the positions in its order."""
+    """The requested rows: the pass, and the positions in its order."""
 
     dataset: str
     seed: int | None
@@ -77,7 +77,7 @@ class Guard:
         self._versions: set[tuple[str, str, str, str]] = set()
 
     def open(self, reader: Reader, name: str) -> Opened:
-        """The dataset, for somebody who may read it."""
+        """Open a dataset for an authorised reader."""
 
         def look() -> Opened:
             opened = self._open(self._decide(reader, name)[0])
@@ -88,7 +88,7 @@ class Guard:
         return found
 
     def read(self, reader: Reader, asked: Asked) -> Batch:
-        """Rows, for somebody who may read them; whatever speaks against it is an error, and stands in the log."""
+        """Read rows for an authorised reader; refusals raise, and are logged."""
         return self._hold(reader, asked.dataset, lambda: self._read(reader, asked))
 
     def _read(self, reader: Reader, asked: Asked) -> Batch:
@@ -116,7 +116,7 @@ class Guard:
         return Batch(rows, columns, pause)
 
     def _note_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
-        """What the first record of a run's reads says of its versions."""
+        """The versions of a run for the first record of its reads."""
         said = (reader.account, reader.run, dataset, reader.versions)
         with self._lock:
             known = said in self._versions
@@ -143,7 +143,9 @@ class Guard:
             return opened
 
     def _hold(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
-        """Do it, or record why not. What the owner's functions raise is told to him, and not to who reads."""
+        """Execute an operation, or log why not. Errors of the owner's functions are reported to
+        him, not to the reader.
+        """
         try:
             return act()
         except NebulaError as error:

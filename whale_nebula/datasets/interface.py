@@ -65,7 +65,7 @@ class Interface:
 
     @property
     def text(self) -> str:
-        """What the owner wrote, in one way."""
+        """The canonical text of the interface."""
         return json.dumps(self.document, sort_keys=True)
 
 
@@ -107,7 +107,7 @@ def read_name(place: Place) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML gives, as JSON has it: dates become texts."""
+    """Convert YAML values to JSON values: dates become texts."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,17 +1,30 @@
-"""A dataset that is open on its owner's machine: batches of the rows that may leave, by seed, pass and position."""
+"""A dataset that is open on its owner's machine: the rows of its interface by seed, pass and position.
+
+The order of rows is a permutation that the seed and the number of the pass decide, computed row by row: a Feistel
+network over the smallest power of four that holds all rows, walked until it hits one of them. It needs no memory,
+begins at any position, and is the same with every version of every package.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whale_nebula.datasets.interface import Interface
-from whale_nebula.datasets.order import find_rows
 from whale_nebula.datasets.schema import check_columns
 from whale_nebula.datasets.sources import Source
 from whale_nebula.datasets.transforms import Apply, apply_steps, prepare_rows
+
+_ROUNDS = 4
+_KEPT = 1 << 20
+"""Of so many rows at most the whole order of a pass is kept: then a batch costs nothing."""
+Rows = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,7 @@ class Opened:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.source.count
 
     @property
@@ -40,8 +53,62 @@ class Opened:
 
 
 def open_dataset(interface: Interface, folder: Path) -> Opened:
-    """Open the source of an interface whose files are in this folder, and look at its first row."""
+    """Open the source of an interface whose files are in this folder, and check its first row."""
     source, steps = prepare_rows(folder, interface.open_source(folder), interface.steps)
     opened = Opened(interface, source, steps)
     opened.read(None, 0, 0, 1)
     return opened
+
+
+# ---------------------------------------------------------------------- the order of rows
+def find_rows(count: int, seed: int | None, number: int, first: int, last: int) -> Rows:
+    """The rows at the positions from `first` to before `last` of a pass; without a seed they come as they are.
+
+    >>> find_rows(10, None, 0, 3, 6).tolist()
+    [3, 4, 5]
+    >>> sorted(find_rows(10, 7, 0, 0, 10).tolist()) == list(range(10))
+    True
+    >>> find_rows(10, 7, 0, 4, 10).tolist() == find_rows(10, 7, 0, 0, 10).tolist()[4:]
+    True
+    """
+    if seed is None or count < 2:
+        return np.arange(first, min(last, count), dtype=np.uint64)
+    if count <= _KEPT:
+        return _order_all(count, seed, number)[first:last]
+    return _order(count, seed, number, first, last)
+
+
+@lru_cache(4)
+def _order_all(count: int, seed: int, number: int) -> Rows:
+    return _order(count, seed, number, 0, count)
+
+
+def _order(count: int, seed: int, number: int, first: int, last: int) -> Rows:
+    places = np.arange(first, min(last, count), dtype=np.uint64)
+    half = max(1, -(-(count - 1).bit_length() // 2))
+    keys = _derive_keys(seed, number)
+    found = _permute(places, half, keys)
+    while (outside := found >= count).any():
+        found[outside] = _permute(found[outside], half, keys)
+    return found
+
+
+def _derive_keys(seed: int, number: int) -> list[np.uint64]:
+    digest = hashlib.sha256(f"whale_nebula order 1 {seed} {number}".encode()).digest()
+    return [np.uint64(int.from_bytes(digest[8 * each : 8 * each + 8], "little")) for each in range(_ROUNDS)]
+
+
+def _permute(places: Rows, half: int, keys: list[np.uint64]) -> Rows:
+    mask, bits = np.uint64((1 << half) - 1), np.uint64(half)
+    left, right = places >> bits, places & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << bits) | right
+
+
+def _mix(values: Rows) -> Rows:
+    """The finalizer of SplitMix64: every bit of the result depends on every bit of the value."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Rows = values ^ (values >> np.uint64(31))
+    return mixed

@@ -29,7 +29,7 @@ _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a dataset before it is read: what leaves, how many rows there are, and the edition of both."""
+    """Description of a dataset before it is read: its schema, number of rows, and edition."""
 
     schema: Schema
     count: int
@@ -51,7 +51,7 @@ class Reading(Protocol):
     """Where datasets are read from."""
 
     def describe(self, name: str) -> About:
-        """What is known of a dataset that may be read."""
+        """The description of a readable dataset."""
         ...
 
     def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
@@ -67,7 +67,7 @@ class Direct:
     reader: Reader
 
     def describe(self, name: str) -> About:
-        """What is known of a dataset that may be read."""
+        """The description of a readable dataset."""
         opened = self.guard.open(self.reader, name)
         return About(opened.interface.schema, opened.count, opened.edition)
 
@@ -96,7 +96,7 @@ class Remote:
     sleep: Callable[[float], None] = field(default=time.sleep)
 
     def describe(self, name: str) -> About:
-        """What is known of a dataset that may be read."""
+        """The description of a readable dataset."""
         with self._open() as line:
             return self._begin(line, Wish(name, None, 0, 0, 0, 1), "")
 
@@ -147,7 +147,7 @@ class Remote:
             self._keep_head(line.take(frames.END).said.get("head"))
 
     def _keep_head(self, said: object) -> None:
-        """Keep what the service has signed of its log, beside the certificate; a log that went back is told."""
+        """Store the signed head of the service's log beside the certificate; a log that went back is reported."""
         path = self.paths.cert.parent / f"data-{self.identity.cluster}.heads.jsonl"
         if not isinstance(said, dict):
             return
@@ -176,7 +176,7 @@ class Remote:
 
     @property
     def _service(self) -> Identity:
-        """Who answers, by his certificate."""
+        """The identity of the service, by its certificate."""
         return Identity(self.identity.run, self.identity.cluster, OPERATOR)
 
     @property
@@ -185,7 +185,7 @@ class Remote:
 
     @contextlib.contextmanager
     def _open(self, again: bool = False) -> Iterator[_Line]:
-        """A connection to the service. What TLS says of our own certificate is told as an error of ours."""
+        """Connect to the service. TLS errors about our own certificate are translated."""
         context, known = make_client_context(files.read(self.paths.ca, "the authority's certificate"), handover.DATA)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         files.read(self.paths.key, "the key of this account's certificate", secret=True)
@@ -269,7 +269,7 @@ def find_account(folder: Path, run: str | None, cluster: str) -> tuple[Identity,
 
 
 def open_remote(at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY) -> Remote:
-    """The service of an owner at an address, for the account whose certificate lies in a folder."""
+    """Open an owner's service at an address, for the account whose certificate lies in a folder."""
     host, _, port = at.rpartition(":")
     identity, paths = find_account(folder, run, cluster)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:

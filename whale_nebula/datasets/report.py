@@ -1,4 +1,4 @@
-"""Who read what, when, by which program, and who approved it: a period of an owner's logs as tables.
+"""Access reports: reads by account, time, program and approver over a period, as tables from an owner's logs.
 
 Pure: records of verified logs and events of the registry in, rows out.
 """
@@ -54,7 +54,7 @@ def parse_moment(text: str, option: str) -> datetime:
 
 @dataclass
 class Read:
-    """What an account has read of a dataset by one program, under one grant."""
+    """Reads of a dataset by one account with one program, under one grant."""
 
     account: str
     dataset: str
@@ -74,7 +74,7 @@ class Read:
 
 @dataclass
 class Refusal:
-    """What was refused to somebody, and how often."""
+    """Refusals to one reader, with their number."""
 
     who: str
     dataset: str
@@ -97,7 +97,7 @@ class Report:
 def make_report(
     period: Period, records: Iterable[Record], events: Sequence[Record], approvals: Mapping[str, str]
 ) -> Report:
-    """The report of a period. `approvals` says of programs, by the digests of their scripts, who has approved them."""
+    """Make the report of a period. `approvals` gives the approvers of programs by the digests of their scripts."""
     reads: dict[tuple[str, ...], Read] = {}
     refusals: dict[tuple[str, ...], Refusal] = {}
     grants = {str(each.get("number")): each for each in events if each.get("action") == "grant"}

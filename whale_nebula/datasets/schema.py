@@ -49,7 +49,7 @@ Schema = tuple[Column, ...]
 
 
 def check_columns(schema: Schema, columns: Columns, where: str) -> int:
-    """How many rows these are, if they are exactly of the schema."""
+    """Check that columns match the schema exactly; returns the number of rows."""
     known = {each.name for each in schema}
     if columns.keys() != known:
         more, fewer = sorted(columns.keys() - known), sorted(known - columns.keys())
@@ -105,13 +105,13 @@ def count_bytes(schema: Schema, columns: Columns) -> int:
 
 
 def most_bytes(schema: Schema, rows: int) -> int:
-    """The most bytes that so many rows can have."""
+    """An upper bound of the bytes of this many rows."""
     texts = sum(math.prod(each.shape) for each in schema if each.dtype == STRING)
     return rows * (sum(each.row_bytes for each in schema) + texts * LONGEST_TEXT)
 
 
 def decode_columns(schema: Schema, rows: int, data: memoryview) -> dict[str, Any]:
-    """The rows in these bytes; `ValueError` where they are not exactly so many of the schema."""
+    """Decode rows; `ValueError` unless they match the schema and their number."""
     found: dict[str, Any] = {}
     at = 0
     for each in schema:

@@ -80,7 +80,7 @@ class DataServer(TlsServer):
             self.guard.refuse(Reader("", f"address {address}"), "", what)
 
     def identify(self, line: ssl.SSLSocket) -> Peer:
-        """Who is at the other end; an error says why he may not ask."""
+        """Authenticate the other end; raises if it may not send requests."""
         shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
         peer = self.trust.check(files.certificate(shown, "who reads"))
         if peer.identity.role != WORKER or not peer.account:
@@ -120,7 +120,7 @@ class _Handler(BaseRequestHandler):
     request: ssl.SSLSocket
 
     def handle(self) -> None:
-        """Answer what somebody asks, one request after the other."""
+        """Answer requests, one after the other."""
         line, server = self.request, self.server
         with contextlib.suppress(*_GOODBYE):
             try:
@@ -161,7 +161,7 @@ class _Handler(BaseRequestHandler):
 
     @contextlib.contextmanager
     def _note_refusals(self, peer: Peer, said: dict[str, Any]) -> Iterator[None]:
-        """Record what is refused before the guard is asked, who records the rest."""
+        """Log refusals before the guard is involved, which logs the others."""
         try:
             yield
         except NebulaError as error:
@@ -217,7 +217,7 @@ class _Handler(BaseRequestHandler):
 
 
 class _Wish(NamedTuple):
-    """The rows that are asked for, as numbers that may be looked up."""
+    """The requested rows, parsed."""
 
     dataset: str
     seed: int | None

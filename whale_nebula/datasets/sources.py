@@ -29,7 +29,7 @@ class Source(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         ...
 
     def read(self, rows: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Arrays:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(next(iter(self.columns.values()), ()))
 
     def read(self, rows: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Records:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.places)
 
     def read(self, rows: Any) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _open_records(
 
 
 def open_csv(folder: Path, pattern: str, columns: Mapping[str, str]) -> Source:
-    """Columns of files of CSV, whose first line names them; numbers are read as the type that is said."""
+    """Columns of CSV files whose first line names them; numbers are parsed as the declared type."""
     texts: dict[str, list[str]] = {name: [] for name in columns}
     for path in find_files(folder, pattern):
         with open_inside(folder, path) as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
@@ -223,7 +223,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def open_factory(name: str) -> Source:
-    """What a factory makes: a dict of arrays, one a column; or anything with `count` and `read(rows)`."""
+    """The result of a factory function: a dict of arrays, one a column, or an object with `count` and `read(rows)`."""
     made = load_function(name)()
     if isinstance(made, Mapping):
         if len({len(each) for each in made.values()}) != 1:

@@ -1,4 +1,4 @@
-"""What is done to rows on their owner's machine before any of them leaves.
+"""Transformations of rows on their owner's machine, before any of them leaves.
 
 Each step takes columns and gives columns of as many rows; an aggregate makes a table of its own, once, of all rows.
 """
@@ -85,7 +85,9 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Means and sums over groups of at least so many rows, and how many rows these are; smaller groups are left out."""
+    """Means and sums over groups with at least `least` rows, and the number of these rows; smaller
+    groups are left out.
+    """
 
     by: str
     least: int
@@ -119,8 +121,8 @@ def _take(columns: Columns, name: str) -> Any:
 
 
 def prepare_rows(folder: Path, source: Source, steps: Sequence[Step]) -> tuple[Source, list[Apply]]:
-    """The rows that steps are done to when they are read, and these steps: all behind the last aggregate, whose table
-    is made now.
+    """Apply the steps up to the last aggregate, whose table is computed now; returns the rows, and the steps to apply
+    when they are read.
     """
     left: list[Apply] = []
     for step in steps:
@@ -141,7 +143,7 @@ def read_all(source: Source, steps: Sequence[Apply]) -> dict[str, Any]:
 
 
 def apply_steps(columns: dict[str, Any], steps: Sequence[Apply]) -> dict[str, Any]:
-    """Columns after some steps, each of which gives as many rows as it was given."""
+    """Apply steps to columns, each of which keeps the number of rows."""
     for step in steps:
         before = {len(each) for each in columns.values()}
         columns = step(columns)

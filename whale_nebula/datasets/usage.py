@@ -1,5 +1,5 @@
-"""How much each account has read of a dataset, in a SQLite file beside the registry: all services and processes of an
-owner count there together, whatever connections and runs the rows went to.
+"""Usage of datasets by account, in a SQLite file beside the registry, where all services and processes of an owner
+count together, across connections and runs.
 
 The file is as much worth as who can write it: its owner. A count is there when the rows leave; after a crash of the
 machine the last ones may be missing, which the audit log then shows.
@@ -94,7 +94,7 @@ def _check(bound: Bound, total: tuple[int, int], what: str) -> None:
 
 
 class Pacer:
-    """Spreads what an account reads over time: all its connections together get so many bits a second."""
+    """Rate limit of an account's reads: all its connections together get this many bits a second."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

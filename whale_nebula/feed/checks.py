@@ -26,7 +26,7 @@ def absent_error(name: str, reader: str, where: str) -> AbsentInputError:
 
 
 def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
-    """The error for a step none of whose inputs is here."""
+    """The error for a step that has none of its inputs in this process."""
     names = ", ".join(repr(leaf.name) for leaf in leaves)
     what = f"all inputs of this step are None in this process: {names}"
     why = "how many rows the step has is taken from those that are here"
@@ -56,7 +56,7 @@ class Missing:
         return self.spec.shape
 
     def in_rows(self, rows: int) -> Any:
-        """Zeros of its form with so many rows: for ops that ask for the number of rows, and for nothing else."""
+        """Zeros with this number of rows, for ops that only read the number of rows."""
         shape = [rows, *self.spec.shape[1:]] if self.spec.shape.rank else []
         return tf.zeros([1 if size is None else size for size in shape], self.spec.dtype)
 
@@ -141,8 +141,8 @@ def fingerprints(
     rows: Mapping[int, Rows] | None = None,
     counts: Sequence[int] = (),
 ) -> dict[str, Fingerprint]:
-    """A checksum of every input that is here by its name, or of those named in `only`; never of one in `secret`. Of an
-    input of which only some `rows` may be here it is one for each micro-batch of `counts` rows.
+    """Checksums of inputs by name, of all that are in this process or of those in `only`; never of one in `secret`. An
+    input of which only some `rows` may be here has one for each micro-batch of `counts` rows.
 
     >>> leaf = Leaf(0, "x", None)
     >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.zeros(2)])

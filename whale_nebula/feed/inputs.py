@@ -1,4 +1,4 @@
-"""The inputs of a step: tensors, for those from `nb.shard` which rows this process holds, and their micro-batches."""
+"""The inputs of a step: tensors, the rows that this process holds of those from `nb.shard`, and micro-batches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class _PartialReadError(AbsentInputError, TypeError):
 
 
 class Partial:
-    """A tensor of which only some rows are here. Outside a step whatever reads it raises, so that nothing is computed
-    with the others. Steps know which rows they read, and take the tensor out of it.
+    """A tensor of which this process holds only some rows. Outside a step every read of it raises, so that nothing is
+    computed with missing rows. Steps know which rows they read, and unwrap it.
 
     >>> import numpy as np
     >>> from whale_nebula.feed.rows import Feed
@@ -47,11 +47,11 @@ class Partial:
         return self.tensor.shape
 
     def __len__(self) -> int:
-        """How many rows the batch has."""
+        """The number of rows of the batch."""
         return int(self.tensor.shape[0])
 
     def refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        """What every read of it does."""
+        """Raise the error for a read outside a step."""
         raise _PartialReadError(
             f"{self!r} is read outside a step",
             where=str(script_site()),
@@ -85,7 +85,7 @@ tf_private.dispatch_to(tf.shape, Partial, _shape)
 
 @dataclass(frozen=True)
 class Given:
-    """The tensors of a step as they are, and by the number of an input what is known of its rows."""
+    """The tensors of a step, and information on the rows of some inputs by number."""
 
     tensors: Sequence[Any]
     rows: Mapping[int, Rows] = field(default_factory=dict)
@@ -96,16 +96,16 @@ class Given:
 
     @property
     def mark(self) -> int:
-        """A checksum of which rows these are, whether they are here or not: the same in every process that reads the
-        same dataset in the same order.
+        """A checksum of the rows' identities, whether they are in this process or not: equal in every process that
+        reads the same dataset in the same order.
         """
         batches = {id(rows): rows for rows in self.rows.values()}
         return int(google_crc32c.value(b"".join(rows.marks.tobytes() for rows in batches.values())))
 
 
 def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[Reads]) -> Given:
-    """Take the tensors of a step, and tell the datasets that they come from which rows it reads. One that is not here
-    is refused: nothing is ever computed with it.
+    """Unwrap the tensors of a step, and notify the datasets that they come from of the rows that it reads. A row that
+    is read must be in this process.
     """
     known = {number: rows for number, tensor in enumerate(tensors) if (rows := rows_of(tensor)) is not None}
     for number, rows in known.items():
@@ -138,14 +138,14 @@ Span = Callable[[str, int], tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The feed of a part: what is read of that is read of the whole, somewhere else."""
+    """The feed of a batch's part: reads of the part count as reads of the whole batch at an offset."""
 
     feed: Takes
     span: Span
     name: str
 
     def take(self, read: Reads, name: str = "") -> None:
-        """A step takes a part, and this is what it reads of it."""
+        """Note that a step takes a part, and what it reads of it."""
         self.feed.take(Within(read, self.span, self.name), name)
 
 
@@ -171,7 +171,7 @@ class Batch:
     rows: Sequence[int] = ()
 
     def in_rows(self) -> Batch:
-        """Zeros for the inputs that are not here: a plan that reads any of them but for its rows was refused."""
+        """Zeros for the inputs that are not in this process; the plan reads only their number of rows."""
         if not any(isinstance(leaf, Missing) for leaf in self.whole):
             return self
 
@@ -183,7 +183,7 @@ class Batch:
 
 
 def count_rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
-    """The number of rows of a batch; every leaf that is split, and is here, must have as many."""
+    """The number of rows of a batch, which all batched leaves in this process must share."""
     found = _rows(leaves, tensors)
     if not found:
         return 1
@@ -216,7 +216,9 @@ def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -
 
 
 def micro_batches(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) -> list[int]:
-    """The rows of each micro-batch of a step; where there is one, inputs may differ in theirs."""
+    """The number of rows of each micro-batch of a step. With a single micro-batch, inputs may differ in their number of
+    rows.
+    """
     if count > 1:
         return sizes(count_rows(leaves, tensors), count)
     found = _rows(leaves, tensors)

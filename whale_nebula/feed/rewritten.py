@@ -38,7 +38,7 @@ class NotUnderstoodError(Exception):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline taken apart: what comes after the batches, the batches, what comes before, and the source of it all.
+    """A decomposed tf.data pipeline: transformations after batching, the batching, those before, and the source.
 
     `after` and `before` begin with what is done last.
     """
@@ -49,8 +49,8 @@ class Pipeline:
     source: Any
 
     def rebuild(self, wanted: Wanted, made: Made) -> tf.data.Dataset:
-        """The same pipeline for the rows that are `wanted`; it yields the parts of each batch that are tensors, then a
-        mark of each of its rows, and which of them are here. What is in `made` already is taken from there.
+        """The pipeline restricted to `wanted` rows. It yields the tensors of each batch, a mark of each row, and a mask
+        of the rows that are here. Datasets in `made` are reused.
         """
         if self.batches not in made:
             made[self.batches] = self._rebuild_batches(wanted)
@@ -84,7 +84,7 @@ def _repeat_step(step: Any, source: Any, made: Made) -> Any:
 
 # ---------------------------------------------------------------------- what is understood
 def take_apart(dataset: tf.data.Dataset) -> Pipeline:
-    """The parts of a pipeline, if it is one that can be made anew."""
+    """Decompose a pipeline; None if it cannot be rebuilt."""
     after, batches = [], dataset
     while tf_datasets.kind(batches) in tf_datasets.MOVES:
         after.append(batches)
@@ -112,7 +112,7 @@ def take_apart(dataset: tf.data.Dataset) -> Pipeline:
 
 
 def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> None:
-    """Whether rows can be left out of a pipeline that is made of what is known."""
+    """Whether rows can be left out of a pipeline with these transformations."""
     if not all(map(can_be_blank, _tensors(source.element_spec))):
         raise NotUnderstoodError(
             f"{_name_of_op(source)} yields more than dense tensors", "map before .batch from dense ones"
@@ -166,8 +166,7 @@ def _name_of_op(dataset: Any) -> str:
 
 # ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
 def blank(spec: tf.TensorSpec) -> tf.Tensor:
-    """A tensor of a form, without a value: NaN, the integer that is farthest from others, "" or False. Where the form
-    leaves a size open, there is nothing.
+    """A tensor of a spec with a placeholder value: NaN, the most extreme integer, "" or False. Open sizes are 0.
 
     >>> blank(tf.TensorSpec([2], tf.float32)).numpy().tolist(), int(blank(tf.TensorSpec([], tf.int32)))
     ([nan, nan], -2147483648)
@@ -185,7 +184,7 @@ def blank(spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def can_be_blank(spec: Any) -> bool:
-    """Whether there is such a tensor of a form.
+    """Whether a spec has such a placeholder.
 
     >>> can_be_blank(tf.TensorSpec([], tf.bool)), can_be_blank(tf.RaggedTensorSpec([None, None], tf.int32))
     (True, False)
@@ -205,7 +204,7 @@ def _mark_element(*element: Any) -> tuple[Any, ...]:
 
 
 def _sample(tensor: Any) -> Any:
-    """Enough of a tensor to tell it from others."""
+    """A sample of a tensor's bytes that distinguishes it from others."""
     if tensor.shape.rank == 0:
         return tensor
     flat = tf.reshape(tensor, [-1])
@@ -213,7 +212,7 @@ def _sample(tensor: Any) -> Any:
 
 
 def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: Wanted) -> tf.data.Dataset:
-    """Rows, each with whether it is wanted; for that it must be known how many there are in its batch."""
+    """Pair each row with a flag whether it is wanted, which depends on the number of rows of its batch."""
 
     @tf.autograph.experimental.do_not_convert
     def flag(*parts: Any) -> tf.data.Dataset:
@@ -225,7 +224,7 @@ def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wan
 
 
 def _map_wanted_rows(step: Any, rows: tf.data.Dataset) -> tf.data.Dataset:
-    """A map of the pipeline that is called for those rows that are wanted."""
+    """Apply a map of the pipeline to the wanted rows only."""
     mapping = tf_datasets.mapping(step)
     if mapping is None:
         raise TypeError(step)

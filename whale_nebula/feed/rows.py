@@ -1,4 +1,4 @@
-"""Rows of a batch: how they are cut into micro-batches, and which of them this process reads."""
+"""Rows of a batch: their division into micro-batches, and which of them this process reads."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ class RowsRead:
 
 
 def select_own_rows(reads: Iterable[Reads], count: int) -> Mask:
-    """These rows of a batch of `count` rows are this process's, by all that it is known to read; all of them where
-    nothing is known.
-    """
+    """Mask of the rows of a batch of `count` rows that this process reads; all if that is unknown."""
     masks = [each.of(count) for each in reads]
     found: Mask = np.any(masks, axis=0) if masks else np.ones(count, np.bool_)
     return found
@@ -110,7 +108,7 @@ _LOG = logging.getLogger("whale_nebula.feed")
 
 @dataclass(eq=False)
 class Feed:
-    """What the steps read that take a dataset's batches.
+    """A dataset's record of the rows that steps read of its batches.
 
     A step is known once it has taken one. What it does not read is left out from the next batch on that is asked for:
     by then all that took this one have said what they read.
@@ -130,19 +128,21 @@ class Feed:
     taking: frozenset[Reads] = frozenset()
 
     def take(self, read: Reads, name: str = "") -> None:
-        """A step takes a batch, and this is what it reads of its input `name`."""
+        """Note that a step takes a batch, and what it reads of its input `name`."""
         if read not in self.taking and read.of(_MANY).all():
             _LOG.info("nb.shard: a step reads all rows of input %r, so all of them are read here", name)
         self.taking |= {read}
 
     def settle(self) -> None:
-        """The next batch is asked for."""
+        """Conclude a batch, as the next one is requested."""
         if not self.taking <= self.reads:
             self.reads |= self.taking
             _LOG.info("nb.shard: this process reads about %.0f rows in 100", 100 * self.own(_MANY).mean())
 
     def own(self, count: int) -> Mask:
-        """Which rows of a batch of `count` are to be here; all of one that cannot be shared out: the step says so."""
+        """Mask of the rows of a batch of `count` rows that must be in this process; all if the batch cannot be divided,
+        which the step reports.
+        """
         try:
             return select_own_rows(self.reads, count)
         except BatchAxisError:
@@ -150,16 +150,16 @@ class Feed:
 
 
 class Takes(Protocol):
-    """What is told which rows are read of a batch."""
+    """Receiver of the rows that a step reads of a batch."""
 
     def take(self, read: Reads, name: str = "") -> None:
-        """A step takes a batch, and this is what it reads of its input `name`."""
+        """Note that a step takes a batch, and what it reads of its input `name`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What is known of the rows of one batch: whose it is, which of them are `here`, and `marks`, a number that tells
-    each from others, whether it is here or not.
+    """Information on the rows of a batch: the feed that they belong to, which are `here`, and `marks`, an identifier of
+    each row, here or not.
     """
 
     feed: Takes
@@ -168,7 +168,7 @@ class Rows:
 
     @property
     def whole(self) -> bool:
-        """Whether all of them are here."""
+        """Whether all rows are here."""
         return bool(self.here.all())
 
 
@@ -176,11 +176,11 @@ _NAME = "_nebula_rows"
 
 
 def tag_rows(tensor: Any, rows: Rows) -> Any:
-    """The same tensor, of which can be told that it is a part of this batch."""
+    """Tag a tensor as a part of a batch."""
     setattr(tensor, _NAME, rows)
     return tensor
 
 
 def rows_of(tensor: Any) -> Rows | None:
-    """What is known of the rows of a tensor: nothing, where it did not come out of `nb.shard` as it is."""
+    """The tag of a tensor; None if it does not come unchanged from `nb.shard`."""
     return getattr(tensor, _NAME, None)

@@ -23,7 +23,7 @@ _LOG = logging.getLogger("whale_nebula.feed")
 
 @check_signature
 def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset of the same batches, of which each process reads the rows that its micro-batches are made of.
+    """A dataset with the same batches, of which each process reads only the rows of its own micro-batches.
 
     Write it last, around a pipeline that ends in `.map(parse).batch(size)`: `parse` is then called for those rows. The
     batch stays the user's, and so do results, bit for bit. Which rows these are follows from the plan, by cluster and
@@ -43,7 +43,9 @@ def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def shard_rows(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.data.Dataset:
-    """The dataset by rows, or as it is where that is not possible; `before` is what it was before a last step."""
+    """The dataset restricted to own rows, or unchanged where that is not possible; `before` is the dataset before its
+    last transformation.
+    """
     try:
         return Sharded(dataset, take_apart(dataset), before)
     except NotUnderstoodError as found:
@@ -52,7 +54,7 @@ def shard_rows(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.da
 
 
 class Sharded(tf_datasets.Same):
-    """What `nb.shard` gives. For everything but iterating over it in Python it is the user's dataset, with all rows."""
+    """The result of `nb.shard`: a dataset that yields own rows when Python iterates over it, and all rows otherwise."""
 
     def __init__(self, dataset: tf.data.Dataset, pipeline: Pipeline, before: Sharded | None = None) -> None:
         super().__init__(dataset)
@@ -62,7 +64,7 @@ class Sharded(tf_datasets.Same):
         self._rows = pipeline.rebuild(self.feed.own, self._made)
 
     def __getattr__(self, name: str) -> Any:
-        """What was put on the dataset, as Keras puts the names of classes."""
+        """Attributes that were set on the dataset, such as class names by Keras."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
@@ -75,7 +77,7 @@ class Sharded(tf_datasets.Same):
 
 
 def _derive(name: str, *, by_rows: bool) -> Callable[..., Any]:
-    """A method of datasets that goes on by rows, or whose result has all rows again."""
+    """Wrap a method of datasets: the result is restricted to own rows if possible, and has all rows otherwise."""
     plain = getattr(tf.data.Dataset, name)
 
     @functools.wraps(plain)
@@ -130,7 +132,7 @@ class Batches(tf.data.Iterator):
             raise tf.errors.OutOfRangeError(None, None, "End of sequence") from None
 
     def get_next_as_optional(self) -> tf.experimental.Optional:
-        """The next batch, or nothing where there is none."""
+        """The next batch as an optional, empty at the end."""
         optional = tf.experimental.Optional
         found = next(self, None)
         for part in tf_datasets.leaves(found):

@@ -25,7 +25,7 @@ from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, lanes
 
 
 class Purpose(Enum):
-    """What a stream is for."""
+    """The purpose of a stream."""
 
     OUT = "a worker of this cluster, for one of another"
     IN = "another gateway, for a worker of its cluster"
@@ -33,7 +33,7 @@ class Purpose(Enum):
 
 
 class Entry(NamedTuple):
-    """A stream that may come in: what for, and from whom. `here` and `there` are the pair, "" for a control stream."""
+    """An admitted stream: its purpose and its caller. `here` and `there` are the pair, "" for a control stream."""
 
     purpose: Purpose
     caller: Identity
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor: Visitor) -> Entry:
-    """What a knock asks for, checked: whatever the visitor is not allowed by name is denied."""
+    """Check a request to enter; everything that is not explicitly allowed is denied."""
     if knock.run != site.run:
         raise IdentityError(
             f"this is the gateway of cluster '{site.cluster}' of run '{site.run}'",
@@ -67,7 +67,7 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
 
 
 def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> None:
-    """Whether somebody may ask how the gateway is: anybody whose certificate is good."""
+    """Admit a request for the gateway's state: anybody with a valid certificate may ask."""
     if current is not None:
         guest = current().trust.check(visitor.certificate, whose="who asks for the health")
         check_call(guest.identity, Call.HEALTH, site.identity)
@@ -93,8 +93,8 @@ _SECONDS = 10.0
 
 
 class FinalErrors:
-    """Errors that end a pair of workers, by the worker that asks and the one that it wants. They are kept for seconds,
-    as a worker tries again within that time: a new run with the same workers begins without them.
+    """Errors that end a pair of workers, by the requesting and the requested worker. They are kept for seconds, within
+    which a worker retries, so that a new run with the same workers is not affected.
 
     >>> final_errors = FinalErrors(now=lambda: 0.0)
     >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
@@ -116,7 +116,7 @@ class FinalErrors:
         self._gone: set[str] = set()
 
     def give(self, asks: str, wanted: str, error: NebulaError) -> bool:
-        """Keep an error for the next time that `asks` asks for `wanted`; False if `asks` is gone."""
+        """Store an error for the next request of `asks` for `wanted`; False if `asks` has gone."""
         with self._lock:
             if asks in self._gone:
                 return False
@@ -131,7 +131,7 @@ class FinalErrors:
             self._given = {pair: given for pair, given in self._given.items() if now < given[1]}
 
     def find(self, asks: str, wanted: str, *, once: bool = False) -> NebulaError | None:
-        """The error that is kept for `asks`, if any. With `once` it is dropped: `asks` gives up when it is told."""
+        """The stored error for `asks`, if any. With `once` it is removed, as `asks` gives up when it receives it."""
         with self._lock:
             error, until = self._given.get((asks, wanted), (None, 0.0))
             if once:
@@ -145,7 +145,7 @@ class FinalErrors:
             self._given = {pair: given for pair, given in self._given.items() if pair[0] != worker}
 
     def asks(self, worker: str) -> None:
-        """Note that a worker is there, as it asks."""
+        """Note that a worker is alive, as it sends requests."""
         with self._lock:
             self._gone.discard(worker)
 
@@ -156,7 +156,7 @@ class FinalErrors:
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may; where it may not raise its limit, nothing is done."""
+    """Raise this process's limit of open files to the maximum, if permitted."""
     with contextlib.suppress(OSError, ValueError):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -179,8 +179,8 @@ _LANES_A_CONNECTION = 16.0  # a further lane is not written down
 
 
 class Quota:
-    """The streams of one identity, `most` at a time. It opens as many connections as all its pairs need twice and 100
-    more, then 2 a second.
+    """Limit of one identity's streams, `most` at a time. The rate limit allows twice the connections of all its pairs
+    plus 100 at once, then 2 a second.
     """
 
     def __init__(self, who: str, pairs: int) -> None:
@@ -202,7 +202,7 @@ class Quota:
 
     @property
     def unused(self) -> bool:
-        """Whether it has no stream, and had none for long enough to forget it."""
+        """Whether the identity has had no stream for long enough to drop the record."""
         with self._lock:
             return self._opens.full and all(lane.over for lane in self._lanes)
 
@@ -216,8 +216,8 @@ class Quotas:
         self._quotas: dict[str, Quota] = {}
 
     def take(self, caller: Identity, lane: Lane, number: int) -> None:
-        """One more stream of a caller: raises if that is one too many. Where nobody proves who he is, those of one
-        cluster are one caller.
+        """Count one more stream of a caller; raises above its limit. Without authentication, all callers of a cluster
+        share one limit.
         """
         who = caller.uri if self._site.files is not None or caller.role == GATEWAY else caller.cluster
         pairs = pairs_of(self._site, caller) * (UNLISTED if who == caller.cluster else 1)
@@ -226,26 +226,26 @@ class Quotas:
         quota.take(lane, number)
 
     def remove_unused(self) -> None:
-        """Forget who has not come for a while."""
+        """Drop records of callers that have not connected for a while."""
         with self._lock:
             self._quotas = {who: quota for who, quota in self._quotas.items() if not quota.unused}
 
 
 def most_streams(pairs: int) -> int:
-    """How many streams at a time so many pairs need."""
+    """The maximum number of streams for this many pairs."""
     return max(lanes(), LANES_WITHOUT_BBR) * pairs + _SPARE
 
 
 def pairs_of(site: Site, caller: Identity) -> int:
-    """How many pairs of workers a caller may need streams for: a worker of this cluster, or another gateway."""
+    """The number of pairs that a caller may need streams for: a worker of this cluster, or another gateway."""
     if caller.role == GATEWAY:
         return site.count(site.cluster) * site.count(caller.cluster)
     return sum(site.count(cluster) for cluster in site.gateways)
 
 
 def connections(site: Site) -> int:
-    """How many connections there may be: as many as all callers together may have streams, so that none of them can
-    take the place of another.
+    """The maximum number of connections: as many as all callers together may have streams, so that no caller can
+    exhaust it.
     """
     own = Identity.of_worker(site.run, f"{site.cluster}/0")
     gateways = [Identity(site.run, cluster, GATEWAY) for cluster in site.gateways]

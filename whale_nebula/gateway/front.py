@@ -52,8 +52,8 @@ class _Guest:
 
 
 class Front:
-    """Listens at an address from `open` to `stop`. `services` are the sockets of those to whom connections are handed
-    over, by their protocols; `refused(address, error)` hears who was refused, in a thread of its own.
+    """Public listener, from `open` to `stop`. `services` are the sockets for connections that are handed over, by
+    protocol; `refused(address, error)` is called for refusals, in a thread of its own.
     """
 
     def __init__(self, address: str, services: Mapping[str, Path], refused: Callable[[str, NebulaError], None]) -> None:
@@ -74,7 +74,9 @@ class Front:
 
     # ------------------------------------------------------------------ what the listener behind uses
     def open(self, most: int) -> tuple[str, int]:
-        """Take the public port; gives where gRPC is to listen, and the port. At most so many connections are open."""
+        """Bind the public port; returns the address for gRPC, and the port. The number of open
+        connections is limited.
+        """
         host, _, asked = self._address.rpartition(":")
         self._most = most
         self._listening = _listen(host.strip("[]"), int(asked))
@@ -82,7 +84,7 @@ class Front:
         return f"unix:{self._folder}/links", int(self._listening[0].getsockname()[1])
 
     def start(self) -> None:
-        """Let connections in from now on. The door loses its name: nobody else opens it, and nothing is left behind."""
+        """Begin to accept connections. The internal socket is unlinked, so that no other process can connect to it."""
         self._door = os.open(f"{self._folder}/links", os.O_PATH)
         shutil.rmtree(self._folder, ignore_errors=True)
         for each in self._listening:
@@ -92,11 +94,11 @@ class Front:
             thread.start()
 
     def find_peer(self, name: str) -> str:
-        """Who is at the other end of a connection that gRPC knows by the name of our end."""
+        """The remote address of a connection, by gRPC's name of our end."""
         return self._peers.get(name, name)
 
     def stop(self) -> None:
-        """Let nobody in, and end what there is once it is sent, after a second at most."""
+        """Refuse new connections, and end existing ones once everything is sent, after a second at most."""
         self._over.set()
         if self._threads[0].ident is not None:
             self._threads[0].join(2 * _STOP_SECONDS + _TICK_SECONDS)
@@ -132,7 +134,7 @@ class Front:
             pipe.close()
 
     def _look(self, now: float) -> None:
-        """End who has taken too long for a first message, and go on with what was put off."""
+        """End connections without a first message in time, and continue deferred work."""
         while self._guests and (guest := next(iter(self._guests.values()))).until < now:
             if guest.size:
                 error = TransportError("a first message that did not come", why=f"{HELLO_SECONDS:g} s have passed")
@@ -192,7 +194,7 @@ class Front:
             guest.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, found)
 
     def _direct(self, guest: _Guest, protocols: tuple[str, ...]) -> None:
-        """Take a connection where its protocol is spoken; one that offers those of two is for nobody."""
+        """Route a connection by its protocol (ALPN); one that offers two is refused."""
         wanted = {"" if each in _LINKS else each for each in protocols if each in _LINKS or each in self._services}
         if len(wanted) != 1:
             shown = ", ".join(repr(each)[:40] for each in protocols[:4]) or "none"
@@ -255,7 +257,7 @@ class Front:
         self._drop(guest)
 
     def _write_notes(self) -> None:
-        """Write down who was refused: what is written may wait for the disk, and the public port must not."""
+        """Log refusals in a thread, since writing may wait for the disk and the public port must not."""
         while (note := self._notes.get()) is not None:
             lost, self._lost = self._lost, 0
             try:

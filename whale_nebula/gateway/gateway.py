@@ -114,7 +114,7 @@ class Gateway:
         return self.address
 
     def stop(self, why: str) -> None:
-        """End in order: streams, then the audit log, whose last head is left with the other gateways; then the port."""
+        """Stop in order: streams, then the audit log, whose last head goes to the other gateways; then the port."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -206,7 +206,7 @@ class Gateway:
             return self._pairs.get((here, there))
 
     def _is_awaited(self, here: str, there: str) -> bool:
-        """Whether a worker of this cluster wants that one, or was joined with it lately: else nobody waits here."""
+        """Whether a worker of this cluster requests the other one, or was joined with it recently."""
         pair = self._find_pair(here, there)
         return pair is not None and (pair.half(Side.NEAR) is not None or pair.known)
 
@@ -264,8 +264,8 @@ class Gateway:
         return self._stopping.is_set() or bool(heard)
 
     def _gone_here(self, worker: str, state: State, why: str) -> None:
-        """One of our own workers is dead or frozen: all that it was joined with must know, and soon. Who has ended its
-        streams in order has told them himself.
+        """A local worker is dead or frozen: notify everyone that it was joined with. A worker that ended its streams in
+        order has done so itself.
         """
         self._final_errors.forget(worker)
         if worker in self._parted:
@@ -293,14 +293,14 @@ class Gateway:
                 self._final(pair, _gone_error(worker, why))
 
     def _final(self, pair: Pair, error: NebulaError) -> None:
-        """End a pair for good: its worker here, if any, gets the error when it asks again, which it does at once."""
+        """End a pair permanently: its local worker gets the error at its next request, which it sends at once."""
         if self._final_errors.give(pair.here, pair.there, error):
             self.journal.note("final", target=str(pair), reason=f"{error.code} {error.what}: {error.why}")
             pair.end(error.what)
 
     # ------------------------------------------------------------------ the rest
     def _make_front(self) -> Front | None:
-        """What has the public port where services are to be reached at it."""
+        """The front, if services share the public port."""
         site = self.site
         if site.services is None:
             return None
@@ -354,15 +354,15 @@ class Gateway:
             self._look_at_guests(self._current())
 
     def _end_waits(self, route: Route) -> None:
-        """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
+        """The route to a cluster is closed: waiting workers request again, and are then told why."""
         for pair in self._list_pairs():
             near = pair.half(Side.NEAR)
             if near is not None and near.fresh and cluster_of(pair.there) == route.cluster:
                 near.connection.end(route.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
-        """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown, or
-        whose account has had its bytes of the day.
+        """End all streams of identities whose certificate has expired or was revoked, or whose account has used its
+        bytes of the day.
         """
         halves = [half for pair in self._list_pairs() for side in Side if (half := pair.half(side)) is not None]
         lanes = [lane for route in self._routes.values() for lane in route.control.lanes]

@@ -70,7 +70,7 @@ class _Reader:
         return int.from_bytes(self.take(size))
 
     def vector(self, size: int) -> bytes:
-        """A part that is preceded by its length, in so many bytes."""
+        """A field with a length prefix of this size."""
         return self.take(self.number(size))
 
 

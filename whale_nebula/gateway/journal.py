@@ -48,7 +48,7 @@ class Refusals:
             return 1 + self._unwritten.pop(who, 0)
 
     def take_unwritten(self) -> dict[str, int]:
-        """How many refusals of whom are not written down yet; they count as written from now on."""
+        """The numbers of refusals by caller that are not logged yet, which count as logged afterwards."""
         with self._lock:
             unwritten, self._unwritten = dict(self._unwritten), Counter()
             return unwritten

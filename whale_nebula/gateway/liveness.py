@@ -33,7 +33,7 @@ _HOW: dict[State, str] = {
 
 
 def verdict(seen: Sequence[str]) -> State | None:
-    """What the last two looks say, if they agree.
+    """The result of the last two probes, if they agree.
 
     >>> verdict(["refused"]), verdict(["open", "refused", "refused"]), verdict(["silent", "unknown"])
     (None, 'dead', 'frozen')
@@ -47,7 +47,7 @@ def verdict(seen: Sequence[str]) -> State | None:
 
 
 class Liveness:
-    """Looks for workers of this cluster, one thread for each at a time, and tells what has become of them.
+    """Probes workers of this cluster, each in at most one thread at a time, and reports their state.
 
     `back` says whether a worker is heard (again); `told(worker, state, why)` is called once it is known to be dead or
     frozen. What is found at an address counts only if it was open before: one behind a wall refuses everybody.
@@ -79,12 +79,12 @@ class Liveness:
             self._start(worker, self._keep)
 
     def check_silent(self, worker: str) -> None:
-        """A worker says nothing, and its stream stands: see whether anybody is there."""
+        """Probe a worker whose stream is open but silent."""
         if worker in self._open:
             self._start(worker, self._look_twice)
 
     def _start(self, worker: str, run: Callable[[str], None]) -> None:
-        """Look now or, where somebody does, once more afterwards: what has happened meanwhile may be unseen."""
+        """Start a probe or, if one is running, another one after it, as it may have missed what happened since."""
         with self._lock:
             looks = worker in self._looking
             self._looking[worker] = run
@@ -145,7 +145,8 @@ SERVICE = "grpc.health.v1.Health"
 
 
 class Health:
-    """Who asks is looked at first (`admit` raises). The service "" is the gateway, "npu" its way to cluster npu.
+    """gRPC health service; callers are checked first (`admit` raises). The service "" is the gateway, "npu" its route
+    to cluster npu.
 
     It answers `Check` alone, `_BURST` times at once and then `_A_SECOND` for each who asks: a `Watch` never ends, and
     whoever opened enough of them would keep everybody else out.
@@ -158,7 +159,7 @@ class Health:
 
     @property
     def handler(self) -> Any:
-        """What a listener serves."""
+        """The gRPC handler for a listener."""
         check = grpc.unary_unary_rpc_method_handler(
             self._check_rate(self._servicer.Check),
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -167,7 +168,7 @@ class Health:
         return grpc.method_handlers_generic_handler(SERVICE, {"Check": check})
 
     def say(self, service: str, serving: bool) -> None:
-        """How a service stands."""
+        """Set the status of a service."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)
 

@@ -58,7 +58,7 @@ class _Side:
 
 
 class Pipe:
-    """Two connections whose bytes go to each other, until both have ended; `over` is called once."""
+    """Two connections connected back to back, until both have ended; `over` is called once."""
 
     def __init__(self, poll: Poll, outer: socket.socket, inner: socket.socket, over: Callable[[], None]) -> None:
         self._poll, self._over = poll, over
@@ -121,7 +121,7 @@ class Pipe:
         self._end(side, other)
 
     def _end(self, side: _Side, other: _Side) -> None:
-        """What came from the other side has been sent: if no more comes, this one hears it."""
+        """Forward an end of input, once everything before it is sent."""
         if other.ended and not side.waits:
             with contextlib.suppress(OSError):
                 side.line.shutdown(socket.SHUT_WR)

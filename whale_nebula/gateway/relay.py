@@ -36,7 +36,7 @@ class Side(Enum):
 
 
 class Half:
-    """A connection and what came over it. `who` holds it, as the certificates of its lanes say, where there are any.
+    """One connection of a pair, with its traffic. `who` is the identity by the certificates of its lanes, if any.
 
     `check` raises on a frame that must not be handed on; `pace` waits until as much may be sent over this half;
     `meter` is told of the bytes that came over it and were handed on, or were sent over it; `dialled` says that this
@@ -84,7 +84,7 @@ class Half:
 
     @property
     def parted(self) -> bool:
-        """Whether its end was in order, whichever side has begun it: nobody has to be looked for."""
+        """Whether its end was orderly, on either side, so that no probe is needed."""
         return any(lane.in_order or lane.finished for lane in list(self._lanes.values()))
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
@@ -106,7 +106,7 @@ class Half:
                 half._changed.notify_all()
 
     def _wake(self, why: str) -> None:
-        """The connection is over: let go who waits for a partner."""
+        """The connection has ended: wake what waits for a partner."""
         self._greeted.set()
         with self._changed:
             self._changed.notify_all()
@@ -122,12 +122,14 @@ class Half:
             self._changed.wait_for(lambda: not self.fresh)
 
     def quiet(self, now: float) -> float:
-        """For how long nothing has come over it. One that waits for its partner is not asked for more."""
+        """For how long nothing was received. A connection that waits for its partner may be silent."""
         with self._changed:
             return 0.0 if self._handing else now - self._heard
 
     def hear(self, frame: bytes) -> None:
-        """One frame, in the thread that reads it: it waits until the partner takes the frame, and so does who sends."""
+        """Receive one frame, in the reading thread: blocks until the partner takes it, which also
+        throttles the sender.
+        """
         try:
             header = self._check(frame)
         except Exception as error:
@@ -275,7 +277,9 @@ class Pair:
                 self._attempts.pop(half, None)
 
     def retire(self) -> bool:
-        """Retire a pair that is not in use and was not lately: it takes no streams any more. Gives whether it is so."""
+        """Retire a pair that is unused, and was not used recently, so that it takes no more streams. Returns whether it
+        is retired.
+        """
         with self._lock:
             wanted = self._halves or self._attempts or self._now() - self._met < self._remembers
             self._retired = self._retired or not (wanted or self._now() - self._touched < _FORGETS_SECONDS)

@@ -155,7 +155,7 @@ class Pacer:
         self._free_bytes = TokenBucket(_FREE_BURST, _FREE_SHARE * (rate or 0.0), now=now)
 
     def take(self, size: int, flow: Flow = ("",)) -> None:
-        """Wait for a turn to send so many bytes of a flow."""
+        """Wait for a turn to send bytes of a flow."""
         if self.rate is None:
             return
         with self._lock:
@@ -375,7 +375,7 @@ class Route:
             self._closed.wait(self._pause(attempt))
 
     def _pause(self, attempt: int) -> float:
-        """How long to wait before another attempt: a gateway that is started again is wanted at once."""
+        """The backoff before another attempt, capped low, as a restarted gateway is needed at once."""
         return self._deadlines.retry_pause(min(attempt, _SLOWEST))
 
     def _go(self) -> bool:
@@ -396,7 +396,7 @@ class Route:
         return self._fell - began > _SHORT_SECONDS
 
     def _find_wrong(self, error: NebulaError) -> NebulaError | None:
-        """What is wrong with a certificate, there or here, where the control stream does not open; noted when new.
+        """The certificate fault, there or here, that keeps the control stream from opening; noted when new.
 
         What fails within TLS is looked into by a handshake of our own, as gRPC does not show it.
         """

@@ -48,7 +48,7 @@ class Site:
 
     @property
     def identity(self) -> Identity:
-        """Who the gateway is."""
+        """The gateway's identity."""
         return Identity(self.run, self.cluster, GATEWAY)
 
     @property
@@ -62,7 +62,7 @@ class Site:
         return self.audit.with_name(f"{self.audit.stem}.traffic.json")
 
     def count(self, cluster: str) -> int:
-        """How many workers a cluster has, or is thought to have where nobody says it."""
+        """The number of a cluster's workers, or an assumed one if unknown."""
         return sum(cluster_of(worker) == cluster for worker in self.workers) or UNLISTED
 
     @property
@@ -124,7 +124,7 @@ class Site:
 
     @classmethod
     def from_json(cls, text: str) -> Site:
-        """What `to_json` wrote."""
+        """The inverse of `to_json`."""
         try:
             told = json.loads(text)
             files, services = told.pop("files"), told.pop("services")

@@ -1,4 +1,4 @@
-"""How many bytes the workers of each account have sent and been sent over the line today, and who may send no more.
+"""Bytes that the workers of each account have exchanged over the line today, and the enforcement of daily limits.
 
 A day is one of UTC. The counts stand in a file beside the audit log, so that they outlive the gateway: after a crash
 those of the last seconds may be missing.
@@ -60,7 +60,7 @@ class Traffic:
             ) from None
 
     def meter(self, guest: Peer | None) -> Callable[[int], None]:
-        """What counts the bytes of somebody, by his account; of nobody's account nothing is counted."""
+        """The byte counter for an identity's account; without an account it counts nothing."""
         return (lambda size: None) if guest is None or not guest.account else partial(self.count, guest.account)
 
     def count(self, account: str, size: int) -> None:

@@ -27,7 +27,7 @@ HERE = "localhost"
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker computes with: its `kind` is "cpu", "gpu" or, where nobody has said or looked, "any".
+    """The device of a worker: its `kind` is "cpu", "gpu" or, if unknown, "any".
 
     `flops_per_s` is what the config says, or the rate of products of matrices that was measured; `rates` are FLOP/s by
     kind of kernel ("matmul", "conv", "elementwise") as measured, and empty where the config says `flops`.
@@ -104,8 +104,8 @@ class LinkRate:
 
 @dataclass(frozen=True)
 class Collective:
-    """What a collective of a kind ("all-reduce", "all-gather", "all-to-all") takes among so many workers of a cluster:
-    alpha + beta · bytes of the whole tensor.
+    """Cost model of a collective ("all-reduce", "all-gather", "all-to-all") among `workers` workers of a cluster: alpha
+    + beta · bytes of the whole tensor.
 
     >>> Collective("all-reduce", 1e-4, 1e-9).seconds(1e6), Collective("all-reduce", 1e-4, 1e-9).among(4).workers
     (0.0011, 4)
@@ -117,7 +117,7 @@ class Collective:
     workers: int = 2
 
     def seconds(self, nbytes: float) -> float:
-        """For a tensor that has so many bytes where it is whole."""
+        """Seconds for a tensor of this size."""
         return self.alpha_s + self.beta_s_per_byte * nbytes
 
     def among(self, workers: int) -> Collective:
@@ -300,7 +300,7 @@ class Clusters:
 
 
 def _cluster(told: Cluster, size: int) -> ClusterInfo:
-    """A cluster as a config describes it, with so many workers."""
+    """A cluster as a config describes it, with this number of workers."""
     specs = [*told.workers, *[None] * (size - len(told.workers))]
     workers = tuple(_worker(f"{told.name}/{number}", spec, told) for number, spec in enumerate(specs))
     return ClusterInfo(told.name, workers, LinkRate.of(told.inside))

@@ -46,7 +46,7 @@ class Measurement:
     sources: Mapping[str, Provenance] = field(default_factory=dict)
 
     def complete(self, clusters: Clusters, here: Callable[[str], bool]) -> Clusters:
-        """The cluster object with what it lacks of workers whose machine is `here`; what it has stays."""
+        """Fill in missing values of workers whose machine is `here`."""
         local = cache(here)
         sources = {f"codecs.{name}": source for name, source in self._sources("codecs")}
         made = []
@@ -234,8 +234,8 @@ def _load_slowness() -> dict[tuple[object, ...], Slowness]:
 
 
 def read_slowness(clusters: Clusters, together: bool, measured: Collection[str]) -> dict[str, float]:
-    """By cluster, what runs on this machine have shown of just these workers; `measured` names those clusters whose
-    blocks were.
+    """By cluster, the slowdown that earlier runs on this machine have measured for the same workers; `measured` names
+    the clusters with measured blocks.
     """
     known, machine = _load_slowness(), fingerprint()
     made = (Slowness(machine, c.name, c.workers, together, c.name in measured) for c in clusters.clusters)

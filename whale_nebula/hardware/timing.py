@@ -22,7 +22,7 @@ class Timed(NamedTuple):
 
 
 def time_calls(call: Callable[[], Any], runs: int = RUNS, most: float = _MOST_SECONDS) -> Timed:
-    """Time a call after a warm-up, in so many runs; fewer, but three, where they take longer than `most` seconds."""
+    """Time a call after a warm-up, in `runs` runs; in fewer, but at least three, if they exceed `most` seconds."""
     call()
     started = time.perf_counter()
     call()
@@ -56,7 +56,7 @@ class Fitted(NamedTuple):
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Fitted:
-    """The line through (work, seconds) whose relative errors have the least sum of squares; none goes below zero.
+    """Least-squares line through (work, seconds) by relative errors, with coefficients of at least 0.
 
     >>> fit_line([(0.0, 2.0), (10.0, 7.0), (20.0, 12.0)])
     Fitted(alpha=2.0, beta=0.5)

@@ -72,7 +72,7 @@ def _header(program: Program) -> Iterator[str]:
 
 
 class _Form(NamedTuple):
-    """What the canonical form says of an op otherwise than the trace does."""
+    """Differences between an op's canonical form and the trace."""
 
     name: str = ""
     stage: str | None = None
@@ -82,7 +82,7 @@ class _Form(NamedTuple):
 
 @dataclass
 class _Functions:
-    """Functions under names given by what they hold: two of the same content are one."""
+    """Functions named by their content, so that equal ones become one."""
 
     source: Mapping[str, Graph]
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class _Functions:
     _by_text: dict[str, str] = field(default_factory=dict)
 
     def name(self, original: str) -> str:
-        """The name of a function by content; one that calls itself calls 'itself'."""
+        """The name of a function by content; a recursive call is named 'itself'."""
         if original not in self._names:
             self._names[original] = "itself"
             self.graphs.setdefault("itself", Graph(()))
@@ -143,7 +143,7 @@ def _order(graph: Graph, roots: Iterable[int]) -> list[int]:
 
 
 def _renumber_op(op: Op, form: _Form, numbers: Mapping[int, int], functions: _Functions) -> Op:
-    """The op in its form; made outright, because `replace` takes three times as long, and there are many."""
+    """The op in canonical form, constructed directly, as `replace` takes three times as long."""
     return Op(
         index=numbers[op.index],
         type=op.type,
@@ -181,7 +181,7 @@ def _find_roots(program: Program) -> Iterator[int]:
 
 
 class _Forms:
-    """The forms of the ops of a step itself, with what the capture knows of them."""
+    """The canonical forms of a step's own ops, with the capture's annotations."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.names = program, _held_names(program)
@@ -252,7 +252,7 @@ _WORDS = {
 
 
 def program_digest(program: Program) -> str:
-    """The same for every trace of the same program, in whichever process: 64 hexadecimal digits.
+    """Digest of a program, equal for every trace of it in any process: 64 hexadecimal digits.
 
     >>> from whale_nebula.ir.text import from_text
     >>> one = Program(from_text('%0 = VarHandleOp resource[] "a"'))
@@ -272,8 +272,7 @@ def digest_lines(lines: Iterable[str]) -> str:
 
 
 def subgraph_text(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetches: Sequence[Value]) -> str:
-    """What some ops of a graph compute, whatever they and what they read are called: the same for all that compute the
-    same in the same order.
+    """Canonical text of a subgraph: equal for all that compute the same in the same order, whatever their names.
 
     >>> from whale_nebula.ir.text import from_text
     >>> lines = ["%0 = input x float32[?]", *(f"%{n} = Neg(%{n - 1}) float32[?]" for n in (1, 2))]
@@ -308,7 +307,7 @@ Words = tuple[str, str]
 def first_difference(
     here: Program | Sequence[str], there: Program | Sequence[str], words: Words = (HERE, THERE)
 ) -> str:
-    """In words, the first thing in which two programs (or their lines) differ; empty if they do not.
+    """The first difference between two programs (or their lines) in words; "" if they are equal.
 
     >>> first_difference(["variable w float32[2] trainable"], ["variable w float32[3] trainable"])
     'variable w: float32[2] trainable here, float32[3] trainable there'
@@ -351,7 +350,7 @@ def _describe_difference(mine: str | None, theirs: str | None, words: Words) -> 
 
 
 def _split(line: str) -> tuple[str, str]:
-    """What a line is about, and what it says of it."""
+    """Split a line into its subject and its content."""
     line = line.strip()
     op = _OP.fullmatch(line)
     if op:

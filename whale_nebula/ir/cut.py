@@ -24,7 +24,7 @@ class VirtualDevice:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A piece of the traced graph that runs as one function: what it is fed, which ops, what it gives.
+    """A part of the traced graph that runs as one function: its feeds, ops and fetches.
 
     `kind` is one of whole, weight, prologue, forward, backward, fused, weights, update: "weights" makes gradients of
     weights apart from a backward. `round` numbers the pieces of an update that wait for scalars of other workers.
@@ -64,8 +64,8 @@ class Boundary:
 
 @dataclass(frozen=True)
 class StagePhase:
-    """What one stage runs in one phase, micro-batch by micro-batch. Where `weights` is there, it makes the gradients of
-    weights that the backward leaves to it.
+    """The functions of one stage in one phase, for each micro-batch. `weights`, if any, computes the gradients of
+    weights that the backward defers.
 
     Where it has replicas, `skip` is what each of them runs for the micro-batches of the others, and `drifting` are the
     variables that its forward writes from the rows that it is given.
@@ -82,13 +82,13 @@ class StagePhase:
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
-        """What it runs with each micro-batch, in this order."""
+        """The fragments that run for each micro-batch, in order."""
         return tuple(each for each in (self.forward, self.backward, self.weights) if each is not None)
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that an update (or a result) needs on other workers than the one that makes it."""
+    """A value that an update (or a result) needs on workers other than the one that computes it."""
 
     value: Value
     phase: int
@@ -152,8 +152,7 @@ class InputCrossing:
 
 
 def rank_workers(workers: Iterable[Worker]) -> dict[str, str]:
-    """By the name of each worker, what TensorFlow sorts the members of a collective by: the text of its number in its
-    cluster.
+    """By worker, the text by which TensorFlow sorts the members of a collective: its number in its cluster.
 
     >>> ranks = rank_workers([Worker(f"gpu/{letter}", "gpu", ()) for letter in "abcdefghijkl"])
     >>> sorted(ranks, key=ranks.get)[:5]

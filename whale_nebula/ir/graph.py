@@ -90,14 +90,14 @@ class Graph:
         return tuple(self.ops[index] for index in self._consumers.get(value, ()))
 
     def order(self, waits: Mapping[int, int]) -> Graph:
-        """The same, with ops that wait for another one."""
+        """The graph with additional control inputs: ops in `waits` run after the op that they wait for."""
         ops = list(self.ops)
         for index, before in waits.items():
             ops[index] = replace(ops[index], control=(*ops[index].control, before))
         return replace(self, ops=tuple(ops)) if waits else self
 
     def with_bodies(self, ops: Iterable[Op]) -> Iterator[Op]:
-        """Ops, and those in the bodies that they call, each body once."""
+        """Ops, and those of the function bodies that they call, each body once."""
         pending, seen = [*ops], set[str]()
         while pending:
             op = pending.pop(0)
@@ -110,7 +110,7 @@ class Graph:
     def descend(
         self, roots: Iterable[int], *, control: bool = False, skip: Callable[[int], bool] | None = None
     ) -> set[int]:
-        """The ops that depend on `roots` (which are included), over data edges and, if asked, control edges."""
+        """The ops that depend on `roots` (included), over data edges and optionally control edges."""
         found = set(roots)
         for op in self.ops:
             if op.index in found or (skip is not None and skip(op.index)):

@@ -28,7 +28,7 @@ MOST = 256
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An op with what is known of its inputs: their shapes, and the numbers in those that are small and whole."""
+    """An op with known properties of its inputs: shapes, and the values of small integer tensors."""
 
     op: Op
     shapes: tuple[Shape | None, ...]
@@ -40,7 +40,7 @@ class Site:
 
 
 def integers(site: Site) -> Sequence[Numbers | None]:
-    """The numbers in each output of an op, flat; None for what is not known.
+    """The integers in each output of an op, flat; None for unknown ones.
 
     >>> from whale_nebula.spec import Spec
     >>> integers(Site(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
@@ -60,7 +60,7 @@ def integers(site: Site) -> Sequence[Numbers | None]:
 
 
 def round_numbers(numbers: Iterable[int | float], spec: Spec) -> Numbers | None:
-    """Numbers as a tensor of this form holds them; None where it holds several with fractions.
+    """Numbers cast to this tensor form; None if it has several that are fractional.
 
     >>> round_numbers([2.75], Spec("int32", ())), round_numbers([0.1], Spec("float32", ()))
     ((2,), (0.10000000149011612,))
@@ -75,14 +75,14 @@ _FRACTIONS: Mapping[str, Callable[[float], Any]] = {"float32": np.float32, "floa
 
 
 def compute_outputs(op: Op, inputs: Sequence[Array]) -> list[Array]:
-    """What an op of `COMPUTE` makes of arrays, or an error of numpy's."""
+    """The outputs of an op in `COMPUTE` for arrays, or numpy's error."""
     with np.errstate(all="raise"):
         made = COMPUTE[op.type](op, *inputs)
     return [np.asarray(each) for each in (made if isinstance(made, list) else [made])]
 
 
 def _arrays(site: Site) -> list[Array]:
-    """The known inputs in their shapes; one whose shape was guessed wrongly is a vector."""
+    """The known inputs as arrays; one whose shape was guessed wrongly becomes a vector."""
     found = []
     for numbers, shape in zip(site.numbers, site.shapes, strict=True):
         given = np.asarray(numbers, dtype=None if numbers and isinstance(numbers[0], float) else np.int64)
@@ -97,7 +97,7 @@ def _number(op: Op, name: str) -> int:
 
 # ---------------------------------------------------------------------- ops that numpy knows
 def index_strided(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
-    """What a strided slice takes, as numpy is told it: slices, numbers, None for a new axis, an ellipsis."""
+    """The numpy index of a strided slice: slices, numbers, None for a new axis, an ellipsis."""
     masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     begin_free, end_free, ellipsis, new, shrunk = (_number(op, f"{name}_mask") for name in masks)
     found: list[Any] = []
@@ -216,7 +216,7 @@ def _find_reduced_axes(site: Site) -> list[Numbers | None]:
 
 
 def broadcast(left: Shape, right: Shape) -> Shape:
-    """The shape that two shapes are brought to before an op joins them element by element.
+    """The broadcast shape of two shapes.
 
     >>> broadcast((8, 1, 64), (32, 1))
     (8, 32, 64)

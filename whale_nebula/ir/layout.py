@@ -1,4 +1,4 @@
-"""How a tensor lies on the devices of a stage, and the collectives that bring it from one layout to another.
+"""Layouts of tensors on the devices of a stage, and the collectives that convert them.
 
 A tensor is *whole* on each device, *split* along an axis, or *partial*: each device holds a part of a sum. Devices
 differ by at most one unit of a split axis: a unit is an entry, or a block of entries that stay together.
@@ -32,8 +32,8 @@ bucket and the number of those that a device has. One that has some looks up zer
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the entries of a tensor are. `units` is the number of pieces that a split axis can be cut into, where that
-    is not its size: 8 heads of 64 numbers are 8 units of an axis of 512.
+    """The distribution of a tensor's entries over devices. `units` is the number of indivisible pieces of a split axis,
+    if that is not its size: 8 heads of 64 numbers are 8 units of an axis of 512.
 
     >>> print(Layout(SPLIT, 1), Layout(), Layout(SPLIT, 0, units=8))
     split(1) whole split(0, 8 units)
@@ -94,7 +94,7 @@ def count_bytes(kind: str | None, size: float, count: int) -> float:
 
 
 def local_shape(spec: Spec, layout: Layout, count: int, device: int) -> Spec:
-    """The form of the part that a device holds; a split axis whose size is not known stays so.
+    """The form of one device's part; a split axis of unknown size stays unknown.
 
     >>> print(local_shape(Spec("float32", (None, 10)), Layout(SPLIT, 1), 3, 0))
     float32[?,4]
@@ -117,7 +117,7 @@ class Reshard(NamedTuple):
 
 
 def list_crossing(reshards: Mapping[int, Sequence[Reshard]]) -> tuple[Reshard, ...]:
-    """Of what ops need, that for which bytes cross; what several need alike crosses once."""
+    """The reshards of ops that move bytes, each only once."""
     every = dict.fromkeys(reshard for found in reshards.values() for reshard in found)
     return tuple(reshard for reshard in every if reshard.nbytes)
 
@@ -145,16 +145,16 @@ class Layouts:
     alone: Mapping[int, str] = field(default_factory=dict)
 
     def layout(self, value: Value) -> Layout:
-        """How a value lies on the devices."""
+        """The layout of a value."""
         return self.of.get(value, WHOLE_LAYOUT)
 
     def gives_pieces(self, value: Value) -> bool:
-        """Whether a function gives a value as the devices hold it. What is whole in the end may come in pieces."""
+        """Whether a function returns a value in pieces, though it may be used whole."""
         return value in self.handed_on and all(each.value != value for each in self.reshards.get(-1, ()))
 
     @property
     def collectives(self) -> tuple[Reshard, ...]:
-        """What crosses between devices in one run of all ops; what several ops need alike crosses once."""
+        """The collectives in one run of all ops, without repetitions."""
         return list_crossing(self.reshards)
 
     @property

@@ -21,15 +21,15 @@ Numbers: TypeAlias = "NDArray[np.float32]"
 
 
 class Outer(ABC):
-    """What is done with the mean of the clusters' differences."""
+    """An outer optimizer of local SGD, applied to the mean of the clusters' differences."""
 
     @abstractmethod
     def init(self, weights: Numbers) -> Any:
-        """What it remembers at the beginning."""
+        """The initial state."""
 
     @abstractmethod
     def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
-        """The new weights, and what it remembers of them."""
+        """The new weights and state."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Average(Outer):
         return None
 
     def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
-        """Where the clusters are in the mean."""
+        """Move to the mean of the clusters' weights."""
         return weights - gradient, state
 
 
@@ -75,7 +75,7 @@ class Nesterov(Outer):
             raise OptionError(f"Nesterov(momentum={self.momentum!r}) is no momentum", why=why, mend="momentum=0.9")
 
     def init(self, weights: Numbers) -> Any:
-        """It stands still."""
+        """Zero momentum."""
         still = weights.copy()
         still.fill(0.0)
         return still
@@ -92,7 +92,7 @@ NAMED: dict[str, Outer] = {"nesterov": Nesterov(), "average": Average()}
 
 
 def text(outer: Outer) -> str:
-    """An outer optimizer in words: its name where it is one of those that have one.
+    """The text of an outer optimizer: its name, if it equals a named one.
 
     >>> text(Nesterov()), text(Nesterov(rate=0.5))
     ('nesterov', 'Nesterov(rate=0.5, momentum=0.9)')

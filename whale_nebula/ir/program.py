@@ -124,7 +124,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Holder:
-    """What the user's code got for the gradient of one source: a dense tensor, or values and indices."""
+    """The gradient of one source as the user's code received it: a dense tensor, or values and indices."""
 
     source: int
     values: tuple[Value, ...]
@@ -181,7 +181,7 @@ class GradientPart:
 
     @property
     def concatenated(self) -> bool:
-        """Whether its slices over a step are those of all micro-batches, one after the other."""
+        """Whether its slices over a step are concatenated over micro-batches rather than summed."""
         return self.sparse and self.merge == ROWS
 
 
@@ -210,7 +210,7 @@ class Request:
     merges: tuple[str, ...] = ()
 
     def key_of(self, part: GradientPart) -> PartKey:
-        """What identifies a part of this request within the program."""
+        """The key of a part of this request within the program."""
         return self.index, part.source, part.stage, part.term
 
     @property
@@ -221,7 +221,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a step is cut along its batch."""
+    """How a step is divided along its batch."""
 
     micro_batch: int = 1
     schedule: str = "eager-1f1b"
@@ -232,7 +232,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Program:
-    """A captured step: the graph with its gradients inside, and what the capture knows about it.
+    """A captured step: the graph with its gradients, and the annotations of the capture.
 
     `labels` says for an op which stage (its number) runs it; `weights` are what `nb.loss_weight` was given;
     `compressions` are the ways forward and backward by the number that `Op.compress` holds, and `masks` what Keras
@@ -292,7 +292,7 @@ class Program:
 
     @cached_property
     def variable_ops(self) -> dict[int, Variable]:
-        """Op index to the variable whose handle it holds."""
+        """The variables by the index of the op that holds their handle."""
         return {variable.op: variable for variable in self.variables}
 
 
@@ -322,7 +322,7 @@ class Constraints:
     unplanned: str = ""
 
     def words(self) -> list[str]:
-        """What of it holds, in words.
+        """The effective constraints in words.
 
         >>> Constraints((Written("a", "nb.stage() at train.py:3", ("gpu",), 2),), micro_batch=4).words()
         ['nb.stage() at train.py:3 (gpu, 2 replicas)', '4 micro-batches']

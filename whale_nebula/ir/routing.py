@@ -18,7 +18,7 @@ NEAR = 1.05
 
 
 def shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
-    """How many of `count` micro-batches each replica takes, so that the last one is done as early as can be.
+    """The number of micro-batches of each replica, out of `count`, that minimises the finishing time.
 
     Each goes to who would be done with it first. Everyone has at least one, where there are enough.
 
@@ -52,7 +52,7 @@ def order(given: Sequence[int]) -> Order:
 
 
 def order_by_speed(speeds: Sequence[float], count: int) -> Order:
-    """The order of a stage whose replicas have these speeds; the plain one where none is known, or all are alike.
+    """The assignment order of a stage with replicas of these speeds; round robin if speeds are unknown or equal.
 
     >>> order_by_speed([1, 2], 3), order_by_speed([2, 2], 3), order_by_speed([], 3)
     ((1, 0, 1), (), ())
@@ -61,7 +61,7 @@ def order_by_speed(speeds: Sequence[float], count: int) -> Order:
 
 
 def take_counts(given: Order, replicas: int, count: int) -> tuple[int, ...]:
-    """How many of `count` micro-batches each of so many replicas takes by an order.
+    """How many of `count` micro-batches each replica takes by an order.
 
     >>> take_counts((1, 0, 1), 2, 4), take_counts((), 3, 4)
     ((1, 3), (2, 1, 1))
@@ -85,7 +85,7 @@ def spacing(given: Order, replicas: int, *, least: bool = False) -> float:
 
 
 def times_of_shares(given: Sequence[int], speeds: Sequence[float]) -> tuple[float, ...]:
-    """How long each replica works on its share, where a speed of one does one micro-batch in a second.
+    """The time of each replica for its share; a replica of speed 1 takes a second for a micro-batch.
 
     >>> times_of_shares([1, 3], [1, 2])
     (1.0, 1.5)
@@ -94,7 +94,7 @@ def times_of_shares(given: Sequence[int], speeds: Sequence[float]) -> tuple[floa
 
 
 def excess(speeds: Sequence[float], count: int) -> float:
-    """How many times as long as the ideal a stage takes, because micro-batches are whole.
+    """The time of a stage relative to the ideal, as micro-batches are indivisible.
 
     >>> excess([1, 2], 3), excess([1, 2], 2)
     (1.0, 1.5)
@@ -103,8 +103,8 @@ def excess(speeds: Sequence[float], count: int) -> float:
 
 
 def enough(stages: Sequence[Sequence[float]], least: int = 1) -> int:
-    """The smallest number of micro-batches, from `least` up, with which the shares of all stages are near enough to
-    their speeds; where none within reason is, the one that comes nearest.
+    """The smallest number of micro-batches from `least` on with which the shares of all stages are close enough to
+    their speeds; otherwise the closest within reason.
 
     >>> enough([[1, 2]]), enough([[1, 8]]), enough([[1, 2], [1, 3]]), enough([[1, 1]], least=2), enough([])
     (3, 9, 9, 2, 1)
@@ -125,7 +125,7 @@ class Seat(NamedTuple):
 
 
 def row_name(stage: str, replicas: int, replica: int) -> str:
-    """What a stage's row is called in drawings and reports, or its replica's where it has several.
+    """The name of a stage in drawings and reports, or of its replica if it has several.
 
     >>> row_name("npu", 2, 1), row_name("gpu", 1, 0)
     ('npu.1', 'gpu')
@@ -165,7 +165,7 @@ class Routing:
         return order[micro_batch % len(order)] if order else micro_batch % len(self.hosts[stage])
 
     def host(self, stage: int, micro_batch: int) -> str:
-        """Where a stage takes a micro-batch."""
+        """The host of a stage for a micro-batch."""
         return self.hosts[stage][self.replica(stage, micro_batch)]
 
     def of(self, stage: int) -> tuple[str, ...]:

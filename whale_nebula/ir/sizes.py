@@ -28,7 +28,7 @@ _WHOLE = frozenset({"int32", "int64", "bool"})
 
 @dataclass
 class Sizes:
-    """The shapes of a graph's values; `rows` stands for every size that nothing tells.
+    """Shape inference over a graph; `rows` stands for every size that cannot be inferred.
 
     `shapes` may hold what is known from elsewhere; `like` says of an op that holds a tensor which one it is like.
     """
@@ -54,17 +54,17 @@ class Sizes:
         return self
 
     def shape(self, value: Value) -> Shape:
-        """The shape of a value; one that was not followed has `rows` wherever a size is open."""
+        """The shape of a value, with `rows` for open sizes if it was not inferred."""
         found = self.shapes.get(value)
         return self.graph.spec(value).sized(self.rows) if found is None else found
 
     def nbytes(self, value: Value) -> int:
-        """The bytes of a value; 0 for what is no plain tensor (a handle, a list of tensors)."""
+        """The bytes of a value; 0 for one that is no plain tensor (a handle, a list of tensors)."""
         spec = self.graph.spec(value)
         return 0 if spec.dtype in ("resource", "variant") else Spec(spec.dtype, self.shape(value)).nbytes()
 
     def site(self, op: Op) -> Site:
-        """An op with what is known of its inputs."""
+        """An op with known properties of its inputs."""
         return Site(op, tuple(map(self.shape, op.inputs)), tuple(self.numbers.get(value) for value in op.inputs))
 
     def _visit(self, op: Op) -> None:
@@ -99,7 +99,7 @@ def _is_followed(spec: Spec) -> bool:
 
 
 def _is_settled(op: Op) -> bool:
-    """Nothing to find out: all sizes are written down, and nobody computes with the numbers."""
+    """Whether nothing has to be inferred: all sizes are static, and no op computes with them."""
     for spec in op.outputs:
         if spec.shape is None or None in spec.shape or (_is_followed(spec) and math.prod(spec.sized(0)) <= MOST):
             return False
@@ -138,7 +138,9 @@ def _match_input(site: Site, spec: Spec, open_size: int) -> Shape:
 
 
 def _require_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *numbers: int) -> Rule:
-    """A rule that takes the op's site, its first so many shapes and the numbers of these inputs, all of them known."""
+    """Wrap a rule that takes the op's site, its first shapes and the values of these inputs, all of which must be
+    known.
+    """
 
     def rule(site: Site) -> Shape | list[Shape] | None:
         given = [*site.shapes[:shapes], *(site.numbers[place] for place in numbers)]
@@ -148,7 +150,7 @@ def _require_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *nu
 
 
 def _shape_from_input(place: int) -> Rule:
-    """An input says what the shape is."""
+    """Rule of ops whose shape is given by the values of an input."""
     return lambda site: site.numbers[place]
 
 
@@ -313,7 +315,7 @@ def is_sized(cut: Cut) -> bool:
 
 
 def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
-    """The plan with the sizes of what crosses filled in, for inputs of these shapes with so many rows each."""
+    """The cut with sizes of crossings filled in, for inputs of these shapes and rows."""
     program = cut.program
     leaves = {
         Value(leaf.op): (rows, *shape[1:]) if leaf.batched else tuple(shape)
@@ -335,7 +337,9 @@ def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
 
 
 def _open_crossings(cut: Cut) -> dict[Value, Value]:
-    """What crosses between stages, there and back, with more than its rows open; a gradient is like its boundary."""
+    """The crossings between stages, in both directions, with open axes other than rows; a gradient is like its
+    boundary.
+    """
     back = {flow.gradient: flow.boundary for request in cut.program.requests for flow in request.flows}
     crossing = {**{boundary.value: boundary.value for boundary in cut.boundaries}, **back}
     shapes = {value: cut.program.graph.spec(value).shape for value in crossing}
@@ -351,14 +355,14 @@ _CHOOSES = frozenset({
 
 @dataclass
 class Exchanged:
-    """Sizes of what a Cut exchanges; `shapes` are those of a batch's leaves, where one is at hand."""
+    """Sizes of a Cut's exchanges; `shapes` are those of a batch's leaves, if known."""
 
     cut: Cut
     shapes: Sequence[tuple[int, ...]] = ()
     _rows: dict[tuple[Value, int], int | None] = field(default_factory=dict)
 
     def nbytes(self, each: Exchange, counts: Sequence[int]) -> int | None:
-        """Bytes of it in a step whose micro-batches have `counts` rows; None where only the step knows."""
+        """Bytes of an exchange in a step whose micro-batches have `counts` rows; None if only the step knows."""
         if each.part is None:
             shape = each.spec.shape
             return None if shape is None or None in shape[1:] else each.spec.nbytes(unknown=sum(counts))
@@ -371,7 +375,7 @@ class Exchanged:
         return None if rows is None or row is None else rows * row
 
     def at_most(self, each: Exchange) -> bool:
-        """Whether there may be less of it than `nbytes` says, because values decide how many rows there are."""
+        """Whether `nbytes` is only an upper bound, as values decide the number of rows."""
         if each.part is None:
             return False
         part, _ = self._part(each.part)
@@ -389,7 +393,7 @@ class Exchanged:
         return sum(known) if len(known) == len(found) else None
 
     def _count_rows(self, indices: Value, rows: int) -> int | None:
-        """How many rows a micro-batch of so many lists."""
+        """The number of rows that a micro-batch lists."""
         if (indices, rows) in self._rows:
             return self._rows[indices, rows]
         graph, program = self.cut.program.graph, self.cut.program
@@ -406,7 +410,7 @@ class Exchanged:
         return found
 
     def _leaf(self, number: int, leaf: Leaf, rows: int) -> Shape | None:
-        """The shape of a leaf in a micro-batch of so many rows."""
+        """The shape of a leaf in a micro-batch."""
         shape = self.shapes[number] if self.shapes else leaf.spec.shape
         if shape is None:
             return None

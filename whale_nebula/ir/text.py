@@ -232,7 +232,7 @@ def _join(parts: Iterable[str]) -> str:
 
 
 class _Mark(NamedTuple):
-    """How a field of an op is written behind its outputs, "" where there is nothing to say, and read again."""
+    """The text form of an op's field, after its outputs: how it is written ("" for the default) and parsed."""
 
     pattern: str
     write: Callable[[Any], str]

@@ -1,4 +1,4 @@
-"""Who a worker process is: what its launcher tells it, in one environment variable with a JSON object."""
+"""Identity of a worker process, which its launcher passes in one environment variable as a JSON object."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VARIABLE = "WHALE_NEBULA_WORKER"
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a worker is, whom it is connected to, and how it notices that its launcher is gone.
+    """Identity of a worker: its name, its connections, and the pipe by which it notices that its launcher has ended.
 
     `peers` are the clusters of all other workers, and `addresses` where these listen. `leash` is the file descriptor of
     a pipe that the launcher holds open as long as it lives, `pulse` that of the pipe into which the worker's heart
@@ -99,7 +99,7 @@ class Identity:
         return found
 
     def _find_fault(self) -> str:
-        """What does not fit together. Nothing that was left out may turn off certificates."""
+        """The first inconsistency of the fields, or "". No missing field may disable certificates."""
         if self.listen is not None and (self.security is None) != (self.insecure is True):
             return "a worker that listens has certificates, or is told to be insecure: one of the two"
         if self.listen is None and self.peers:
@@ -117,7 +117,7 @@ class Identity:
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """All workers of the config, as they are numbered on links: those too without which the run goes on."""
+        """All workers of the config, as links number them, including those that the run does without."""
         return tuple(sorted((*self.workers, *self.absent)))
 
     @property
@@ -129,7 +129,7 @@ class Identity:
         return {cluster: running[cluster] for cluster in map(cluster_of, self.everyone)}
 
     def read_asked(self) -> dict[str, int]:
-        """With how many workers of which clusters the launcher wants the run to go on."""
+        """The numbers of workers by cluster that the launcher requests for the next start."""
         if self.asked is None or not os.path.exists(self.asked):
             return {}
         with open(self.asked, encoding="utf-8") as file:
@@ -147,8 +147,8 @@ EXIT_ORPHANED = 71
 
 @dataclass(frozen=True)
 class Attachment(Identity):
-    """The identity of this very process: `heart` beats where the launcher listens, and `picture` is what is drawn on
-    the launcher's terminal, if it has one.
+    """The identity of this process, with `heart`, which sends heartbeats to the launcher, and `picture`, which draws on
+    its terminal, if it has one.
     """
 
     heart: Heart | None = field(default=None, compare=False, repr=False)
@@ -157,7 +157,7 @@ class Attachment(Identity):
 
 @functools.cache
 def attach() -> Attachment | None:
-    """What the launcher has told this process, or None where no launcher started it; the same at every call.
+    """The attachment of this process to its launcher, or None without a launcher; cached.
 
     From the first call on the process ends itself when its launcher is gone: no worker outlives its run. And its
     heart beats, where the launcher listens for it, until all is done that Python does at its exit.

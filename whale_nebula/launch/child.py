@@ -52,7 +52,7 @@ def _prepare(attachment: Attachment) -> None:
 
 
 def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:
-    """By what a script ended: the last that is on its standard error, at once, and with the worker's name."""
+    """Write the reason of a script's end to standard error, unbuffered, with the worker's name."""
     sys.stderr.write(f"{ends_by(worker)}\n{select_own_lines(failure, path)}")
     sys.stderr.flush()
 
@@ -69,7 +69,7 @@ def _note_code(attachment: Attachment | None, code: int | None, failure: BaseExc
 
 
 def exit_code(failure: BaseException) -> int | None:
-    """With which code Python ends by an error that nobody caught; None where it ends by a signal.
+    """The exit code of Python after an uncaught error; None if the process ends by a signal.
 
     >>> ends = ValueError(), SystemExit(75), SystemExit(), SystemExit("no"), KeyboardInterrupt()
     >>> [exit_code(each) for each in ends]
@@ -81,7 +81,7 @@ def exit_code(failure: BaseException) -> int | None:
 
 
 def _tell(failure: BaseException, attachment: Attachment | None) -> None:
-    """Those who do not leave with us must know that we are gone."""
+    """Tell other processes that this one has ended, unless they leave with it."""
     if isinstance(failure, Leaving) and attachment is not None:
         sys.stderr.write(f"whale-nebula: worker {attachment.worker} leaves: {failure}\n")
         if departure.agreed:

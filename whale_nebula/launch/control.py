@@ -1,4 +1,4 @@
-"""The launcher's local socket: who may open it asks there by HTTP how the run is, or for other workers.
+"""The launcher's local control socket: status, metrics and commands by HTTP, for those who may open the socket.
 
 `curl --unix-socket PATH http://run/status`, and there `/metrics`, `-X POST .../resize?npu=1`, `-X POST .../preempt`.
 The socket is a file that only this user may open; nothing listens on a network.
@@ -10,13 +10,12 @@ import contextlib
 import json
 import os
 import socketserver
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from whale_nebula.errors import ConfigError, NebulaError, OptionError
+from whale_nebula.report.prometheus import Handler, serve_in_thread
 
 Answer = Mapping[str, Any] | str
 Action = Callable[[Mapping[str, str]], Answer]
@@ -29,16 +28,15 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     post: Mapping[str, Action]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: _Server
-    server_version, sys_version = "whale-nebula", ""
 
     def do_GET(self) -> None:
-        """Answer what the state is."""
+        """Answer a query of the state."""
         self._answer(self.server.get)
 
     def do_POST(self) -> None:
-        """Do something."""
+        """Execute a command."""
         self._answer(self.server.post)
 
     def _answer(self, actions: Mapping[str, Action]) -> None:
@@ -54,20 +52,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, {"error": str(error)})
 
     def _send(self, code: int, answer: Answer) -> None:
-        text = isinstance(answer, str)
-        content = (answer if isinstance(answer, str) else json.dumps(answer) + "\n").encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "text/plain; charset=utf-8" if text else "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        if isinstance(answer, str):
+            self.send(code, "text/plain; charset=utf-8", answer)
+        else:
+            self.send(code, "application/json", json.dumps(answer) + "\n")
 
     def address_string(self) -> str:
         """A Unix socket has no address."""
         return "local"
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as its base class has it
-        """Say nothing: who asks gets the answer."""
 
 
 @contextlib.contextmanager
@@ -85,13 +77,10 @@ def listen_locally(path: str, get: Mapping[str, Action], post: Mapping[str, Acti
     finally:
         os.umask(before)
     server.get, server.post = get, post
-    thread = threading.Thread(target=server.serve_forever, name="nebula-control", daemon=True)
-    thread.start()
     try:
-        yield
+        with serve_in_thread(server, "nebula-control"):
+            yield
     finally:
-        server.shutdown()
-        server.server_close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

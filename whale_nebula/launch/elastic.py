@@ -1,4 +1,4 @@
-"""How many workers of each cluster a run goes on with, where the config lets that change.
+"""Elastic number of workers of each cluster, within the limits of the config.
 
 Where several launchers start them, each says how many there are of the clusters that it starts. Workers tell their
 launchers what others have said: as they leave, or when they meet. A cluster that always stays is a part of every group
@@ -22,12 +22,12 @@ from whale_nebula.launch.restarts import Failure
 from whale_nebula.plain import write_json
 
 _LOST = 2
-"""A worker that fails first in so many starts, one after the other, is not expected to come back."""
+"""The number of consecutive starts in which a worker may fail first before it is excluded."""
 
 
 @dataclass
 class Sizes:
-    """The number of workers of each cluster: `now`, and as it is `asked` for, which counts from the next start on.
+    """The number of workers of each cluster: `now`, and as requested (`asked`), which applies from the next start on.
 
     `listed` is how many the config names, `needed` are those who have what nobody else has. What is `wished` here is
     asked for once workers have told it those of other launchers: it is written to the file `path`, from which workers
@@ -69,7 +69,7 @@ class Sizes:
                 )
 
     def _check_launchers(self) -> None:
-        """What cannot be where workers are started by several launchers."""
+        """Refuse what is not supported where several launchers start workers."""
         torn = next((c for c in self.config.elastic if 0 < self._count_here(c) < self.listed.get(c, 0)), None)
         if torn is not None:
             raise NotYetError(
@@ -93,7 +93,7 @@ class Sizes:
         return sum(cluster_of(worker) == cluster for worker in self.placement.here)
 
     def ask(self, counts: Mapping[str, int]) -> bool:
-        """Ask for numbers of workers of clusters; gives whether they differ from those that run."""
+        """Request numbers of workers of clusters; returns whether they differ from the running ones."""
         for cluster, count in counts.items():
             self._check_asked(cluster, count)
         with self._lock:
@@ -106,13 +106,13 @@ class Sizes:
             return any(count != self.now[cluster] for cluster, count in self.wished.items())
 
     def _write(self) -> None:
-        """Leave word for the workers, which tell it with their next step."""
+        """Write the request to a file, which workers read and announce with their next step."""
         if self.path is not None:
             write_json(self.path, {name: count for name, count in self.wished.items() if count != self.now[name]})
 
     def hear(self, result: Result) -> str:
-        """Take in with how many workers the others go on, as workers have told, and what is wished here where they took
-        no step to tell it; gives a sentence, if that is news.
+        """Adopt the numbers of workers that workers have announced and, if they took no step to announce it, the
+        request made here; returns a sentence if something changes.
         """
         told: dict[str, int] = {}
         for outcome in result.outcomes.values():
@@ -129,7 +129,7 @@ class Sizes:
             return self.describe_change() if told else ""
 
     def describe_change(self) -> str:
-        """With how many workers the next start is, in a sentence, if with others than there are."""
+        """A sentence on the numbers of workers of the next start, if they change."""
         return "" if self.asked == self.now else f"the run goes on with {list_counts(self.asked)}"
 
     def _check_asked(self, cluster: str, count: int) -> None:
@@ -148,9 +148,9 @@ class Sizes:
             )
 
     def note_failure(self, failure: Failure, further: bool = False) -> str:
-        """A worker has failed first, in a start that got `further` than those before or not. One that does so again and
-        again, and comes no further, is left out of the next start, where its cluster may do without it; so is the whole
-        cluster of a worker that another launcher should have started. Gives a sentence about it.
+        """Record the first worker that failed in a start, which got `further` than those before or not. A worker that
+        fails repeatedly without progress is excluded from the next start, if its cluster may run without it; so is the
+        whole cluster of a worker that another launcher should have started. Returns a sentence on it.
         """
         missed = cluster_of(failure.lost) if failure.lost else ""
         away = missed in self.listed and missed not in self.own
@@ -188,6 +188,6 @@ class Sizes:
         return int(worker.rpartition("/")[2]) < self.now[cluster_of(worker)]
 
     def describe(self) -> Mapping[str, object]:
-        """What there is, as JSON has it."""
+        """The state as JSON."""
         limits = {name: [each.least, each.most] for name, each in self.config.elastic.items()}
         return {"workers": dict(self.now), "asked": {**self.asked, **self.wished}, "limits": limits}

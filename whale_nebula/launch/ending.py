@@ -1,4 +1,4 @@
-"""How a worker ends: with all others, when it is asked to, or by an error that its launcher tells.
+"""How a worker ends: with all others on request, or by an error that its launcher prints.
 
 On SIGTERM, SIGINT or SIGHUP all workers leave together between two steps. Who was asked says so with its next
 step. When that step is over all know, and each leaves before it begins another: so all have taken the same steps. A
@@ -30,7 +30,7 @@ _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Leaving(SystemExit):
-    """The end of a worker that was asked to leave, or that leaves with another.
+    """Exit of a worker on request, or together with another one.
 
     >>> str(Leaving("SIGTERM")), Leaving("SIGTERM").code
     ('SIGTERM', 75)
@@ -50,8 +50,8 @@ _COUNT = re.compile(r"([A-Za-z0-9][\w.-]*)=(\d{1,9})")
 
 
 class Departure:
-    """What this process knows of leaving: whether it was asked to, and whether all have agreed to; and with how many
-    workers of which clusters the run goes on then (`counts`). `find_counts` gives what the launcher wants of that.
+    """Agreement of the workers on leaving: whether this process was asked to, whether all have agreed, and the numbers
+    of workers with which the run continues (`counts`). `find_counts` reads those that the launcher requests.
 
     >>> departure = Departure()
     >>> departure.begin()  # a step
@@ -84,12 +84,15 @@ class Departure:
             raise Leaving(f"it was asked to end before its first step: {why}")
 
     def note_arrival(self, counts: Mapping[str, int]) -> None:
-        """Workers have come without which the run goes on: leave after a step, to be started again with them."""
+        """Workers have become available without which the run continued: leave after a step, to be
+        restarted with them.
+        """
         self._arrived.update(counts)
 
     @property
     def word(self) -> str | None:
-        """What others are told: why this process was asked, and with how many workers the run shall go on.
+        """What this process tells the others: why it was asked to leave, and the numbers of workers with which the run
+        shall continue.
 
         >>> departure = Departure()
         >>> departure.note_arrival({"npu": 1})
@@ -110,7 +113,7 @@ class Departure:
         self._stepping = True
 
     def settle(self, asked: Mapping[str, object]) -> None:
-        """A step is over in which each worker said whether it was asked to leave (its `word`): all now know the same.
+        """Conclude a step in which every worker told its `word`: all workers now have the same state.
 
         >>> departure = Departure()
         >>> departure.settle({"gpu/0": "SIGTERM npu=1", "npu/0": None})
@@ -135,7 +138,8 @@ departure = Departure()
 
 
 def leave_on_signals() -> None:
-    """Let SIGTERM and SIGINT, and SIGHUP unless it is ignored (nohup), ask this process to leave; more say nothing new.
+    """Let SIGTERM and SIGINT, and SIGHUP unless it is ignored (nohup), request this process to leave; repeated signals
+    have no effect.
 
     Some platforms signal the launcher and the workers alike, and the launcher passes on what it gets. Who is in a
     hurry tells the launcher twice: it kills. A process that this one forks, such as one that reads data, ends by a
@@ -187,7 +191,7 @@ def ends_by(worker: str) -> str:
 
 
 class Kept:
-    r"""Finds, line by line, the lines that a launcher keeps back: those of our error that ends the worker.
+    r"""Filter of the lines that a launcher holds back: the error of this library by which the worker ends.
 
     >>> kept = Kept("gpu/0")
     >>> lines = [ends_by("gpu/0"), "Traceback", "whale_nebula.errors.StateError: NB-305 no", "  mend: x", "after"]
@@ -208,7 +212,7 @@ class Kept:
 
 
 def last_sentence(errors: str) -> str:
-    r"""The last word of a process and, where it has them, its reason and its mend: the lines that stand under it.
+    r"""The last message of a process with its reason and mend, which are the indented lines below it.
 
     >>> print(last_sentence("Traceback ...\nConfigError: NB-500 no\n  why: so\n       it is\n  mend: look\ngone\n"))
     NB-500 no
@@ -223,7 +227,7 @@ def last_sentence(errors: str) -> str:
 
 
 def last_word(errors: str) -> str:
-    r"""The line in which a process most likely said why it ended: the last with an error's code, or the last there is.
+    r"""The line that most likely tells why a process ended: the last with an error's code, otherwise the last line.
 
     >>> last_word("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n  mend: look\n")
     "NB-401 worker 'npu/0' is gone"
@@ -260,7 +264,7 @@ _PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def select_own_lines(error: BaseException, path: str) -> str:
-    """The traceback of an error that the script at `path` has ended by; what is above its first line is ours.
+    """The part of a traceback that begins in the script at `path`; frames of this library above are removed.
 
     Our own errors say where and why; of their tracebacks only the user's lines are worth reading. Where there are
     none, as where the script only calls another library, all lines stand.

@@ -1,6 +1,4 @@
-"""What a launcher keeps for a run on this machine: folders of its own, the credentials of a secured run, and gateway
-processes.
-"""
+"""Resources of a run on this host: temporary folders, credentials of a secured run, and gateway processes."""
 
 from __future__ import annotations
 
@@ -61,8 +59,8 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it, whi
 
 @contextlib.contextmanager
 def open_memory(home: Path = MEMORY) -> Iterator[str | None]:
-    """A folder in the memory of this host, which lives as long as the launcher: what workers keep there outlives them.
-    None where this host has no file system in memory.
+    """A folder in a file system in memory, which lives as long as the launcher and so outlives workers. None if this
+    host has no such file system.
     """
     if not os.access(home, os.W_OK):
         yield None
@@ -94,14 +92,12 @@ def configured_files(config: Config, workers: Iterable[str], path: str | None) -
 
 
 def find_base(path: str | None) -> Path:
-    """The folder of a config; this one where there is none."""
+    """The folder of a config's file; the current one if it has none."""
     return Path.cwd() if path is None else Path(os.path.abspath(path)).parent
 
 
 def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
-    """Read them all once, so that what is wrong is said before anything is started: whose they are, too. Gives the
-    account that all of them name.
-    """
+    """Validate all credentials before anything is started, also whose they are; returns the account that they name."""
     tenants: dict[Tenant | None, str] = {}
     for worker, each in files.items():
         credentials = Credentials.of(each)
@@ -120,8 +116,8 @@ def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
 
 
 def listen_here(config: Config, placement: Placement, tell: Callable[[str], None]) -> dict[str, str]:
-    """Where the workers of this host listen. Only who asks for certificates may listen more widely than the config
-    says.
+    """The addresses at which workers of this host listen. Only secured workers may listen on more interfaces than the
+    config names.
     """
     own = config.clusters.get(cluster_of(placement.here[0]))
     found = listening(placement, written=own is not None and bool(own.workers))
@@ -148,8 +144,8 @@ def check_names(config: Config, workers: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def issue_for_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Files]]:
-    """An authority that nobody else has, and a certificate of it for each worker: in a folder that only this user
-    can open, and that is gone at the end. Its key is never written.
+    """Create a temporary authority and a certificate for each worker, in a folder that only this user can read and that
+    is deleted at the end. The authority's key is never written.
     """
     if config.security.insecure:
         yield {}
@@ -166,12 +162,12 @@ _COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--told")
 
 
 def names(config: Config) -> list[str]:
-    """What the gateways of a config are called."""
+    """The names of a config's gateways."""
     return [f"{cluster.name}/gateway" for cluster in config.clusters.values() if cluster.gateway is not None]
 
 
 def check(config: Config, cluster: str) -> None:
-    """Whether a cluster without a gateway is in a run with one that has one: its workers would be let in nowhere."""
+    """Refuse a run in which a cluster without a gateway meets one with a gateway, which would reject its workers."""
     own = config.clusters.get(cluster)
     others = [each.name for each in config.clusters.values() if each.gateway is not None]
     if own is not None and own.gateway is None and others:
@@ -200,7 +196,7 @@ def place_gateways(config: Config, local: Callable[[str], bool]) -> Config:
 
 
 def sites(config: Config, placement: Placement, security: Mapping[str, Files], folder: Path) -> dict[str, Site]:
-    """What each gateway is told, by its name; audit logs are written in `folder`."""
+    """The configuration of each gateway by name; audit logs are written to `folder`."""
     identities = {name: Identity.of_worker(config.run_name, name) for name in names(config)}
     listens = {name: str(config.clusters[cluster_of(name)].gateway) for name in identities}
     workers = dict(placement.addresses)
@@ -211,7 +207,7 @@ def sites(config: Config, placement: Placement, security: Mapping[str, Files], f
 
 
 def start(site: Site) -> subprocess.Popen[bytes]:
-    """A gateway as a process of its own. It ends when its standard input does, so it never outlives who started it."""
+    """Start a gateway process. It ends when its standard input closes, so it never outlives its parent."""
     process = subprocess.Popen(
         _COMMAND,
         stdin=subprocess.PIPE,
@@ -233,8 +229,8 @@ def running(
     restarts: Restarts | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
-    """All gateways of a run, each listening, and none afterwards; their audit logs go with them. They outlive the
-    workers, and one that ends meanwhile is started again, as often as `restarts` allow.
+    """Run all gateways, listening, while this is open, and merge their audit logs. Gateways outlive workers; one that
+    fails is restarted, as often as `restarts` allow.
     """
     with make_private_folder() as folder:
         watched: list[Watched] = []
@@ -251,7 +247,7 @@ def running(
 
 
 class Watched:
-    """A gateway that is started again when its process ends, until `stop_watching`."""
+    """A gateway process that is restarted when it ends, until `stop_watching`."""
 
     def __init__(self, name: str, site: Site, restarts: Restarts, tell: Callable[[str], None]) -> None:
         self.name = name

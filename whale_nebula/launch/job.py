@@ -1,4 +1,4 @@
-"""Supervise the running workers of a run on this machine: watch, interrupt and end them."""
+"""Supervise the running workers of a run on this host: watch, interrupt and kill them."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class Reader(Protocol):
-    """Reads what a process writes."""
+    """Consumer of a process's output."""
 
     def close(self) -> tuple[str, str]:
-        """The process has ended: what is kept of its output and of its errors."""
+        """Called when the process has ended: returns the retained output and errors."""
 
 
 class Keeper(Protocol):
-    """Keeps processes to what they may use."""
+    """Enforces resource limits on processes."""
 
     def admit(self, process: int) -> None:
         """A process was just started."""
 
     def find_excess(self, workers: Collection[int]) -> str:
-        """What these and all that they have started use too much of, in words; it is called often."""
+        """The limit that these processes and their descendants exceed, in words, or "". Called often."""
 
     def explain_kill(self) -> str:
-        """Why the kernel has killed one of them, if it has."""
+        """Why the kernel has killed one of them, or ""."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one worker ended: its exit code (negative: the signal that ended it), what it wrote, and what it has told."""
+    """How one worker ended: exit code (negative: the signal), output, and what it told its launcher."""
 
     worker: str
     code: int
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended. `culprit` is the worker that failed first, `late` says that the deadline passed.
+    """How a job ended. `culprit` is the worker that failed first; `late` means that the deadline passed.
 
     `frozen` are those that were killed because their hearts stood still while they worked. Those that had said their
     last word and did not end after it are killed, too; their exit code is the one that they said. `trained` is for how
@@ -139,11 +139,11 @@ class Job:
         return any(each.stepped is not None for each in self._ward.told.values())
 
     def signal(self, worker: str, number: int) -> None:
-        """Send a signal to one worker (and not to what it started)."""
+        """Send a signal to one worker, but not to its children."""
         self._processes[worker].send_signal(number)
 
     def ask(self, number: int, seconds: float) -> None:
-        """Ask every worker to leave by a signal, and give them so long for it. A signal handler may call it."""
+        """Ask all workers to leave by a signal, with a deadline. Safe to call in a signal handler."""
         self._limit = min(self._limit, time.monotonic() + seconds)
         for worker in self._processes:
             self.signal(worker, number)
@@ -154,7 +154,7 @@ class Job:
         self._signal(self._processes.values(), signal.SIGKILL)
 
     def _kill_frozen(self, worker: str) -> None:
-        """End a worker whose heart stands still; no gentler signal would reach it."""
+        """Kill a worker whose heartbeat has stopped; it would not handle another signal."""
         if self._processes[worker].poll() is not None:
             return
         if self._ward.told[worker].ends:
@@ -166,7 +166,7 @@ class Job:
         self._signal([self._processes[worker]], signal.SIGKILL)
 
     def _keep(self, keeper: Keeper) -> None:
-        """End all workers, and what they have started, once that uses too much."""
+        """Kill all workers and their descendants when they exceed a limit."""
         while not self._over.wait(_LOOK_SECONDS):
             workers = [process.pid for process in self._processes.values() if process.poll() is None]
             excess = ""
@@ -181,7 +181,7 @@ class Job:
                 return
 
     def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
-        """Wait until all workers have ended, at most `deadline` seconds; then whoever still runs is killed.
+        """Wait until all workers have ended, at most `deadline` seconds; then kill the rest.
 
         When one fails, the others have `grace` seconds to notice, to report and to end by themselves; when one leaves,
         they have `patience` seconds to leave with it.
@@ -220,20 +220,20 @@ class Job:
             return "" if left > 3600.0 else None
 
     def _culprit(self, order: Iterable[str]) -> str | None:
-        """Who failed first; who only left is the culprit where nobody failed."""
+        """The worker that failed first; one that merely left only if none failed."""
         bad = [name for name in order if self._code(name) != 0]
         failed = [name for name in bad if self._code(name) != EXIT_LEFT]
         return next(iter(failed or bad), None)
 
     def _code(self, name: str) -> int:
-        """The exit code of a worker; the one that it said with its last word, if it was killed after that."""
+        """The exit code of a worker; the one that it announced, if it was killed afterwards."""
         code = self._processes[name].returncode
         code = -signal.SIGKILL if code is None else code
         said = self._ward.told[name].code if code in _BY_US else None
         return code if said is None else said
 
     def kill(self, *, gently: bool = False) -> None:
-        """End every worker that still runs, and what it started: with SIGKILL, if `gently` after SIGTERM."""
+        """Kill all running workers and their descendants: with SIGKILL, if `gently` after SIGTERM."""
         if gently:
             self._signal(self._processes.values(), signal.SIGTERM)
             self._await_all(_TERM_SECONDS)
@@ -257,7 +257,7 @@ class Job:
                 process.wait(max(0.0, limit - time.monotonic()))
 
     def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """What a worker has started ends with it."""
+        """Kill a worker's descendants when it ends."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if process.returncode is None:
@@ -280,7 +280,7 @@ LINGER_SECONDS = 1.0
 
 
 def signal_group(group: int, number: int) -> None:
-    """Send a signal to all of a group, if there is anybody."""
+    """Send a signal to a process group, if it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
@@ -305,7 +305,7 @@ def list_alive() -> Iterator[tuple[int, int, int]]:
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that a process has started, and those that they have, in whatever group or session they are.
+    """All descendants of a process, in whatever group or session.
 
     >>> os.getpid() in descendants(os.getppid())
     True
@@ -320,8 +320,8 @@ def descendants(process: int) -> list[int]:
 
 
 def end_descendants(process: int) -> None:
-    """Kill all that a process has started, also what is in a session of its own. A daemon whose parent has ended is not
-    found.
+    """Kill all descendants of a process, also those in another session. A daemon whose parent has
+    ended is not found.
     """
     limit = time.monotonic() + LINGER_SECONDS
     while (found := descendants(process)) and time.monotonic() < limit:
@@ -330,14 +330,14 @@ def end_descendants(process: int) -> None:
 
 
 def kill_each(processes: Iterable[int]) -> None:
-    """Kill processes, those that are still there."""
+    """Kill processes that still exist."""
     for one in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(one, signal.SIGKILL)
 
 
 def end_group(group: int, linger: float = LINGER_SECONDS) -> None:
-    """End what is left of a group: with SIGTERM, and whoever lingers with SIGKILL.
+    """End the rest of a process group: by SIGTERM, then by SIGKILL.
 
     Its leader must still be there, dead but not waited for: until then nobody else can get the group's number.
     """

@@ -32,9 +32,8 @@ class Crossing:
 
 @dataclass(frozen=True)
 class LineFound:
-    """What was found between two workers. Times are in seconds; `clock` says by how much the second one's clock is
-    ahead, `sheets` what each said of itself, `broken` how often the connection had to be made again; `when` is the time
-    of the clock here.
+    """Measurement of the line between two workers. Times are in seconds; `clock` is the offset of the second one's
+    clock, `sheets` describe both ends, `broken` counts reconnections; `when` is the local time.
 
     >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 7.0e6)
     >>> found = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 1, 0, 0.0)
@@ -71,12 +70,12 @@ class LineFound:
         return self.least_round_trip / 2
 
     def to_json(self) -> str:
-        """As text, for a file or another process."""
+        """Serialise as JSON."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> LineFound:
-        """What `to_json` wrote; ValueError for anything else."""
+        """Parse JSON of `to_json`; ValueError for anything else."""
         try:
             said = json.loads(text)
             return cls(**{**said, "crossings": tuple(Crossing(**each) for each in said["crossings"])})
@@ -84,12 +83,12 @@ class LineFound:
             raise ValueError(f"this is no measurement of a line: {error!r}") from None
 
     def document(self) -> dict[str, Any]:
-        """For programs: all that was found, and what follows from it."""
+        """The measurement and its consequences, for programs."""
         return {**asdict(self), "rate_bits_per_second": self.bits, "delay_seconds": self.delay}
 
 
 def path_of(config: str | os.PathLike[str], a: str, b: str) -> Path:
-    """Where the last measurement between two clusters lies: in a folder beside the config.
+    """The file of the last measurement between two clusters, in a folder beside the config.
 
     >>> path_of("/srv/clusters.yaml", "npu", "gpu").as_posix()
     '/srv/line/gpu-npu.json'
@@ -110,7 +109,7 @@ def save(found: LineFound, path: Path) -> None:
 
 
 def load_measurement(path: Path) -> LineFound | None:
-    """The measurement in a file; None if there is none that can be read."""
+    """Read a measurement from a file; None if it is missing or invalid."""
     try:
         return LineFound.from_json(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -124,7 +123,7 @@ _ONE_WAY = 0.67  # of the faster direction: below it the two are worth two words
 
 
 class Advice(NamedTuple):
-    """Whether the config agrees with what was found, in what it does not, and what to write (nothing if it does)."""
+    """Comparison of the config with a measurement: whether they agree, the differences, and the lines to write."""
 
     agrees: bool
     why: str
@@ -132,7 +131,7 @@ class Advice(NamedTuple):
 
 
 def advise(found: LineFound, said: Line) -> Advice:
-    """Compare what was found between two clusters with what the config says of them.
+    """Compare a measurement between two clusters with the config.
 
     A rate in the config also paces the gateways, so a faster line cannot be seen through them. What is right stays as
     it is written: a rate that is measured below itself, and copied, would be lower each time.
@@ -154,14 +153,16 @@ def advise(found: LineFound, said: Line) -> Advice:
 
 
 def _is_paced(found: LineFound, rate: float) -> bool:
-    """Whether it is the gateways' rate that was met, each way at least once: then the line carries it."""
+    """Whether the measured rate is the gateways' own limit, at least once in each direction: then the line has that
+    rate.
+    """
     there = max(max(each.there, each.both_there) for each in found.crossings)
     back = max(max(each.back, each.both_back) for each in found.crossings)
     return found.path == THROUGH and 8 * min(there, back) >= (1 - _RATE_TOLERANCE) * rate
 
 
 def describe_asymmetry(found: LineFound) -> str:
-    """What to know of a line that is much slower one way; the config has one rate for both."""
+    """A note on a line that is much slower in one direction; the config has one rate for both."""
     largest = max(found.crossings, key=lambda each: each.size)
     if min(largest.there, largest.back) > _ONE_WAY * max(largest.there, largest.back):
         return ""
@@ -172,7 +173,7 @@ def describe_asymmetry(found: LineFound) -> str:
 
 
 def rate_text(bits: float) -> str:
-    """A rate as the config has it, rounded down: what is paced must not overflow the line.
+    """A rate in the config's syntax, rounded down so that a paced sender does not overflow the line.
 
     >>> rate_text(57.38e6), rate_text(3_456e6), rate_text(940e3)
     ('57mbit', '3450mbit', '0.94mbit')

@@ -49,7 +49,7 @@ def rate(arrivals: Sequence[float], size: int) -> float:
 
 
 def full_count(found: float, size: int, seconds: float) -> int:
-    """How many take about so many seconds at a rate that was found, in bytes a second.
+    """The number of tensors that take about `seconds` at a measured rate in bytes a second.
 
     >>> full_count(7.5e6, 1 << 20, seconds=4.0), full_count(100e3, 1 << 20, seconds=4.0)
     (28, 4)
@@ -68,7 +68,7 @@ _TENSOR = Bound("uint8", (max(SIZES),), due=0)  # all are asked for in the order
 
 
 def expect_tensor(key: Key) -> Bound | None:
-    """What a link of a measurement may be sent: tensors of a burst."""
+    """The announced form of tensors that a measured link may receive."""
     known = (key.kind, key.program, key.phase, key.micro_batch) == ("forward", _PROGRAM, 0, -1)
     return _TENSOR if known and key.slot < MOST_BYTES // min(SIZES) else None
 
@@ -85,7 +85,7 @@ class Way(NamedTuple):
 
 
 class RoundTrips(NamedTuple):
-    """Of a small message and its answer, in seconds; and by how much the answering clock is ahead."""
+    """Round-trip times of small messages in seconds, and the offset of the other clock."""
 
     median: float
     least: float
@@ -171,7 +171,7 @@ class End:
         return found
 
     def _ping(self) -> tuple[float, float]:
-        """How long one takes, and how far the other clock is ahead, if both ways take as long."""
+        """Measure one round trip, and the other clock's offset under the assumption of symmetric delays."""
         asked, started = time.time(), time.monotonic()
         self._link.post(build_message("PING", last=False))
         told = float(self._link.take("PONG", self._patience)["clock"])
@@ -192,7 +192,7 @@ class End:
         return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate)
 
     def _send(self, size: int) -> Way:
-        """Come to know the line with bursts that grow, then send for as long as was asked."""
+        """Probe the line with bursts of growing size, then send for the requested time."""
         count = max(2, FIRST_BYTES // size)
         seen = self._burst(size, count, last=False)
         while seen.seconds < _WORTH * self._seconds and _GROWTH * count * size <= MOST_BYTES:
@@ -211,7 +211,7 @@ class End:
         raise _refuse(self._link.there, f"it sends more than {_MOST_BURSTS} bursts of one size")
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
-        """Announce `count` tensors, send them, and receive how they arrived."""
+        """Announce `count` tensors, send them, and receive the times of their arrival."""
         self._sent += 1
         step = self._sent
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
@@ -260,7 +260,7 @@ ALIKE = ("whale_nebula", "code", "tensorflow", "keras", "python")
 
 
 def versions() -> dict[str, str | None]:
-    """What the same program can only be traced with, if it is the same everywhere; None: not installed here."""
+    """Versions that must agree for programs to be traced alike; None for a package that is not installed."""
     return {
         "whale_nebula": whale_nebula.__version__,
         "code": code_digest(),
@@ -271,13 +271,13 @@ def versions() -> dict[str, str | None]:
 
 
 def sheet() -> dict[str, Any]:
-    """All that an end says: its versions, and what this host carries a line with."""
+    """The description of an end: versions, and network settings of this host."""
     cores = len(os.sched_getaffinity(0))
     return {**versions(), "congestion_control": congestion_control(), "connections": lanes(), "cores": cores}
 
 
 def find_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs that must be alike; what one of them does not have is not compared.
+    """Settings that differ but must agree; missing ones are not compared.
 
     >>> find_differences({"tensorflow": "2.21.0", "keras": None}, {"tensorflow": "2.21.1", "keras": "3.15.0"})
     {'tensorflow': ('2.21.0', '2.21.1')}
@@ -321,7 +321,7 @@ def _measure_link(
 
 
 def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
-    """The same error with the command that is missing, if the other end has never come."""
+    """Add the command to start the other end to an error, if that end has never connected."""
     if came:
         return error
     command = f"whale-nebula bench link --config clusters.yaml --cluster {cluster_of(there)}"
@@ -332,7 +332,7 @@ def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> Ne
 
 
 def list_far_ends(everyone: Sequence[str], cluster: str, only: str | None = None) -> list[str]:
-    """Who is at the other ends: the first worker of every other cluster, or of one.
+    """The workers at the other ends: the first of every other cluster, or of one.
 
     >>> list_far_ends(["gpu/0", "gpu/1", "npu/0", "npu/1", "tpu/0"], "gpu")
     ['npu/0', 'tpu/0']
@@ -371,7 +371,7 @@ def table(found: LineFound) -> str:
 
 
 def notes(found: LineFound) -> list[str]:
-    """What else is to be known: clocks that are apart, a connection that broke, versions that differ."""
+    """Warnings of a measurement: clock offsets, reconnections, different versions."""
     said = []
     if abs(found.clock) > _CLOCK_SECONDS:
         late = "ahead" if found.clock > 0 else "behind"

@@ -26,14 +26,14 @@ from whale_nebula.security.files import Files
 
 @dataclass(frozen=True)
 class Output:
-    """Where the workers' output goes, whether a line of it begins with its worker's name, and who may draw below it."""
+    """Destination of the workers' output, whether lines are prefixed with the worker's name, and who may draw below."""
 
     sinks: Mapping[str, Sink] = field(default_factory=lambda: {"out": Sink(1), "err": Sink(2)})
     named: frozenset[str] = frozenset()
     board: Board | None = None
 
     def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
-        """Hand on what a worker writes and, by the pipe `picture`, draws."""
+        """A reader that forwards a worker's output and, from the pipe `picture`, what it draws."""
         relay = Relay(worker, process, self.sinks, dict.fromkeys(self.named, f"[{worker}] "))
         if picture is None or self.board is None:
             return relay
@@ -41,7 +41,7 @@ class Output:
 
 
 def seed_of(config: Config) -> int:
-    """The seed from which every process starts. Hosts cannot ask each other yet: what all know is the run's name.
+    """The seed of every process, derived from the run's name, as hosts cannot communicate yet.
 
     >>> seed_of(Config(seed=7)), seed_of(Config(run="mt")) == seed_of(Config(run="mt"))
     (7, True)
@@ -62,7 +62,7 @@ def identities(
     absent: Mapping[str, str] | None = None,
     asked: str | None = None,
 ) -> dict[str, Identity]:
-    """What each worker of this host is told, without what only its process knows.
+    """The identity of each worker of this host, without the fields that depend on its process.
 
     `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
     that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run;
@@ -93,7 +93,7 @@ def identities(
 
 
 def _device(config: Config, worker: str) -> str | None:
-    """What the config says of the device of a worker, which is called after its cluster and its place there."""
+    """The configured device of a worker, by its cluster and its index there."""
     cluster, _, number = worker.rpartition("/")
     found = config.clusters.get(cluster)
     listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdigit() else ()
@@ -106,8 +106,8 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole. What a
-    worker of an account writes is for its user alone.
+    """Start a new process (no fork) in a process group of its own, so that it can be killed as a whole. Files that a
+    worker of an account writes are readable by its user only.
     """
     return subprocess.Popen(
         [sys.executable, *argv],
@@ -135,8 +135,8 @@ def start_placed(
     epoch: int = 0,
     keeper: Keeper | None = None,
 ) -> Job:
-    """Start one process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` says how often
-    they were started before; the `keeper` holds them to what they may use.
+    """Start a process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` counts earlier
+    starts; the `keeper` enforces limits.
     """
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -185,7 +185,7 @@ class Echoed(Output):
     echo: Echo | None = None
 
     def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
-        """Keep what a worker writes."""
+        """A reader that retains a worker's output."""
         return KeptOutput(worker, process, self.echo)
 
 

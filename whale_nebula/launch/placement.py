@@ -20,14 +20,14 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch.ports import free_port
 
 PORT = 7101
-"""Where workers listen unless something says otherwise; the next one of the same host at the next."""
+"""The default port of the first worker of a host; the next ones listen at the following ports."""
 ANY = "127.0.0.1:0"
-"""An address of this machine whose port is still to be chosen."""
+"""A local address whose port is chosen later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line asks for; `local` says whether a host is this one."""
+    """The command line's request for a placement; `local` tells whether a host is this one."""
 
     cluster: str | None = None
     worker: int | None = None
@@ -54,7 +54,7 @@ class Placement:
 
 
 def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[str]:
-    """Each worker that would listen where another one does, in words. A port that is still to be chosen is nobody's.
+    """Workers that would listen at the address of another one, in words. Ports that are chosen later do not count.
 
     >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": ANY, "npu/0": "a:7101", "npu/1": ANY}))
     ['gpu/0 and npu/0 have the same address, a:7101']
@@ -85,7 +85,7 @@ def host_of(address: str) -> str:
 
 
 def choose_cluster(config: Config, asked: Asked) -> str:
-    """The cluster that is meant: the one that is asked for, or the only one."""
+    """The requested cluster, or the only one."""
     names = list(config.clusters)
     if asked.cluster is not None:
         if names and asked.cluster not in names:
@@ -101,8 +101,8 @@ def choose_cluster(config: Config, asked: Asked) -> str:
 
 
 def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *, said: str = "") -> int:
-    """Which of a cluster's workers this is: the one that is asked for, else what the environment says, by the
-    variables in `said`.
+    """The index of the requested worker in a cluster, otherwise the one in environment variables,
+    which `said` names.
     """
     number = asked.worker if asked.worker is not None else otherwise
     if number is None or not 0 <= number < count:
@@ -115,7 +115,7 @@ def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *,
 
 
 def add_other_clusters(config: Config, cluster: str, own: Mapping[str, str]) -> dict[str, str]:
-    """The workers of a cluster whose addresses were found, and those of all others, whose addresses the config has."""
+    """Combine the discovered addresses of a cluster's workers with the configured addresses of all others."""
     found: dict[str, str] = {}
     for each in config.clusters.values():
         if each.name == cluster:
@@ -156,7 +156,7 @@ def everything(config: Config, clusters: Sequence[str], local: Callable[[str], b
 
 
 def _check_names(clusters: Sequence[str]) -> None:
-    """What stands in `--clusters` is names, each once."""
+    """Refuse a `--clusters` value that is not a list of distinct names."""
     for number, each in enumerate(clusters):
         if not _NAME.fullmatch(each):
             meant = re.sub(r"[^A-Za-z0-9._-]+", "-", each).strip("-._") or "gpu"
@@ -176,7 +176,7 @@ _LOOK_SECONDS = 0.1
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this one: by its name, or because something can listen at its address. Asks no name server.
+    """Whether a host is this one: by its name, or because its address can be bound. Queries no name server.
 
     >>> is_local("127.0.0.1"), is_local("localhost"), is_local("192.0.2.1")
     (True, True, False)
@@ -204,7 +204,7 @@ def settle_ports(placement: Placement) -> Placement:
 
 
 def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
-    """Where each worker of this host listens: at its address, or, where no interface has it, at all there are.
+    """The address at which each worker of this host listens: its own, or all interfaces if no interface has it.
 
     The second is how it is behind address translation, where others reach a host by an address that it does not have.
     A port that is taken is told now; a worker would say so after loading TensorFlow. So is a name that means nothing
@@ -246,7 +246,7 @@ def wait_free(listen: Mapping[str, str], seconds: float) -> None:
 
 
 def _try_to_listen(host: str, port: int) -> int | None:
-    """The error that keeps anybody from listening there; None where there is none, or where only a worker can know."""
+    """The error that prevents listening at an address; None if there is none, or if only the worker can find out."""
     with contextlib.suppress(socket.gaierror):
         family, kind, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as trial:

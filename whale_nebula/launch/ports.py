@@ -43,7 +43,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """So many of them, which can be given again afterwards."""
+    """Reserve free ports until they are released."""
     ports = [free_port() for _ in range(count)]
     try:
         yield ports

@@ -1,4 +1,4 @@
-"""What a worker process writes and draws, and how that is forwarded."""
+"""Forward the output and the drawings of worker processes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def is_start_up_line(line: bytes) -> bool:
 
 
 class Sink:
-    """Where the lines of all workers go: an open file, written to by one of them at a time.
+    """Shared destination of all workers' lines: an open file with a lock.
 
     When its reader has gone away what is written to it is dropped: training goes on, and no worker waits for it.
     Where it is a terminal on which something is drawn, that makes room.
@@ -171,20 +171,20 @@ class Picture:
         self._drew = False
 
     def open(self) -> None:
-        """There is nothing to make ready."""
+        """No preparation is needed."""
 
     def size(self) -> os.terminal_size:
-        """How large the launcher's terminal is."""
+        """The size of the launcher's terminal."""
         return size_of(self._terminal)
 
     def draw(self, text: str) -> bool:
-        """Draw some whole lines in place of those before; whether they went out, or began to."""
+        """Replace the drawing by whole lines; returns whether they were sent at least in part."""
         fresh, self._drew = not self._left, True
         self._send(self._left or text.encode() + _END)
         return fresh
 
     def close(self) -> None:
-        """Leave what this worker has drawn, if it drew at all: an empty picture says so."""
+        """Keep the drawing on the screen, by sending an empty picture, if anything was drawn."""
         if self._drew:
             self._send(self._left + _END)
 
@@ -206,7 +206,7 @@ class Board:
 
 
 class Shown:
-    """Draws on the launcher's screen what a worker sends, beside who reads what it writes."""
+    """A reader that also draws a worker's pictures on the launcher's screen."""
 
     def __init__(self, worker: str, reader: Reader, fd: int, screen: Screen) -> None:
         self._reader = reader
@@ -216,12 +216,12 @@ class Shown:
         self._thread.start()
 
     def close(self) -> tuple[str, str]:
-        """The process has ended: what its reader kept."""
+        """Called when the process has ended: returns what the inner reader retained."""
         self._thread.join(REST_SECONDS)
         return self._reader.close()
 
     def _follow(self, fd: int) -> None:
-        """Draw all whole pictures of the pipe, until its other end is closed; an empty one leaves what is drawn."""
+        """Draw all complete pictures of a pipe until it is closed; an empty one freezes the drawing."""
         held = b""
         with os.fdopen(fd, "rb", buffering=0) as stream:
             while chunk := stream.read(_CHUNK):

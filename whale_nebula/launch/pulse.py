@@ -1,4 +1,4 @@
-"""Heartbeats from a worker to its launcher, by which a frozen process is detected within seconds, and what it tells.
+"""Heartbeats from a worker to its launcher, which detects a frozen process within seconds, and status messages.
 
 A worker's thread writes a byte each second into a pipe. A launcher that hears none for a while looks at the process
 before it judges: one that computes, or waits for a core, is busy and not frozen. Before its threads go a worker says
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 EVERY_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 ENDING_SECONDS = 15.0
-"""How long a process may stand still that has said its last word: libraries give back what they hold, and may wait."""
+"""How long a process may be silent after its last message, as libraries release resources and may wait."""
 STOPPED = "T"
 RUNNABLE = "R"
 _BEAT, _END = b".", b"\n"
@@ -31,7 +31,7 @@ _BEAT, _END = b".", b"\n"
 
 # ---------------------------------------------------------------------- the worker's side
 class Heart:
-    """Beats into a pipe from now on, until nobody reads it any more.
+    """Thread that writes a heartbeat into a pipe until the reader closes it.
 
     `code` is the exit code that this process will have, once that is known, `error` the code of the error by which it
     ends, if it is one of this library's, and `cause` that of the error of another worker that has brought it about,
@@ -48,7 +48,7 @@ class Heart:
         self.thread.start()
 
     def tell(self, **words: Any) -> None:
-        """Tell the launcher something: a field of `Told`."""
+        """Send the launcher a field of `Told`."""
         if os.getpid() == self._owner:
             with suppress(OSError):
                 os.write(self._fd, encode_words(**words))
@@ -70,10 +70,10 @@ class Heart:
 
 @dataclass(slots=True)
 class Told:
-    """What a worker has told: whether it ends, with which exit code, by which error, and of which other worker's, or
-    which one it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first step was over; the
-    newest step that it knows to be saved; with how many workers of which clusters the run goes on, if not with
-    those that there are; and the clusters that it needs, and went on without.
+    """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
+    caused it, the worker that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
+    step ended; the newest step that it knows to be saved; the requested numbers of workers by cluster, if they change;
+    and the clusters that it needs and went on without.
     """
 
     ends: bool = False
@@ -89,7 +89,7 @@ class Told:
 
 
 def encode_words(**words: Any) -> bytes:
-    r"""What a worker tells, as a line of JSON.
+    r"""Encode a status message as a line of JSON.
 
     >>> encode_words(ends=True, code=1)
     b'{"ends":true,"code":1}\n'
@@ -98,7 +98,7 @@ def encode_words(**words: Any) -> bytes:
 
 
 def read_words(heard: bytes, told: Told, now: float) -> bytes:
-    r"""Note in `told` what stands in these bytes; gives what is not whole yet.
+    r"""Parse complete status messages into `told`; returns the incomplete rest.
 
     >>> told = Told()
     >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', told, now=7.0)
@@ -119,21 +119,21 @@ def read_words(heard: bytes, told: Told, now: float) -> bytes:
 
 # ---------------------------------------------------------------------- the rule
 class Vitals(NamedTuple):
-    """How a process looks from outside: its state, and the CPU time that it has used, in ticks."""
+    """A process as the kernel sees it: its state, and its CPU time in ticks."""
 
     state: str
     cpu: int
 
 
 class Heard(NamedTuple):
-    """What is known of a worker's heart: for how long it has been silent, and its CPU time when that was last so."""
+    """State of a worker's heartbeat: for how long it has been silent, and the CPU time at the last beat."""
 
     silent: float
     cpu: int
 
 
 def listen(before: Heard | None, passed: float, beat: bool, now: Vitals) -> Heard | None:
-    """What is known after some more time; None as long as no beat was ever heard: it has not begun to beat.
+    """Update the heartbeat's state after an interval; None before the first beat.
 
     CPU time that moves counts like a beat, unless the process is stopped.
 
@@ -151,7 +151,7 @@ def listen(before: Heard | None, passed: float, beat: bool, now: Vitals) -> Hear
 
 
 def is_frozen(heard: Heard | None, runnable: Callable[[], bool], silence: float = SILENCE_SECONDS) -> bool:
-    """Whether a worker is frozen: silent for so long, and no thread of it only waits for a core.
+    """Whether a worker is frozen: silent for too long, without a thread that is runnable.
 
     >>> is_frozen(Heard(6.0, 10), lambda: False), is_frozen(Heard(6.0, 10), lambda: True)
     (True, False)
@@ -161,7 +161,7 @@ def is_frozen(heard: Heard | None, runnable: Callable[[], bool], silence: float 
 
 # ---------------------------------------------------------------------- the launcher's side
 def vitals(pid: int) -> Vitals | None:
-    """How a process looks now; None for one that is gone."""
+    """Read a process's vitals; None if it has ended."""
     with suppress(OSError):
         parts = read_stat(Path(f"/proc/{pid}"))
         return Vitals(parts[0], int(parts[11]) + int(parts[12]))
@@ -179,12 +179,12 @@ def runnable(pid: int) -> bool:
 
 
 def read_stat(process: Path) -> list[str]:
-    """What the kernel says of a process or thread after its name, which may hold anything: state, parent, group ..."""
+    """Fields of a process or thread in /proc after its name, which may contain anything: state, parent, group ..."""
     return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 class Ward:
-    """A thread that listens to all workers' hearts, and calls `tell` with the name of each that is frozen, once.
+    """Thread that monitors all workers' heartbeats, and calls `tell` once for each frozen worker.
 
     `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. What
     each has told is in `told`; those that have said their last word may stand still for longer.
@@ -244,7 +244,7 @@ class Ward:
         return is_frozen(heard, partial(runnable, pid), self._ending if self.told[worker].ends else self._silence)
 
     def _read(self, worker: str) -> bool:
-        """Note what has come from a worker; whether that is anything. The end of a process is nothing."""
+        """Read from a worker's pipe; returns whether anything came. An end of file does not count."""
         said = b""
         with suppress(BlockingIOError):
             while some := os.read(self._pulses[worker], 4096):

@@ -1,4 +1,6 @@
-"""Where the workers of a run are: a chain of resolvers, of which the first that recognises its environment answers."""
+"""Resolve the placement of a run's workers: a chain of resolvers, of which the first that recognises its environment
+decides.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def _count(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
 
 
 def from_config(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
-    """Start the worker that is asked for; unless one is, those of the cluster whose addresses are this host's.
+    """Start the requested worker; by default those of the cluster whose addresses belong to this host.
 
     >>> from whale_nebula.config import load
     >>> config = load({"clusters": {"gpu": {"workers": ["a:7101"]}, "npu": {"workers": ["b:7101"]}}})
@@ -220,7 +222,7 @@ def _numbers(text: str, ranges: str) -> list[str]:
 
 
 def tasks(text: str) -> list[int]:
-    """How many tasks each node has.
+    """The number of tasks of each node.
 
     >>> tasks("2(x3),1")
     [2, 2, 2, 1]
@@ -290,14 +292,14 @@ CHAIN: Mapping[str, Resolver] = {
 
 
 class Resolved(NamedTuple):
-    """A placement, who knew it, and what those said who were asked before: name and reason."""
+    """A placement, the resolver that found it, and the reasons of the resolvers that did not."""
 
     placement: Placement
     source: str
     declined: Mapping[str, str]
 
     def explain(self) -> str:
-        """The same in lines.
+        """The same as lines of text.
 
         >>> print(resolve(Config(), {}, Asked()).explain())
         config: no, there is no config
@@ -311,7 +313,7 @@ class Resolved(NamedTuple):
 
 
 def resolve(config: Config, environ: Mapping[str, str], asked: Asked) -> Resolved:
-    """Ask all resolvers until one answers."""
+    """Try all resolvers until one recognises the environment."""
     declined: dict[str, str] = {}
     for name, resolver in CHAIN.items():
         found = resolver(config, environ, asked)

@@ -1,5 +1,5 @@
-"""Start the workers of a job again after a failure: the rule by which it is decided, and the loop that does it;
-how a job failed, which worker was the first, by what, and whether that would come again.
+"""Restart the workers of a job after a failure: diagnosis of the failure, the restart policy, and the loop that applies
+it.
 
 Each start has a number, the *epoch*. Workers of several launchers agree on the highest when they meet, and tell their
 launchers, which go on counting from there: so a process of an earlier epoch can be told apart and kept out.
@@ -31,7 +31,7 @@ from whale_nebula.launch.job import Job, Outcome, Result
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """By what a job failed: the worker that failed first and how, in words.
+    """The worker that failed first in a job and how, in words.
 
     `recurring` is the code of an error that would come again at once, of any worker, if there was one. `ways` are all
     workers that failed by themselves and how, without numbers, which differ from time to time; not those that only lost
@@ -56,7 +56,7 @@ class Failure:
 
 
 def find_failure(result: Result) -> Failure | None:
-    """By what a job failed; None where no worker did, be it that all were asked to leave."""
+    """The failure of a job; None if no worker failed, also if all were asked to leave."""
     first = find_first(result)
     if first is None or first.code == EXIT_LEFT:
         return None
@@ -79,7 +79,7 @@ def _describe_way(result: Result, outcome: Outcome) -> str:
 
 
 def find_first(result: Result) -> Outcome | None:
-    """How the worker ended that failed first; of one that left, where none failed; None where all ended well.
+    """The outcome of the worker that failed first, otherwise of one that left; None if all ended well.
 
     Where the first that ended says that another one has failed before it, that one failed first.
     """
@@ -112,20 +112,20 @@ def _list_recurring(kind: type[NebulaError]) -> Iterator[str]:
 
 
 RECURRING = frozenset(_list_recurring(NebulaError))
-"""The codes of errors that come again when the same script is started again."""
+"""The codes of errors that a restart of the same script repeats."""
 _AWAY = frozenset(
     kind.code for kind in (LinkClosedError, DeadlineError, PeerRestartedError, EpochOverError, StaleWorkerError)
 )
 
 
 LONG_SECONDS = 600.0
-"""After so much training a failure counts as the first one again, also where nothing is saved."""
+"""Seconds of training after which a failure counts as the first one again, even without checkpoints."""
 MOST_WAIT_SECONDS = 60.0
 
 
 class Verdict(NamedTuple):
-    """Whether the workers are started `again`: then after `wait` seconds, as restart `number`; else `why` they are not,
-    which is empty if no restarts were asked for.
+    """Decision on a restart: whether to start `again`, then after `wait` seconds as restart `number`; otherwise the
+    reason `why` not, which is empty if no restarts were configured.
     """
 
     again: bool
@@ -136,9 +136,9 @@ class Verdict(NamedTuple):
 
 
 class Rule:
-    """Decides whether a job that failed is started again. It waits twice as long each time, at most a minute and half
-    the `patience` of the workers, so that those of other launchers are still there. A failure counts as the first one
-    again after a start that got further than all before it: a newer step was saved, on a disk or in memory.
+    """Restart policy with exponential backoff: at most a minute and half the `patience` of the workers, so that those
+    of other launchers still wait. A start with progress resets the count: if a newer step was saved, on a disk or in
+    memory.
 
     >>> rule, killed = Rule(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
     >>> [rule.judge(killed).wait for _ in range(3)], rule.judge(killed).why
@@ -155,7 +155,7 @@ class Rule:
         self._early: frozenset[str] = frozenset()
 
     def judge(self, failure: Failure, *, others: bool = False) -> Verdict:
-        """What to do after a failure, which counts; `others` says that the next start is of other workers."""
+        """Decide on a failure and count it; `others` means that the next start has other workers."""
         most = self.allowed.most
         if self.is_further(failure):
             self._made = 0
@@ -175,12 +175,14 @@ class Rule:
         return Verdict(True, wait, self._made)
 
     def is_further(self, failure: Failure) -> bool:
-        """Whether a start that has failed makes up for those before: a newer step was saved, or it trained for long."""
+        """Whether a failed start made progress: a newer step was saved, or it trained for long."""
         saved, trained = failure.saved, failure.trained
         return (saved is not None and saved > self._saved) or (trained is not None and trained >= LONG_SECONDS)
 
     def _is_repeated(self, failure: Failure) -> bool:
-        """Whether a worker fails before its first step like the last time. One that only missed another may go on."""
+        """Whether a worker failed before its first step as it did the last time. One that only lost a connection to
+        another worker may go on.
+        """
         if failure.trained is not None:
             self._early = frozenset()
             return False
@@ -190,8 +192,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the last start ended, of which `epoch`. Where all failed, `why` says why there is no other start, if anybody
-    wants to know, and `first` how the first start failed, if there were several.
+    """How the last start (`epoch`) ended. If the run failed, `why` tells why it is not restarted, and `first` how the
+    first start failed, if there were several.
     """
 
     result: Result
@@ -202,7 +204,7 @@ class Ended:
 
 
 class Attempts:
-    """Starts a job, and starts it again as long as the rule says so.
+    """Starts a job, and restarts it as long as the policy allows.
 
     `start` gives the job of an epoch; `rest` waits so many seconds, and says whether to go on; `is_stopped` whether
     somebody has asked for the end; `tell` is told in a line of each failure after which it goes on. `changes` says in

@@ -29,7 +29,7 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def keep_generators() -> Iterator[None]:
-    """Restore the generators of Python and NumPy at the end: weights are drawn from them, and processes may draw unlike
+    """Restore the generators of Python and NumPy at the end: weights depend on them, and processes may draw different
     numbers inside.
 
     >>> random.seed(1); first = random.random(); random.seed(1)

@@ -1,4 +1,4 @@
-"""A run of an account on this host: its folder, its limits, what is not isolated, and a log of what it has started.
+"""Runs of an account on this host: folder, resource limits, missing isolation, and a log of starts.
 
 Workers are held to their limits by a control group of the kernel's, version 2, where this user may write one; else by
 looking at them often.
@@ -67,7 +67,7 @@ class Starts:
             os.ftruncate(self._file, len(text))
 
     def find_others(self) -> Others:
-        """The other starts; files of those that were killed are removed."""
+        """The account's other running starts; files of killed ones are removed."""
         workers: set[int] = set()
         later = False
         for path in sorted(self._path.parent.glob("[0-9]*")):
@@ -100,7 +100,7 @@ _THREADS = re.compile(r"^Threads:\s+(\d+)", re.MULTILINE)
 
 
 def find_hierarchy() -> Path | None:
-    """Where this host has control groups of version 2."""
+    """The mount point of control groups of version 2 on this host."""
     with contextlib.suppress(OSError):
         for line in (PROC / "self/mounts").read_text().splitlines():
             _, place, kind, *_ = line.split(" ")
@@ -110,8 +110,8 @@ def find_hierarchy() -> Path | None:
 
 
 class Limits:
-    """What an account may use on this host, by all its `starts` together. `held` are the limits that its control group
-    keeps, in the hierarchy at `root`; of the others some are looked at.
+    """Resource limits of an account on this host, shared by all its `starts`. `held` are the limits that its control
+    group enforces, in the hierarchy at `root`; some of the others are polled.
     """
 
     def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
@@ -130,7 +130,7 @@ class Limits:
 
     # ------------------------------------------------------------------ the kernel's
     def _open_group(self, root: Path) -> None:
-        """Make the group, and tell it what the kernel here can hold."""
+        """Create the control group, and set the limits that the kernel supports."""
         group = root / PARENT / f"{self.tenant.cluster}-{self.tenant.account}-{self.tenant.authority[:8]}"
         try:
             there = (root / "cgroup.controllers").read_text().split()
@@ -175,7 +175,7 @@ class Limits:
                 ) from None
 
     def _count_kills(self) -> int:
-        """How often the kernel has killed a process of the group for its memory."""
+        """The number of the group's processes that the kernel has killed for their memory."""
         with contextlib.suppress(OSError, ValueError):
             if self.group is not None:
                 events = dict(line.split() for line in (self.group / "memory.events").read_text().splitlines())
@@ -196,8 +196,8 @@ class Limits:
 
     # ------------------------------------------------------------------ looking
     def find_excess(self, workers: Collection[int]) -> str:
-        """What the account uses too much of, in words, if it does and these workers are to end for it; what the kernel
-        holds is not looked at. Where several starts together use too much, the last one ends; the others wait for that.
+        """The polled limit that the account exceeds, in words, if these workers must end for it. Where several starts
+        exceed one together, the last of them ends, and the others wait for that.
         """
         looked = [name for name in _LOOKED_AT if name in self.wanted and name not in self.held]
         if not looked:
@@ -244,7 +244,7 @@ class Limits:
         return f"{self.tenant} may have {most} on a host, and its workers {found}"
 
     def list_unheld(self) -> Iterator[str]:
-        """What is not held to its limit by the kernel, in words."""
+        """The limits that the kernel does not enforce, in words."""
         left = [name for name in self.wanted if name not in self.held]
         looked = [name for name in left if name in _LOOKED_AT]
         if looked:
@@ -254,7 +254,7 @@ class Limits:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file of the kernel's, which is there or is not."""
+    """Write a kernel file, which may not exist."""
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(file, text.encode())
@@ -269,7 +269,7 @@ def _remove(group: Path) -> None:
 
 
 def _find_processes(workers: Collection[int]) -> Iterator[int]:
-    """These processes, those of their groups, and all that they have started, in whatever group or session."""
+    """These processes, their groups, and all their descendants, in whatever group or session."""
     found = set(workers)
     groups = set(workers)
     children: dict[int, list[int]] = {}
@@ -299,7 +299,7 @@ AUDIT, STARTS = "audit", "starts"
 
 @dataclass(frozen=True)
 class Tenancy:
-    """What the launcher has opened for an account: `home` is its folder, `log` stands in that."""
+    """The launcher's resources for an account: its folder `home`, with the `log` in it."""
 
     tenant: Tenant
     home: Path
@@ -307,12 +307,12 @@ class Tenancy:
     log: AuditLog
 
     def note_start(self, workers: Sequence[str], script: str, epoch: int) -> None:
-        """Write down what is started, before it is."""
+        """Log a start before it happens."""
         digest = hashlib.sha256(Path(script).read_bytes()).hexdigest()
         self._note("start run", "allow", workers=list(workers), script=Path(script).name, sha256=digest, epoch=epoch)
 
     def note_end(self, codes: Mapping[str, int], excess: str, epoch: int) -> None:
-        """Write down how it ended; `excess` is what it used too much of."""
+        """Log how a start ended; `excess` is the limit that it exceeded."""
         self._note("end run", "deny" if excess else "", excess, codes=dict(codes), epoch=epoch)
 
     def _note(self, action: str, decision: str, reason: str = "", **more: Any) -> None:
@@ -330,7 +330,7 @@ def open_tenancy(
     security: Mapping[str, Files],
     tell: Callable[[str], None],
 ) -> Iterator[Tenancy | None]:
-    """Open what an account has here, and `tell` what is not isolated; None where a run is of no account."""
+    """Open the resources of an account, and `tell` what is not isolated; None for a run without an account."""
     if tenant is None:
         yield None
         return
@@ -359,7 +359,7 @@ def open_tenancy(
 
 
 def list_unisolated(home: Path, limits: Limits) -> Iterator[str]:
-    """What keeps this account apart from others less than it could."""
+    """Isolation that this account lacks on this host."""
     unheld = list(limits.list_unheld())
     if unheld:
         yield f"{'; '.join(unheld)} (there is no control group, version 2, that this user can make)"

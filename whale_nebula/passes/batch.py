@@ -1,4 +1,5 @@
-"""Merge rules: how values of micro-batches become those of the whole batch; of losses, see `capture.loss_weights`.
+"""Merge rules: how values of micro-batches are combined into those of the whole batch (for losses see
+`capture.loss_weights`).
 
 The gradient of rows has rows. That of a value which is the same in every micro-batch, or a mean over the batch, is a
 sum; that of a sum over the batch is in every micro-batch what it is for all of them, as a loss is linear in it::
@@ -28,7 +29,7 @@ _RULES = {WHOLE: ADDED, "mean": ADDED, "sum": SAME}
 
 
 def add_merges(program: Program, folds: BatchFolds) -> Program:
-    """Say of every gradient that is asked for how it is put together; what cannot be is refused."""
+    """Add the merge rule of every requested gradient; refuse those that cannot be merged."""
     if folds.folding is None:
         return program
     requests = []
@@ -87,7 +88,9 @@ _GUARD = "AssertGuard"
 
 
 class Asserted(NamedTuple):
-    """`once` are checks that wait for merged values; `refused` what is wrong with those that cannot."""
+    """Assertions of a forward: `once` are those that wait for merged values; `refused` tells of the others what is
+    wrong.
+    """
 
     once: frozenset[int]
     refused: tuple[Fold, ...]
@@ -134,7 +137,9 @@ def _is_extremum(graph: Graph, value: Value, kind: str, folding: Folding) -> boo
 
 
 def _counts_alike(left: Fold, right: Fold) -> bool:
-    """Whether two shapes are as many times the rows: then each micro-batch's are equal where the batch's are."""
+    """Whether two shapes scale with the rows in the same way, so that they are equal for a micro-batch where they are
+    equal for the batch.
+    """
     if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
         return all(_counts_alike(*pair) for pair in zip(left.parts, right.parts, strict=True))
     counts = left.kind == right.kind == "count" and left.per == right.per > 0
@@ -155,7 +160,8 @@ _ROWS = "it is about all rows, and says something of each: what it says would ha
 def rereads(
     graph: Graph, own: Sequence[Op], each: Collection[int], once: Collection[int], folding: Folding
 ) -> Iterator[tuple[Op, Op]]:
-    """Every write whose value the batch decides, with the first op that reads after it for `each` micro-batch.
+    """Every write whose value depends on the batch, with the first op that reads its variable afterwards in `each`
+    micro-batch.
 
     `each` are the ops that are run for every micro-batch, with its rows, or in the backward; what is read for none of
     them can wait. A write that is not done `once` comes before the reads of the next micro-batch, wherever it stands.
@@ -199,7 +205,7 @@ class BatchFolds:
     notes: list[str] = field(default_factory=list)
 
     def merge(self, value: Value) -> str:
-        """How a forward value of every micro-batch becomes one; with a single one there is nothing to do."""
+        """The merge rule of a forward value; trivial for a single micro-batch."""
         if self.folding is None:
             return "only"
         if self.program.weights and value in self.targets:
@@ -219,16 +225,16 @@ class BatchFolds:
 
     @cached_property
     def lines(self) -> Mends:
-        """What would leave the batch whole: replicas cut it, too."""
+        """The lines of the script that would leave the batch whole, those of replicas too."""
         return lines_of(self.program)
 
     @cached_property
     def targets(self) -> frozenset[Value]:
-        """What is differentiated: by what nb.loss_weight says, each micro-batch's counts as a mean."""
+        """The differentiated values, with the weight of each micro-batch in the mean (nb.loss_weight)."""
         return frozenset(value for request in self.program.requests for value in request.targets)
 
     def layout(self, value: Value) -> str:
-        """How a boundary lies on the micro-batches: by rows, the same in each, or a part of a sum."""
+        """How a boundary tensor relates to the micro-batches: by rows, replicated, or a partial sum."""
         if self.folding is None:
             return "rows"
         kind, shape = self.folding.of(value).kind, self.program.graph.spec(value).shape
@@ -244,14 +250,14 @@ class BatchFolds:
         self.note(refusal)
 
     def note(self, refusal: CaptureError | None) -> None:
-        """One note for each cause: a layer that couples rows does so for the loss and for what it writes."""
+        """One note for each cause, as a layer that couples rows does so both for the loss and for what it writes."""
         cause = "" if refusal is None else refusal.what.partition(": ")[2] or refusal.what
         if refusal is not None and not any(note.endswith(cause) for note in self.notes):
             self.notes.append(refusal.what)
 
 
 def lines_of(program: Program) -> Mends:
-    """What a user writes so that the batch of a program stays whole."""
+    """The lines that a user writes so that the batch of a program stays whole."""
     copied = max((stage.replicas for stage in program.stages), default=1)
     count = program.pipeline.micro_batch
     return mends(count if count > copied else 1, copied=copied > 1)
@@ -331,7 +337,9 @@ def _find_added(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value
 
 
 def _find_addend(graph: Graph, write: Op) -> Value | None:
-    """What a write adds to its variable, or takes from it; Keras assigns the sum of what it has read and that."""
+    """The value that a write adds to its variable or subtracts from it; Keras assigns the sum of a
+    read and that value.
+    """
     if write.type in _ADDS:
         return write.inputs[1]
     made = _skip_identities(graph, write.inputs[1]) if write.type == "AssignVariableOp" else write
@@ -419,7 +427,9 @@ def _describe_coupled(own: list[Op], once: Collection[int], graph: Graph, foldin
 
 
 def _written_by(write: Op, read: Op, program: Program) -> str:
-    """What an op has written that another one reads: a variable by its name, or a lookup table, which has none."""
+    """The resource that an op writes and another one reads: a variable by its name, or a lookup
+    table, which has none.
+    """
     graph = program.graph
     known = (program.variable_ops.get(handle) for handle in written_handles(write, graph))
     path = next((variable.path for variable in known if variable is not None), None)
@@ -448,7 +458,9 @@ Refusal = tuple[Fold, str, tuple[str, ...]]
 
 
 def _find_refusals(own: list[Op], once: Collection[int], program: Program, folding: Folding) -> Iterator[Refusal]:
-    """What a micro-batch would write by itself, and gradients that are given which are not of its rows."""
+    """Reasons to refuse: writes that a micro-batch would make alone, and given gradients that are not those of its
+    rows.
+    """
     graph = program.graph
     for op in own:
         if is_effect(op, graph) and resources(op, graph) and op.index not in once:
@@ -471,7 +483,7 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
 
 
 def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
-    """What a write changes, as a part of a sentence, and the ways out that other writes have not."""
+    """The effect of a write as a part of a sentence, and its specific mends."""
     known = program.variable_ops
     variables = [known[handle] for handle in resources(op, program.graph) if handle in known]
     metric = next((variable.metric for variable in variables if variable.metric), "")
@@ -484,7 +496,7 @@ def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
 
 
 def divides(program: Program) -> bool:
-    """Whether no row of what is differentiated, written or returned depends on another row.
+    """Whether rows are independent: nothing differentiated, written or returned couples them.
 
     A step that was cut already, and without `coupled="allow"`, has been asked that before.
     """

@@ -33,7 +33,7 @@ class Branch:
 
 @dataclass
 class Split:
-    """What was found of one branch: the ops to take out of it, and the ops of each group."""
+    """Decomposition of one branch: the ops to remove from it, and the ops of each group."""
 
     out: frozenset[int] = frozenset()
     groups: dict[Owners, frozenset[int]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Split:
 
 
 def split_branches(branches: Sequence[Branch], owners: dict[str, Owners]) -> tuple[list[Owners], list[Split]] | None:
-    """The groups in an order that keeps every effect behind those that it follows, and each branch's split.
+    """Groups of ops in an order that preserves the order of effects, and the decomposition of each branch.
 
     `owners` tells who outer values and variables belong to; variables that only the branches touch are added.
     None where there is nothing to split, or where it cannot be done.
@@ -65,7 +65,7 @@ def split_branches(branches: Sequence[Branch], owners: dict[str, Owners]) -> tup
 
 @dataclass
 class _Owned:
-    """Who each value of a branch belongs to, and what is shared: reads of nobody's variables, small mixtures."""
+    """The owner of each value of a branch, and what is shared: reads of variables without owner, and small mixtures."""
 
     of: dict[Value, Owners] = field(default_factory=dict)
     effects: dict[int, Owners] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def _enter(op: Op, graph: Graph, found: _Owned) -> None:
 
 
 def _learn(branch: Branch, owners: dict[str, Owners]) -> bool:
-    """A variable that is written with what a cluster owns is that cluster's: an optimizer's slot."""
+    """Assign a variable to the cluster whose values are written into it, such as an optimizer's slot."""
     found, changed = _walk(branch, owners), False
     for index, own in found.effects.items():
         op = branch.graph.ops[index]
@@ -138,7 +138,7 @@ Aliases = Mapping[Value, Value]
 
 
 def unbundle(program: Program) -> tuple[Program, Aliases]:
-    """The program without bundles of gradients, and what each bundled value stands for.
+    """The program without bundles of gradients, and the replacement of each bundled value.
 
     >>> from whale_nebula.ir.text import from_text
     >>> unbundle(Program(from_text("%0 = Const {value=(1,)} int32[]")))[1]
@@ -153,7 +153,7 @@ def unbundle(program: Program) -> tuple[Program, Aliases]:
 
 
 def bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
-    """What each output of the chosen bundles stands for."""
+    """The replacement of each output of the chosen bundles."""
     found: dict[Value, Value] = {}
     for op in graph.ops:
         if op.type == "IdentityN" and chosen(op.index):
@@ -162,7 +162,7 @@ def bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
 
 
 def rewire(graph: Graph, aliases: Aliases) -> Graph:
-    """The graph in which every op reads what the bundle was given."""
+    """The graph in which every op reads the bundle's inputs directly."""
 
     def read(op: Op) -> Op:
         if aliases.keys().isdisjoint(op.inputs):

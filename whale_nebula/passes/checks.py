@@ -42,7 +42,7 @@ def order_stages(graph: Graph, stages: Sequence[str]) -> list[str]:
 
 
 def _feeding(graph: Graph, stages: Sequence[str]) -> dict[str, set[str]]:
-    """The stages whose tensors each stage reads, at once or by way of ops that no scope stamped."""
+    """The stages whose tensors each stage reads, directly or through unstamped ops."""
     feeding: dict[str, set[str]] = {key: set() for key in stages}
     above: dict[int, frozenset[str]] = {}
     for op in graph.ops:
@@ -62,7 +62,7 @@ def check_order(
     phase_of: Callable[[int], int] = lambda op: 0,
     where: Callable[[int], str] = lambda op: "",
 ) -> None:
-    """Raise where an op of a stage reads what a later stage makes in the same phase."""
+    """Raise if an op of a stage reads the result of a later stage in the same phase."""
     for op in graph.ops:
         stage = labels.get(op.index, -1)
         for value in op.inputs if stage >= 0 else ():
@@ -119,8 +119,8 @@ def _find_placed_layer(graph: Graph, labels: Mapping[int, int], op: int) -> str:
 
 
 def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequence[Worker]) -> None:
-    """Refuse a draw of rows in the forward whose seed nothing moves on from one micro-batch to the next; and a state
-    that moves on by as many rows as are drawn, where several processes run the stage.
+    """Refuse random draws of rows in the forward whose seed is the same for each micro-batch; and states that advance
+    with the number of rows drawn, if several processes run the stage.
 
     A seed is moved on by every replica for the micro-batches of the others, too: how many rows these have it cannot
     know (see `StagePhase.skip`).
@@ -136,7 +136,7 @@ def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequ
     moved = {handle for number in moving for handle in resources(graph.ops[number], graph)}
 
     def moves(op: Op) -> bool:
-        """Whether an op gives each micro-batch something else: it moves a state on, or reads one that is."""
+        """Whether an op's result differs between micro-batches: it advances a state, or reads one that advances."""
         return op.index in moving or (is_read(op) and not moved.isdisjoint(resources(op, graph)))
 
     for op in graph.ops:
@@ -189,7 +189,7 @@ _CALLED = {"EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFu
 
 
 def one_in_flight(program: Program) -> Program:
-    """The program, with one micro-batch in flight where the gradient of a `tf.py_function` asks for it."""
+    """The program with one micro-batch in flight if the gradient of a `tf.py_function` requires it."""
     graph, pipeline = program.graph, program.pipeline
     python = (op for op in graph.with_bodies(graph.ops) if op.type == "EagerPyFunc")
     differentiated = any(program.request_of(op.index) is not None for op in python)

@@ -17,8 +17,8 @@ from whale_nebula.wire.tensor import DTYPE_NAMES
 
 
 def _scopes_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Iterator[int]:
-    """The compress scopes of a value: around its producer, else around a consumer, of these stages if given; else what
-    the planner has said of the first of these stages.
+    """The compress scopes of a value: those around its producer, else around a consumer (in these stages if given),
+    else the planner's choice for the first of these stages.
     """
     made = program.graph.ops[value.op].compress
     if made is not None:
@@ -43,7 +43,7 @@ def site_of(program: Program, scope: int | None) -> str:
 
 
 def codec_of(program: Program, value: Value, scope: int | None, direction: int, mask: Value | None) -> str:
-    """How a compress scope has a value cross, forward (0) or backward (1)."""
+    """The codec of a value in a compress scope, forward (0) or backward (1)."""
     if scope is None:
         return "none"
     spec, way = program.graph.spec(value), parse_way(program.compressions[scope][direction])
@@ -58,8 +58,8 @@ def codec_of(program: Program, value: Value, scope: int | None, direction: int, 
 def find_mask(
     program: Program, value: Value, readers: Collection[int] | None = None
 ) -> tuple[Value | None, str | None]:
-    """The mask of a boundary: the input that the scope names, or the mask that Keras has given the tensor. If one was
-    asked for and there is none, the reason.
+    """The mask of a boundary: the input that the scope names, or the tensor's Keras mask. If one was requested but is
+    missing, the reason.
     """
     name, spec = _asked_mask(program, value, readers), program.graph.spec
     mask = None if name is None else _input_named(program, "mask", name) if name else program.masks.get(value)
@@ -74,7 +74,7 @@ def find_mask(
 
 
 def _asked_mask(program: Program, value: Value, readers: Collection[int] | None) -> str | None:
-    """What `mask=` says for a boundary: the name of an input, "" for the mask of Keras, None for no mask.
+    """The mask that `mask=` requests for a boundary: the name of an input, "" for Keras's mask, None for none.
 
     A step that predicts need not be given what training is.
     """
@@ -131,7 +131,7 @@ def ids_of(program: Program, value: Value, layout: str, readers: Collection[int]
 
 
 def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator[str]:
-    """What a plan says of compress scopes that have no say: another counts, or nothing crosses under them."""
+    """Notes of a plan on compress scopes without effect: they are overridden, or nothing crosses under them."""
     used: set[str] = set()
     overruled: dict[str, str] = {}
     for each in boundaries:
@@ -154,7 +154,9 @@ def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator
 
 
 def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequence[Worker]) -> Iterator[str]:
-    """Boundaries whose results depend on how many workers share a stage: each pair of them sees other micro-batches."""
+    """Notes on boundaries whose results depend on how many workers share a stage, as each pair of them has its own
+    codec state.
+    """
     several = [len(names) > 1 for names in running(len(program.stages), workers)]
     for each in boundaries:
         dims = program.graph.spec(each.value).sized(unknown=1) or (1, 1)
@@ -167,7 +169,7 @@ _SO = "results depend on how many workers there are"
 
 
 def _describe_memory(text: str, dims: tuple[int, ...]) -> str:
-    """What is remembered from one micro-batch to the next, in words; empty where that is nothing.
+    """The codec state between micro-batches in words; "" for a stateless codec.
 
     >>> _describe_memory("rank(4) >> int8", (8, 16)), _describe_memory("topk(0.5)", (8, 16))
     ('a basis of its own', '')
@@ -181,7 +183,7 @@ def _describe_memory(text: str, dims: tuple[int, ...]) -> str:
 
 
 def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
-    """Refuse a boundary between clusters whose tensor no frame can carry."""
+    """Refuse a boundary between clusters whose tensor cannot be serialised."""
     stages, graph = cut.program.stages, cut.program.graph
     for boundary in cut.boundaries:
         source, op, dtype = stages[boundary.source], graph.ops[boundary.value.op], graph.spec(boundary.value).dtype

@@ -1,4 +1,4 @@
-"""Complete layouts: from what a few variables are split along to the layout of every tensor of a stage.
+"""Complete layouts: infer the layout of every tensor of a stage from the sharded axes of a few variables.
 
 Ops are visited in an order in which everything that an op reads comes before it: forward, backward, update. Variables
 of which nothing was said follow: one that is only ever read, or written, in pieces is held in pieces, and what that
@@ -70,8 +70,8 @@ _LOOKUPS = frozenset({"GatherV2", "ResourceGather"})
 
 
 class Strategy(NamedTuple):
-    """A way to run an op on the devices: the layouts that it needs, None for any, and those of what it makes; and
-    whether an axis that cannot be cut is, so that the devices compute it `together`.
+    """A way to run an op on several devices: the layouts that it requires of its inputs (None for any), those of its
+    outputs, and whether the devices compute `together` along an axis that cannot be cut.
     """
 
     inputs: tuple[Layout | None, ...]
@@ -80,8 +80,8 @@ class Strategy(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A strategy for an op and the bytes that cross for it: for an input in a layout, or None for a part that will be
-    summed. It `repeats` work where devices do again what others do, or one adds what is whole to its part.
+    """A strategy for an op and the bytes of communication that it causes: for an input in a layout, or None for a
+    partial sum. It `repeats` work if devices compute the same, or if one adds a whole value to its part.
     """
 
     strategy: Strategy
@@ -91,7 +91,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be completed: the ops of a stage, in an order in which values come before their readers.
+    """The input of the completion: the ops of a stage in topological order.
 
     `variables` says what is held how, and those that are `settled` stay so; `parts` of which value the placeholder of a
     gradient is the sum; `given` are values that come from elsewhere in pieces, others that do are whole. `wholes` has
@@ -119,7 +119,7 @@ class Question:
 
     @cached_property
     def facts(self) -> Facts:
-        """What is the same in all visits."""
+        """Facts that hold in all visits."""
         return self.shared or Facts(self.graph, self.ops, self.folds, self.parts)
 
 
@@ -147,7 +147,7 @@ class Completion:
         return found
 
     def follow(self, step: Step) -> Completion:
-        """The same where variables, and values that are made whole, are in the pieces that a step says."""
+        """A copy with variables and materialised values in the pieces of a step."""
         copies = {name: getattr(self, name).copy() for name in ("of", "reshards", "needs", "together")}
         variables, wanted = {**self.variables, **step.variables}, {**self.wanted, **step.wanted}
         found = replace(self, variables=variables, wanted=wanted, **copies)
@@ -158,7 +158,7 @@ class Completion:
         return found
 
     def revise(self, places: Iterable[int]) -> None:
-        """Visit the ops at these places, in their order, and after each those that it concerns."""
+        """Visit the ops at these places in order, and all ops that they affect."""
         left = sorted(set(places))
         waiting = set(left)
         while left:
@@ -170,7 +170,7 @@ class Completion:
                     heappush(left, each)
 
     def visit(self, op: Op, place: int) -> Iterable[int]:
-        """Choose how an op is run; gives the places of those that read what is not as it was."""
+        """Choose a strategy for an op; returns the places of readers whose inputs have changed."""
         if not op.inputs:
             return ()
         before = [self.of.pop(value, None) for value in op.values]
@@ -187,7 +187,7 @@ class Completion:
         return chain.from_iterable(map(self.question.facts.readers, changed))
 
     def weigh(self, op: Op, way: Strategy) -> Way:
-        """What crosses for a way, that with which a part of a sum will be summed among it."""
+        """The bytes of communication of a strategy, with those of a later all-reduce of a partial sum."""
         size, count = self.question.facts.size, self.question.count
         crossing: list[tuple[tuple[Value, Layout] | None, float]] = []
         masked = False
@@ -203,15 +203,15 @@ class Completion:
         return Way(way, tuple(crossing), masked or WHOLE_LAYOUT in way.outputs)
 
     def cost(self, way: Way, place: int) -> tuple[float, bool]:
-        """Bytes that cross for a way of an op, then whether it repeats work. What an op before has brought to a layout
-        does not cross again.
+        """Cost of a strategy: bytes of communication, then whether it repeats work. Reshards that an earlier op has
+        made are free.
         """
         here = (place,)
         own = (nbytes for key, nbytes in way.crossing if key is None or self.needs.get(key, here)[0] >= place)
         return sum(own), way.repeats
 
     def layout(self, value: Value) -> Layout:
-        """How a value lies: as the op that makes it leaves it, a variable as it is held, a gradient as its part."""
+        """The layout of a value: as its op leaves it, a variable's as it is held, a gradient's as its part."""
         found = self.of.get(value)
         if found is not None:
             return found
@@ -221,7 +221,7 @@ class Completion:
         return self.variables.get(value.op) or self.question.given.get(value, WHOLE_LAYOUT)
 
     def reshard(self, op: Op, place: int, needs: Iterable[tuple[Value, Layout]]) -> set[Value]:
-        """Write down what an op needs in another layout than it has; gives of which values that is not as it was."""
+        """Record which inputs of an op need another layout; returns the values for which that has changed."""
         found, before = self.list_reshards(needs), self.reshards.pop(op.index, ())
         if found:
             self.reshards[op.index] = found
@@ -234,7 +234,7 @@ class Completion:
         return {value for value, _ in now ^ was}
 
     def list_reshards(self, needs: Iterable[tuple[Value, Layout]]) -> tuple[Reshard, ...]:
-        """What crosses, or is cut, so that values are in these layouts."""
+        """The reshards that bring values into these layouts."""
         found = []
         for value, target in needs:
             kind = choose_collective(self.layout(value), target)
@@ -245,7 +245,7 @@ class Completion:
 
     @cached_property
     def every(self) -> Mapping[int, tuple[Reshard, ...]]:
-        """By the op that needs it, in the order of visits, what is in another layout there; -1 at the end."""
+        """Reshards by the op that needs them, in the order of visits; -1 at the end."""
         places, found = self.question.facts.places, self.reshards
         ends = self.list_reshards([(value, WHOLE_LAYOUT) for value in sorted(self.question.wholes)])
         return {op: found[op] for op in sorted(found, key=places.__getitem__)} | ({-1: ends} if ends else {})
@@ -256,7 +256,7 @@ class Completion:
         return fsum(each.nbytes for each in list_crossing(self.every))
 
     def list_layouts(self) -> Layouts:
-        """What was found."""
+        """The resulting layouts."""
         question, facts = self.question, self.question.facts
         every = ((value, self.layout(value)) for value in (*facts.values, *sorted(question.wholes)))
         pieces = {value: layout for value, layout in every if layout != WHOLE_LAYOUT}
@@ -275,7 +275,7 @@ class Completion:
         )
 
     def explain(self, op: Op) -> str:
-        """Why an op that reads pieces is run whole, where no rule says what it does to axes; else nothing."""
+        """Why an op that reads pieces is run whole for want of a rule for its axes; otherwise ""."""
         found = self.question.facts.describe(op) if self.is_cut(op) and self.find_strategy(op) is None else None
         if not isinstance(found, str):
             return ""
@@ -300,7 +300,7 @@ class Completion:
                 yield from self.list_strategies_along(op, found, label)
 
     def find_strategy(self, op: Op) -> Strategy | None:
-        """The only way to run an op, where there is one: what reads, writes or measures takes all as it lies."""
+        """The only possible strategy of an op, if there is one: ops that read, write or measure accept any layout."""
         variable, any_way = self.variables.get(op.inputs[0].op, WHOLE_LAYOUT), (None,) * len(op.inputs)
         if op.type in ASSIGNS:
             return Strategy((None, variable, *any_way[2:]), ())
@@ -324,7 +324,7 @@ class Completion:
         return None
 
     def list_partial_strategies(self, op: Op) -> Iterator[Strategy]:
-        """Parts of sums stay such where an op is linear in them."""
+        """Strategies that keep partial sums, for ops that are linear in them."""
         floating = [self.question.graph.spec(value).floating for value in op.inputs]
         partial = [place for place, value in enumerate(op.inputs) if self.layout(value).kind == PARTIAL]
         outputs = (PARTIAL_LAYOUT,) * len(op.outputs)
@@ -338,7 +338,7 @@ class Completion:
                 yield Strategy(tuple(needs), outputs)
 
     def list_labels(self, op: Op, found: Axes) -> list[str]:
-        """The axes along which an input lies in pieces, or what the op makes is wanted so."""
+        """The axes along which an input is sharded, or the output shall be."""
         sides = zip(op.inputs, found.inputs, strict=False)
         held = [(self.layout(value), side) for value, side in sides if side is not None]
         made = zip(op.values, found.outputs, strict=True)
@@ -370,7 +370,7 @@ class Completion:
         yield Strategy(tuple(inputs), tuple(outputs), together)
 
     def count_units(self, op: Op, sides: Sequence[Labels | None], label: str) -> int:
-        """How many units an axis has: no more than the smallest of the sizes that it has in any operand."""
+        """The number of units of an axis: at most its smallest size in any operand."""
         sizes = []
         for value, side in zip((*op.inputs, *op.values), sides, strict=True):
             shape = self.spec(value).shape
@@ -388,8 +388,8 @@ class Completion:
         return Spec(found.dtype, None) if found.dtype == "resource" else found
 
     def lay_updates(self, op: Op, variable: Layout) -> Layout:
-        """How the rows lie that are put into a variable: a device takes of all those that are its own, or of each a
-        piece.
+        """The layout of rows that are scattered into a variable: a device takes all of its own rows, or a piece of
+        each.
         """
         numbers, rows = (self.spec(value).rank for value in op.inputs[1:])
         if variable.kind != SPLIT or variable.axis == 0 or not rows or numbers is None:
@@ -398,7 +398,7 @@ class Completion:
 
 
 def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:
-    """The layout of an operand with these labels where an axis is split; one entry there is whole."""
+    """The layout of an operand with these labels if an axis is split; an operand with a single entry there is whole."""
     axis = list(side).index(label) if label in side else -1
     size = None if spec.shape is None or axis < 0 else spec.shape[axis]
     if axis < 0 or size == 1:
@@ -411,9 +411,9 @@ _NUMBERS = 64
 
 
 def complete_layouts(question: Question) -> Layouts:
-    """The layouts of all values. Variables of which nothing was said are held in the pieces that some reader or writer
-    takes, and what is made to be cut is made in pieces, where no more bytes cross then: all of it that can be, else one
-    after the other, until nothing changes.
+    """The layouts of all values. Variables without a given layout get the pieces that some reader or writer takes, and
+    materialised values are sharded, if that adds no communication: all of them if possible, else greedily until nothing
+    changes.
     """
     found = _follow_pieces(question)
     apart = _follow_pieces(replace(question, row_ends=())) if question.row_ends else found
@@ -434,7 +434,7 @@ def _follow_pieces(question: Question) -> Layouts:
 
 
 def _list_steps(run: Completion) -> Iterator[Step]:
-    """What could be held, or made, in pieces beside what is already."""
+    """The variables and values that could be sharded in addition."""
     known = {*run.question.settled, *run.variables}
     for variable, layout in find_pieces(run.question.graph, run.every).items():
         if variable not in known:

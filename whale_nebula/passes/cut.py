@@ -26,7 +26,9 @@ Numbers = frozenset[int]
 
 @dataclass
 class Apart:
-    """Answers, for the inputs that `names` lists, who can compute what is made of inputs alone."""
+    """For the inputs `names`, which not all workers have: which workers can compute values that
+    depend on inputs only.
+    """
 
     program: Program
     parts: Parts
@@ -41,7 +43,7 @@ class Apart:
             self._look(op)
 
     def _look(self, op: Op) -> None:
-        """Note the inputs apart whose values an op reads, by itself or through what is made of them."""
+        """Record the restricted inputs that an op depends on, directly or indirectly."""
         given = [value.op for value in op.inputs if value.op in self._touched]
         rows_alone = asks_rows(self.program.graph, op)
         found = Numbers().union(*(self._touched[v] for v in given if v not in self._readers or not rows_alone))
@@ -54,7 +56,7 @@ class Apart:
                 self._readers[leaf].update(self.stage_workers[label or 0])
 
     def home(self, value: Value, worker: int) -> int | None:
-        """The worker that computes a value for another that is not given what it is made of; None: it does so itself.
+        """The worker that computes a value for another that lacks its inputs; None if each computes it itself.
 
         Only what is small crosses; of the rest its pieces may.
         """
@@ -63,13 +65,13 @@ class Apart:
         return min(makers) if needed else None
 
     def makers(self, value: Value) -> Numbers:
-        """The workers whose stages read all inputs apart that a value is made of; none where it is made of no such."""
+        """The workers that read all restricted inputs of a value; empty if it depends on none."""
         each = [frozenset(self._readers[leaf]) for leaf in self._touched.get(value.op, ())]
         return each[0].intersection(*each[1:]) if each else Numbers()
 
 
 class Key(NamedTuple):
-    """What identifies a fragment; `place` is the number of its stage, or of its worker where it has none."""
+    """Identity of a fragment; `place` is the number of its stage, or of its worker if it belongs to none."""
 
     kind: str
     phase: int
@@ -78,7 +80,7 @@ class Key(NamedTuple):
 
     @property
     def staged(self) -> bool:
-        """Whether it belongs to a stage; others belong to a worker."""
+        """Whether the fragment belongs to a stage rather than to a worker."""
         return self.kind in ("forward", "backward", "fused", "weights")
 
 
@@ -161,7 +163,9 @@ class Cutter:
             self.draft(key).roots.update({op.index: None for op in effects})
 
     def _draft_updates(self, phase: int) -> None:
-        """Walk round after round, the last first: one worker's round asks the earlier rounds of the others."""
+        """Draft the fragments of updates, round by round from the last: one worker's round requests values from earlier
+        rounds of others.
+        """
         for worker in self._workers:
             last = self.homes.rounds(phase, worker)
             for op in self._effects(phase, UPDATE):
@@ -237,7 +241,7 @@ class Cutter:
         self._walk(key)
 
     def _weighs(self, worker: int) -> bool:
-        """Whether a worker asks for the weights of micro-batches: its ops do, or it merges what leaves them."""
+        """Whether a worker needs the weights of micro-batches, for its ops or for merging."""
         stage_workers, scaled = self.homes.stage_workers, {self.program.share, self.program.grow}
         for key, draft in self.drafts.items():
             runs = worker in stage_workers[key.place] if key.staged else worker == key.place
@@ -246,7 +250,7 @@ class Cutter:
         return any(worker in stage_workers[self._label(value.op)] for value in self.demanded)
 
     def _draft_weights(self, worker: int) -> None:
-        """What nb.loss_weight was given, for each micro-batch, before the first one starts."""
+        """Draft the fragment of nb.loss_weight for each micro-batch, before the first one starts."""
         key = Key("weight", 0, worker)
         for value in self.program.weights if self.program.pipeline.micro_batch > 1 else ():
             op = self.program.graph.ops[value.op]
@@ -262,7 +266,7 @@ class Cutter:
 
     # ------------------------------------------------------------------ the walk
     def _walk(self, key: Key) -> None:
-        """Take into a draft, if there is one, all that it may compute of what it gives."""
+        """Walk back from what a draft returns, and include all ops that it may compute."""
         draft = self.drafts.get(key)
         if draft is None:
             return
@@ -278,7 +282,7 @@ class Cutter:
             seen.add(value)
 
     def _include(self, draft: Draft, value: Value) -> bool:
-        """Whether the draft computes a value itself; if not, it is fed, and asked of its home.
+        """Whether the draft computes a value itself; otherwise it is fed, and requested from its home.
 
         What a stage asks of its own worker, each of its replicas asks of its.
         """
@@ -300,7 +304,7 @@ class Cutter:
         return False
 
     def _find_home(self, key: Key, op: Op, value: Value) -> Key | None:
-        """The fragment that computes a value which one of this key asks for, or None: that one itself."""
+        """The fragment that computes a value for a fragment with this key; None for that fragment itself."""
         if key.kind == "update":
             return self._place_in_update(key, op, value)
         if key.staged:
@@ -324,7 +328,7 @@ class Cutter:
         return home or key._replace(kind="forward")
 
     def _place_in_forward(self, op: Op, phase: int, stage: int) -> Key | None:
-        """Where a value of the forward is made, or None: right here."""
+        """The fragment of the forward that computes a value; None for the requesting one."""
         label, worker, at = self._label(op.index, stage), self.homes.worker_of(stage), 3 * phase + FORWARD
         if op.index in self.parts.pure:
             return None if op.stage is None or label == stage else Key("forward", phase, label)
@@ -339,8 +343,8 @@ class Cutter:
         return None if (home, label) == (phase, stage) else Key("forward", home, label)
 
     def _is_size_alone(self, op: Op, key: Key) -> bool:
-        """Whether an op of a backward asks for the size of what its forward makes, and no other reads that: the forward
-        tells the size then, and keeps nothing for it.
+        """Whether a backward needs only the size of a forward value that it would otherwise keep: then the forward
+        passes the size on.
         """
         graph, own = self.program.graph, key._replace(kind="forward")
         if op.type not in SHAPES or any(graph.ops[value.op].role for value in op.inputs):
@@ -351,12 +355,12 @@ class Cutter:
         return all(each.type in SHAPES for each in behind) and all(home == own for home in makers)
 
     def _is_recomputed(self, op: Op) -> bool:
-        """Whether a backward computes anew what its forward could keep for it."""
+        """Whether a backward recomputes a value instead of keeping it from the forward."""
         reads = op.type == "ReadVariableOp"
         return self.program.pipeline.recompute and not (reads or op.stateful or op.index in self.parts.effects)
 
     def _is_reread(self, op: Op, phase: int) -> bool:
-        """Whether a backward reads a variable anew instead of keeping what its forward has read."""
+        """Whether a backward reads a variable again instead of keeping the value that its forward has read."""
         return (
             op.type == "ReadVariableOp"
             and self.parts.forward_written.isdisjoint(resources(op, self.program.graph))
@@ -365,7 +369,7 @@ class Cutter:
         )
 
     def _time(self, op: Op, at: int) -> int:
-        """The part a value is computed in when `at` asks for it: as late as it may be."""
+        """The part of the step in which a value is computed when `at` needs it: as late as possible."""
         own = self.parts.part.get(op.index, 0)
         if op.index in self.parts.batch or op.index in self.parts.effects or own % 3 == UPDATE:
             return own
@@ -402,14 +406,14 @@ class Cutter:
         return None if here else Key("update", phase, worker, made)
 
     def _make_early(self, kind: str, phase: int, value: Value, maker: int, reader: Key) -> Key:
-        """Where a value is made before the micro-batches; it crosses when their losses do."""
+        """The home of a value that is computed before the micro-batches; it crosses together with their losses."""
         if maker != reader.place:
             self.crossings[value, maker, reader.place] = reader.phase
             self.early.add(value)
         return Key(kind, phase, maker)
 
     def _find_update(self, op: Op, value: Value, phase: int, worker: int) -> Key:
-        """A value of an earlier phase's update: this worker's own, or sent by one that has it."""
+        """The home of a value of an earlier phase's update: this worker, or one that sends it."""
         if worker not in self.homes.of(op.index):
             return self._cross(value, phase, worker)
         return Key("update", phase, worker, self.homes.rounds(phase, worker))

@@ -44,7 +44,7 @@ class Dependences:
     program: Program
 
     def of(self, value: Value) -> Mapping[str, str]:
-        """By the names of inputs, how a value depends on them."""
+        """The dependence of a value on inputs, by their names."""
         found: dict[str, str] = {}
         kinds = self._known[value.op]
         scalar = self.program.graph.spec(value).scalar
@@ -56,8 +56,8 @@ class Dependences:
 
     @cached_property
     def _known(self) -> Sequence[_Kinds]:
-        """What each op depends on; worked out again until what comes back from later stages, and what variables keep
-        for the next step, has gone everywhere.
+        """The dependences of each op, as a fixed point over values from later stages and variables kept for the next
+        step.
         """
         graph, program = self.program.graph, self.program
         found = [_NONE] * len(graph.ops)
@@ -90,8 +90,8 @@ class Dependences:
 
     @cached_property
     def _outside(self) -> Mapping[str, tuple[Sequence[Value], frozenset[int]]]:
-        """By cluster, what is given there to ops that read or write what the graph does not show, and these ops. Those
-        of no stage may run in any.
+        """By cluster: the inputs of ops that read or write state outside the graph, and these ops. Those without stage
+        may run in any cluster.
         """
         graph, program = self.program.graph, self.program
         touching = [op for op in graph.ops if touches_outside(op, graph)]
@@ -127,7 +127,7 @@ class Dependences:
 
     @cached_property
     def _arrivals(self) -> Mapping[int, tuple[int, Value]]:
-        """By the op that stands for a gradient, the request and the value whose gradient it is."""
+        """By the op that stands for a gradient: the request, and the value whose gradient it is."""
         program = self.program
         found = {op: (number, arrival.boundary) for op, (number, arrival) in program.arrivals.items()}
         held = ((op, number, each) for op, (number, holder) in program.holders.items() for each in holder.values)

@@ -51,7 +51,7 @@ def is_check(op: Op, graph: Graph, returned: Collection[Value] = ()) -> bool:
 
 
 def _is_read(op: Op, graph: Graph, returned: Collection[Value]) -> bool:
-    """Whether a value of an op goes anywhere but into an Identity that nobody reads."""
+    """Whether a value is used other than by an Identity without readers."""
     readers = [reader for value in op.values for reader in graph.consumers(value)]
     read = any(reader.type != "Identity" or _is_read(reader, graph, returned) for reader in readers)
     return read or any(value in returned for value in op.values)
@@ -68,7 +68,7 @@ def is_random(op: Op) -> bool:
 
 
 def seeded_by(op: Op, graph: Graph) -> set[int]:
-    """The ops that the seed of a draw comes from; those that only give it a shape are none of them."""
+    """The ops that a draw's seed depends on, without those that only give it a shape."""
     whole = [value.op for value in op.inputs if not graph.spec(value).floating]
     return graph.ascend(whole, stop=lambda each: graph.ops[each].type in SHAPES)
 

@@ -17,7 +17,7 @@ PARTS = -2
 
 
 class Shared(NamedTuple):
-    """A tensor of a gradient part that crosses: its number, where it belongs, what it is, who has and who needs it."""
+    """A tensor of a partial gradient that crosses: number, place, kind, and the workers that have and need it."""
 
     slot: int
     key: PartKey
@@ -28,7 +28,7 @@ class Shared(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """What goes from one worker to another after the same round of updates: one tensor, or many scalars in one frame.
+    """A message between two workers after a round of updates: one tensor, or many scalars in one frame.
 
     A global norm is made of a share for each variable, and each alone would be more header than number.
     """
@@ -43,13 +43,13 @@ class Bundle(NamedTuple):
 
     @property
     def spec(self) -> Spec:
-        """What is sent: the tensor itself, or the bytes of the scalars one after the other."""
+        """The form of the message: that of the tensor, or of the concatenated scalars' bytes."""
         return self.specs[0] if len(self.specs) == 1 else Spec("uint8", (sum(spec.nbytes() for spec in self.specs),))
 
 
 def clusters_apart(program: Program) -> list[Worker]:
-    """A worker for each cluster, as if each were a process of its own, named like the cluster; as many as the stage
-    with most replicas has, where stages are copied.
+    """The workers if each cluster were a process of its own, named like the cluster; a cluster with replicated stages
+    has as many as its stage with most replicas.
     """
     most: dict[str, int] = {}
     for stage in program.stages:
@@ -85,7 +85,7 @@ def _phase_exchanges(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> It
 
 
 def bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
-    """What the updates of a phase send one another, numbered alike in every process."""
+    """The messages between the updates of a phase, numbered identically in every process."""
     together: dict[tuple[int, str, str, int | None], list[Crossing]] = {}
     for slot, crossing in enumerate(phase.crossings):
         alone = None if cut.program.graph.spec(crossing.value).scalar else slot
@@ -116,7 +116,7 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
 
 
 class ReplicaMessage(NamedTuple):
-    """One thing that replicas of a stage tell one another; its slot is its number, alike in every process.
+    """A message between replicas of stages; its slot is its number, identical in every process.
 
     `kind` is "numbers" (all scalars of the own micro-batches in one message), "tensor" (a value that a micro-batch
     gave), "sum" (a piece of the gradients) or "drift" (a variable that the forward wrote from its rows). `key` and
@@ -134,7 +134,7 @@ class ReplicaMessage(NamedTuple):
 
 
 def replica_messages(cut: Cut, phase: PhasePlan) -> tuple[ReplicaMessage, ...]:
-    """All that replicas of stages tell one another in a phase."""
+    """All messages between replicas of stages in a phase."""
     every = [each for stage in sorted(cut.routing.replicated) for each in _list_messages(cut, phase, stage)]
     return tuple(each._replace(slot=slot) for slot, each in enumerate(every))
 

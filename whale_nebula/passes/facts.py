@@ -1,5 +1,5 @@
-"""What is the same in all visits of a stage's ops: axes, the forms and sizes of values, who reads them; and what could
-be in pieces beside what is: variables that are read or written so, and what is made whole to be cut.
+"""Facts on a stage's ops that hold in all visits: axes, forms and sizes of values, readers; and which variables and
+materialised values could be sharded in addition.
 
 Sizes that only a step knows are the same where they are made of the same size (`SameSizes`). A residual `x + f(x)` is
 differentiated for shapes that may be unlike, by sums over the axes along which either operand was repeated. Where `f`
@@ -32,8 +32,8 @@ _SAME = frozenset({"Identity", "StopGradient", "Cast", "Snapshot"})
 
 @dataclass(frozen=True)
 class SameSizes:
-    """The sizes of values along their axes, by names. They are followed through the ops that are `followed`, in their
-    order; `spec` and `describe` say what is known of these.
+    """Symbolic sizes of values' axes, propagated through the `followed` ops in order; `spec` and `describe` give what
+    is known of these.
     """
 
     graph: Graph
@@ -43,7 +43,7 @@ class SameSizes:
     _found: dict[tuple[Value, int], Size] = field(default_factory=dict)
 
     def follow(self, op: Op) -> None:
-        """Name the sizes of what an op makes, after those of what it reads."""
+        """Name the sizes of an op's outputs after those of its inputs."""
         for value, spec in zip(op.values, op.outputs, strict=True):
             for axis, size in enumerate(spec.shape or ()):
                 if size is None:
@@ -149,8 +149,8 @@ ROWS_COUNTED = 32
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of ops before any is visited. `folds` holds the known numbers, `parts` of which value the
-    placeholder of a gradient is the sum. What was found is kept.
+    """Facts on ops, computed on demand and cached. `folds` holds known numbers, `parts` the value whose partial
+    gradient a placeholder sums.
     """
 
     graph: Graph
@@ -163,7 +163,7 @@ class Facts:
 
     @cached_property
     def places(self) -> Mapping[int, int]:
-        """When each op is visited."""
+        """The position of each op in the order of visits."""
         return {op: place for place, op in enumerate(self.ops)}
 
     @cached_property
@@ -185,7 +185,7 @@ class Facts:
         return found
 
     def readers(self, value: Value) -> Sequence[int]:
-        """The places of the ops that read a value, or the placeholder of the sum of which it is a part."""
+        """The places of the ops that read a value, or the placeholder of the sum that it is a part of."""
         return self._readers.get(value, ())
 
     def spec(self, value: Value) -> Spec:
@@ -193,7 +193,7 @@ class Facts:
         return self.specs.get(value) or self.graph.spec(value)
 
     def describe(self, op: Op) -> Axes | str:
-        """What an op does to axes, or why that is not known."""
+        """The axis description of an op, or why it has none."""
         if op.index not in self._described:
             self._described[op.index] = self._describe(op, self.specs)
         return self._described[op.index]
@@ -224,14 +224,12 @@ class Facts:
 
     @cached_property
     def _forms(self) -> Sizes:
-        """The sizes of a batch of so many rows as bytes are compared for."""
+        """The sizes of a batch for which bytes are compared."""
         return Sizes(self.graph, ROWS_COUNTED).follow(sorted(self.graph.ascend(self.ops)))
 
     @cached_property
     def specs(self) -> Mapping[Value, Spec]:
-        """The forms of values of which a size was not known where they were traced, and an operand has it on that
-        axis, or says it.
-        """
+        """Refined forms of values: sizes that were unknown in the trace but follow from an operand."""
         found: dict[Value, Spec] = {}
         ops = [self.graph.ops[op] for op in self.ops]
         asked = {value for op in ops if op.type == REPEATED for value in op.values}
@@ -252,7 +250,7 @@ class Facts:
         return found
 
     def _refine(self, op: Op, found: dict[Value, Spec]) -> None:
-        """Note the sizes of what an op makes that its operands have, or that one says."""
+        """Refine the sizes of an op's outputs by those of its operands."""
         if op.type == _UNLIKE or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
             return
         if op.type == "Reshape":
@@ -282,14 +280,14 @@ DEALS = "UnsortedSegmentSum"
 
 
 class Step(NamedTuple):
-    """Variables, and values of which all is whole that they are made of, and the pieces that they could be in."""
+    """Variables and materialised values, and the pieces in which they could be."""
 
     variables: Mapping[int, Layout]
     wanted: Mapping[Value, Layout]
 
     @classmethod
     def join(cls, steps: Iterable[Step]) -> Step:
-        """All of them at once."""
+        """The union of steps."""
         variables, wanted = dict[int, Layout](), dict[Value, Layout]()
         for step in steps:
             variables |= step.variables
@@ -298,7 +296,7 @@ class Step(NamedTuple):
 
 
 def find_pieces(graph: Graph, needed: Mapping[int, Sequence[Reshard]]) -> dict[int, Layout]:
-    """Variables that are read, or written, in pieces, of which all that take such take the same."""
+    """Variables that are read or written in pieces, if all their sharded uses agree on the pieces."""
     pieces: dict[int, set[Layout]] = {}
     for op, reshards in needed.items():
         for each in reshards if op >= 0 else ():
@@ -337,13 +335,13 @@ def find_wanted(
 
 
 def _is_by_entry(axes: Axes, out: int) -> bool:
-    """Whether an entry of what an op makes depends on one of each operand alone."""
+    """Whether an op is elementwise."""
     made = set(axes.outputs[out] or ())
     return not axes.mixed and all(set(side or ()) <= made for side in axes.inputs)
 
 
 def _list_sources(graph: Graph, op: Op, axes: Axes, out: int, layout: Layout) -> Iterator[tuple[Value, Layout]]:
-    """The operands of which a device needs its piece alone, where what is made is in these pieces."""
+    """The operands of which a device needs only its piece, if the output is in these pieces."""
     label = list(axes.outputs[out] or ())[layout.axis]
     for value, side in zip(op.inputs, axes.inputs, strict=False):
         shape = graph.spec(value).shape

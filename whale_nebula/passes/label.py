@@ -93,7 +93,9 @@ def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages:
 
 
 def _region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op], stage: int) -> set[int]:
-    """What could run in a stage and runs before it: all that reads it is there, or later, or could be."""
+    """The unstamped ops that could run in a stage and run before it: all their readers are in it, later, or movable
+    too.
+    """
     found: set[int] = set()
     for op in reversed(movable):
         readers = [c.index for value in op.values for c in graph.consumers(value) if c.index in labels]
@@ -154,8 +156,8 @@ def join_states(
 
 
 def count_crossing(graph: Graph, value: Value) -> int:
-    """What it costs that a value crosses: its bytes, which a reshape leaves as they are; a list of tensors, or another
-    value that is no tensor, cannot.
+    """The cost of a crossing value: its bytes, also before a reshape; prohibitive for a list of tensors or another
+    value that is no tensor.
     """
     while graph.ops[value.op].type == "Reshape":
         value = graph.ops[value.op].inputs[0]

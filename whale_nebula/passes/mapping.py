@@ -1,4 +1,4 @@
-"""Map a program to workers: assign fragments to them, and insert boundaries between them."""
+"""Map a program to workers: assign fragments, and insert boundaries between them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Builder:
         return tuple(self.workers[worker].name for worker in sorted(workers))
 
     def _finish_once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
-        """By worker, what it runs once a step."""
+        """By worker, the fragments that run once a step."""
         found = {self.workers[key.place].name: each for key, each in self.drafts.items() if key[:2] == (kind, phase)}
         return {name: draft.finish(name) for name, draft in found.items()}
 
@@ -197,7 +197,7 @@ class _Builder:
         return tuple(found)
 
     def _repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
-        """Boundaries that are the same in each micro-batch: they are computed and sent again for each of them."""
+        """Notes on boundaries with the same value in each micro-batch, which is computed and sent again for each."""
         count, graph = self.program.pipeline.micro_batch, self.program.graph
         for boundary in boundaries if self.folds.folding is not None else ():
             if boundary.layout != "whole" or graph.spec(boundary.value).rank == 0:
@@ -212,8 +212,8 @@ class _Builder:
 
 
 def _split_skipped(program: Program, fragment: Fragment) -> tuple[Fragment | None, tuple[str, ...]]:
-    """The part of a stage's forward that does not ask which rows it is given, and what it writes; and the paths of the
-    variables that it writes from its rows.
+    """The part of a stage's forward that does not depend on the rows, with its writes; and the paths of the variables
+    that the stage writes from its rows.
     """
     graph, variables, own = program.graph, program.variable_ops, frozenset(fragment.ops)
     scaled = {program.share, program.grow}
@@ -238,7 +238,7 @@ def _split_skipped(program: Program, fragment: Fragment) -> tuple[Fragment | Non
 
 
 def _ascend_within(program: Program, own: frozenset[int], ops: Collection[int]) -> set[int]:
-    """Ops with all that they read or wait for, within a fragment, and what they read one step beyond it."""
+    """Ops with all their predecessors within a fragment, and the predecessors one step beyond it."""
     found, pending = set(ops), list(ops)
     while pending:
         op = program.graph.ops[pending.pop()]

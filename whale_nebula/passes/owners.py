@@ -24,8 +24,8 @@ Where = frozenset[int]
 
 @dataclass
 class Homes:
-    """Answers where ops, effects and variables live; `stage_workers[s]` are the workers of stage s, one for each of its
-    replicas. What one replica can compute after the micro-batches, all of them can: they hold the same.
+    """The workers at which ops, effects and variables live; `stage_workers[s]` are the workers of stage s, one for each
+    replica. All replicas can compute what one of them can after the micro-batches, as they hold the same values.
 
     `least` is how many workers there are at least: one without a stage takes part in updates and results all the same.
     """
@@ -51,7 +51,7 @@ class Homes:
         self._number_rounds()
 
     def worker_of(self, stage: int) -> int:
-        """The one of a stage's workers that tells others what the stage has made."""
+        """The worker that sends a stage's results to others."""
         return min(self.stage_workers[stage])
 
     def of(self, op: int) -> Where:
@@ -59,7 +59,7 @@ class Homes:
         return self._of.get(op, self.everywhere)
 
     def of_effect(self, op: Op) -> Where:
-        """The workers that must run an effect: all that hold what it writes; without a variable, just one."""
+        """The workers that run an effect: all holders of what it writes, or just one if it writes no variable."""
         handles = written_handles(op, self.program.graph)
         if not handles:
             return frozenset({min(self._meet(op))})
@@ -101,7 +101,7 @@ class Homes:
         return common
 
     def _spread(self) -> bool:
-        """Find the homes of ops, then narrow common variables to the homes of what is written into them."""
+        """Find the homes of ops, then restrict common variables to the homes of what is written into them."""
         for op in self.program.graph.ops:
             self._of[op.index] = self._find_home(op)
         changed = False
@@ -117,7 +117,7 @@ class Homes:
         return changed
 
     def _find_slots(self) -> set[int]:
-        """The common variables of which what is read goes into one that a stage touches."""
+        """The common variables that are read for a write that a stage is concerned with."""
         graph = self.program.graph
         effects = [op for op in self.parts.effects if not self.common.issuperset(written_handles(graph.ops[op], graph))]
         feeding = (graph.ops[index] for index in graph.ascend(effects))
@@ -154,7 +154,7 @@ class Homes:
         return self._meet(op)
 
     def _meet(self, op: Op) -> Where:
-        """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do.
+        """The workers at which all inputs are available. Scalars cross if necessary; everywhere if that does not help.
 
         They cross, too, where only some devices of a split stage would compute with what all of them have: these have
         to do so together.
@@ -171,8 +171,8 @@ class Homes:
         return self.everywhere.intersection(*tensors) or self.everywhere
 
     def _number_rounds(self) -> None:
-        """Effects, and what follows one (a metric's result), wait for the last round. Workers that run a split stage
-        together do the same in the same round, whatever else they run.
+        """Number the rounds of an update: effects, and ops that follow one (a metric's result), wait for the last
+        round. Workers of a split stage run the same ops in the same round.
         """
         graph, mates = self.program.graph, self._find_mates()
         for op in graph.ops:
@@ -193,7 +193,7 @@ class Homes:
                 self._round[index, worker] = self._last[self.parts.phase(index), worker]
 
     def _find_mates(self) -> list[Where]:
-        """By worker, those that run split stages together with it, and others with these."""
+        """By worker, the workers that run split stages together with it, transitively."""
         mates = [frozenset({worker}) for worker in range(self.workers)]
         for stage in self._split:
             joined = frozenset[int]().union(*(mates[worker] for worker in stage))

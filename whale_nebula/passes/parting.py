@@ -1,4 +1,5 @@
-"""Part the backward of a stage in two: what other stages wait for, and gradients of weights, for which nobody waits.
+"""Part the backward of a stage in two: gradients that other stages wait for, and gradients of weights, which can be
+deferred.
 
 The first part keeps all that is needed for what leaves the stage: gradients of its boundaries, and of one function with
 the forward all that this gives. The second is the rest of the gradients. What it reads of the first is kept for it.
@@ -30,7 +31,7 @@ _MOVES = frozenset({
 
 
 def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]:
-    """These ops and those that they need, as far as they are `within` some."""
+    """These ops and their predecessors `within` a set."""
     pending, found = list(ops), set[int]()
     while pending:
         number = pending.pop()
@@ -41,7 +42,7 @@ def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]
 
 
 def is_movement(graph: Graph, ops: Iterable[int]) -> bool:
-    """Whether ops do little more than move what others have made: to put them off gains nothing."""
+    """Whether ops hardly do more than move data, so that deferring them gains nothing."""
     return all(graph.ops[number].type in _MOVES for number in ops)
 
 
@@ -64,7 +65,9 @@ class Parting:
     first: set[int] = field(default_factory=set)
 
     def run(self) -> tuple[Draft, Draft] | None:
-        """The two parts; None where there is one, because nothing goes back, or as `note` says."""
+        """The two parts; None if the backward stays in one part, because nothing goes back or for
+        the reason in `note`.
+        """
         stage, phase = self.draft.key.place, self.draft.key.phase
         requests = [r for r in self.program.requests if self.parts.phase_of[r.index] == phase]
         flows = {flow.gradient for request in requests for flow in request.flows if flow.stage == stage}
@@ -92,8 +95,8 @@ class Parting:
         return 0 if variable is None else prod(axis or 1 for axis in variable.spec.shape or ())
 
     def _find_fixed(self) -> Iterator[int]:
-        """What runs in the first part in any case: effects, draws, sums over replicas, and reads of what a later
-        micro-batch may write.
+        """The ops that the first part always runs: effects, draws, sums over replicas, and reads of variables that a
+        later micro-batch may write.
         """
         for number in self.draft.ops:
             op = self.program.graph.ops[number]
@@ -101,7 +104,7 @@ class Parting:
                 yield number
 
     def _is_lasting(self, op: Op) -> bool:
-        """Whether an op reads what no forward writes: it can be read again."""
+        """Whether an op reads a variable that no forward writes, so that it can be read again."""
         return is_read(op) and self.parts.forward_written.isdisjoint(resources(op, self.program.graph))
 
     def _ascend(self, values: Iterable[Value], ops: Iterable[int] = ()) -> set[int]:
@@ -109,7 +112,7 @@ class Parting:
         return ascend(self.program.graph, [*(value.op for value in values), *ops], self.draft.ops)
 
     def _is_made(self, part: GradientPart) -> bool:
-        """Whether the first part has done what there is to compute for a gradient."""
+        """Whether the first part has already computed a gradient."""
         return is_movement(self.program.graph, self._ascend(part.values) - self.first)
 
     def _explain(self, together: list[Gradient]) -> str:
@@ -135,8 +138,8 @@ class Parting:
                 yield number
 
     def _split(self, staying: list[Value], flows: set[Value]) -> tuple[Draft, Draft]:
-        """The drafts of both parts. Constants and weights are read again; all else that the second part needs of the
-        first is kept for it.
+        """The drafts of both parts. Constants and weights are read again; everything else that the second part needs is
+        kept.
         """
         key, graph = self.draft.key, self.program.graph
         second = Draft(key._replace(kind="weights"), fetches=dict.fromkeys(staying))

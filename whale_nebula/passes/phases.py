@@ -44,8 +44,8 @@ def is_small(spec: Spec) -> bool:
 
 
 class Late(NamedTuple):
-    """`sums` are ops that wait for the update; `terms` those that their penalties come of, each made of one stage's
-    variables: they are there before the first micro-batch.
+    """Sums that wait for the update: `sums` are their ops, `terms` the ops of their penalties, each of one stage's
+    variables, which are computed before the first micro-batch.
     """
 
     sums: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class Late(NamedTuple):
 
 
 def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable[[Op], bool]) -> Late:
-    """The ops of what is differentiated that may wait, and that add what another stage's variables are made of.
+    """The ops of a differentiated sum that may wait, as they add penalties of another stage's variables.
 
     `small` says of an op that it takes and gives only few numbers of the batch, `each` of a reader that it runs with
     each micro-batch. With `nb.loss_weight` the whole target is what is weighed, so there nothing waits. What is made of
@@ -81,7 +81,7 @@ def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable
 
 
 def _find_penalties(program: Program) -> dict[int, set[int]]:
-    """Of each op that is made of variables alone, the stages of what it is made of."""
+    """For each op that depends on variables only, the stages of these variables."""
     found: dict[int, set[int]] = {}
     for index in sorted(made_of_variables(program.graph)):
         above = [found[value.op] for value in program.graph.ops[index].inputs if value.op in found]
@@ -116,7 +116,7 @@ def _find_waiting(program: Program, small: Callable[[Op], bool], each: Callable[
 
 @dataclass(frozen=True)
 class Parts:
-    """What the pass found. `part` numbers ops that have a time of their own; others run wherever they are read.
+    """Result of the pass: `part` is the time of the ops that have a fixed one; others run wherever they are read.
 
     `late` is what of a loss waits for the update; `again` are ops of an update that a check of an earlier part
     computes besides, and which part that is; `asserted` are checks of what all micro-batches make together.
@@ -166,7 +166,7 @@ class _Splitter:
     phase_of: list[int] = field(default_factory=list)
 
     def run(self) -> Parts:
-        """Find what the rules ask of ops, then place each op."""
+        """Collect the constraints of the rules, then assign each op a time."""
         program, graph = self.program, self.program.graph
         self.backward = {op for request in program.requests for op in request.backward}
         self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HOLDS]
@@ -189,8 +189,7 @@ class _Splitter:
         return self._collect_parts()
 
     def _find_seed_variables(self) -> dict[int, int]:
-        """A variable whose value seeds a draw of the forward, and the last such draw; those that only give it a shape
-        do not.
+        """The variables whose values seed draws of the forward, and the last such draw.
 
         A single number that goes into a seed is a count of steps: it counts them, whatever is drawn with it.
         """
@@ -243,7 +242,7 @@ class _Splitter:
         return found & self.batch
 
     def _find_levels(self) -> None:
-        """The last phase whose update an op depends on, by data or by order; requests get their phase on the way."""
+        """The last phase whose update an op depends on, by data or order; assigns phases to requests."""
         waiting = list(self.program.requests)
         for op in self.own:
             while waiting and op.index >= waiting[0].start:
@@ -280,7 +279,7 @@ class _Splitter:
             self.part[op.index] = _next(early, UPDATE) if late_sum else early
 
     def _may_wait(self, op: Op) -> bool:
-        """Whether an op of the forward that nobody there reads could as well run once, afterwards."""
+        """Whether an op of the forward without readers there could as well run once, after the micro-batches."""
         return op.stage is None and op.index in self.each and self._accumulates(op)
 
     def _runs_with_each(self, op: Op) -> bool:
@@ -303,8 +302,8 @@ class _Splitter:
         return found
 
     def _find_earliest(self, op: Op, again: Mapping[int, int]) -> int:
-        """The part of the last of an op's inputs, where those of `again` are computed besides; an effect, a read and a
-        call come after the effects that they follow.
+        """The earliest time of an op: the latest of its inputs' times, without those of `again`, which are recomputed;
+        effects, reads and calls come after earlier effects.
         """
         holders = self.program.holders
         found = [0]
@@ -317,7 +316,7 @@ class _Splitter:
         return max(found)
 
     def _asserts_merged(self, op: int) -> bool:
-        """Whether an op is an assertion that waits for merged values: what comes after it need not wait, too."""
+        """Whether an op is an assertion on merged values; ops after it need not wait."""
         return op in self.once and op in self.batch and is_check(self.program.graph.ops[op], self.program.graph)
 
     def _place_effect(self, op: Op, early: int) -> int:

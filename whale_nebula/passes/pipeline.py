@@ -50,7 +50,7 @@ def list_program(program: Program) -> Iterator[str]:
 
 
 def list_folds(folds: BatchFolds) -> Iterator[str]:
-    """What each op's outputs are to the batch, and what waits for all micro-batches."""
+    """The fold of each op's outputs, and the ops that wait for all micro-batches."""
     yield from list_fields(folds, ["once", "checks", "wholes"])
     if folds.folding is not None:
         for op in folds.program.graph.ops:
@@ -60,7 +60,7 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
 
 
 def list_fields(found: Any, names: Iterable[str] = ()) -> Iterator[str]:
-    """The fields of a record, a line each: those of these names, or all."""
+    """The fields of a record, one a line: those with these names, or all."""
     for name in names or [each.name for each in fields(found)]:
         value = getattr(found, name)
         if isinstance(value, set | frozenset):
@@ -71,7 +71,9 @@ def list_fields(found: Any, names: Iterable[str] = ()) -> Iterator[str]:
 
 
 def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
-    """The fragments of every phase, what crosses between them, and who holds what; `number` numbers the ops."""
+    """The fragments of every phase, what crosses between them, and the holders of variables;
+    `number` numbers the ops.
+    """
     program, stages = cut.program, cut.program.stages
 
     def name(value: Value) -> str:
@@ -106,7 +108,7 @@ def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
 
 
 def list_layouts(cut: Cut, stage: int) -> Iterator[str]:
-    """How the values of a split stage lie on its devices where they are not whole, and what crosses between these."""
+    """The layouts of a split stage's values that are not whole, and the reshards between them."""
     layouts, graph = cut.layouts[stage], cut.program.graph
     yield f"stage {cut.program.stages[stage].key} on {layouts.count} devices"
     for each in layouts.sums:
@@ -132,7 +134,7 @@ def _nowhere(op: int) -> str:
 
 @dataclass(frozen=True)
 class Compilation:
-    """A program on its way to a Cut, and what the passes before have found.
+    """A program in compilation, with the results of earlier passes.
 
     `where` tells the user's line that made an op; `results` who is given the tensors that the step returns; `apart`
     names the inputs that only the workers whose stages read them are given; `held` says how variables lie that earlier
@@ -152,7 +154,7 @@ class Compilation:
     cut: Cut | None = None
 
     def known(self, what: str) -> Any:
-        """What an earlier pass has found; an error of the order of passes where it has not run."""
+        """The result of an earlier pass; raises if it has not run."""
         found = getattr(self, what)
         if found is None:
             raise LookupError(f"no pass has found {what} yet: the order of PIPELINE is wrong")
@@ -164,7 +166,7 @@ class Pass(Protocol):
 
     @property
     def name(self) -> str:
-        """What `show --after` knows it by."""
+        """The pass's name in `show --after`."""
         ...
 
     def apply(self, given: Compilation) -> Compilation:
@@ -172,7 +174,7 @@ class Pass(Protocol):
         ...
 
     def describe(self, found: Compilation) -> Iterable[str]:
-        """What the pass has found or changed, as lines of text."""
+        """The result of the pass as lines of text."""
         ...
 
 
@@ -186,7 +188,7 @@ class Step:
 
 
 def _fold_batch(given: Compilation) -> Compilation:
-    """Find what each value is to the batch; refuse what micro-batches would change."""
+    """Determine how each value depends on the batch; refuse programs whose results micro-batches would change."""
     folds = fold_batch(given.program, given.where)
     folds.notes.extend([*python_notes(given.program, given.where), *sum_notes(given.program)])
     return replace(given, folds=folds)
@@ -226,7 +228,7 @@ def _complete_layouts(given: Compilation) -> Compilation:
 
 
 def _list_exchange(given: Compilation) -> Compilation:
-    """List what clusters exchange for updates and, if that is asked, on which inputs all that crosses depends."""
+    """List what clusters exchange for updates and, on request, on which inputs each crossing value depends."""
     cut = given.known("cut")
     parted = divide_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
     crossings = list_crossings(parted) if given.follows_inputs else ()
@@ -261,7 +263,7 @@ PIPELINE: tuple[Pass, ...] = (
 
 
 def run_passes(given: Compilation, passes: Sequence[Pass] | None = None) -> Compilation:
-    """Run passes in their order: those of PIPELINE unless others are given."""
+    """Run passes in order, by default PIPELINE."""
     if VERIFY:
         verify(given, CAPTURE)
     for each in PIPELINE if passes is None else passes:
@@ -280,7 +282,7 @@ def cut_program(
     apart: Collection[str] = (),
     held: Mapping[int, Layout] | None = None,
 ) -> Cut:
-    """Map a program to workers; what the options mean, Compilation says."""
+    """Map a program to workers; for the options see Compilation."""
     found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart, held or {})).known("cut")
     return found
 

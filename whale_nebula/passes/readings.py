@@ -59,7 +59,7 @@ def _marks_and_ids(cut: Cut, fragments: Sequence[Fragment]) -> Iterator[Reading]
 
 
 def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]:
-    """The workers that read the values of each of the named inputs: nobody else may learn anything of them."""
+    """The workers that read values of each of the named inputs; no others may learn them."""
     readers: dict[str, set[str]] = {leaf.name: set() for leaf in cut.program.leaves if leaf.name in names}
     for worker in cut.workers:
         for reading in readings(cut, worker.name):
@@ -79,7 +79,7 @@ def list_fragments(cut: Cut) -> Iterator[Fragment]:
 
 
 def asks_rows(graph: Graph, op: Op) -> bool:
-    """Whether an op asks for a shape of which only the first axis is unknown, or is used."""
+    """Whether an op needs a shape only for its first axis."""
     if op.type != "Shape":
         return False
     shape = graph.spec(op.inputs[0]).shape
@@ -115,7 +115,7 @@ _ONCE = {"whole": "part that is computed from the whole batch", "weight": "weigh
 
 
 def rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
-    """The rows that a worker reads of each input: those of its micro-batches, where stages alone read them.
+    """The rows that a worker reads of each input: those of its micro-batches, if only stages read the input.
 
     What is computed once of the whole batch (a denominator that is made of a mask) reads all of it.
     """

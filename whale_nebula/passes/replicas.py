@@ -63,7 +63,9 @@ def running(stages: int, workers: Sequence[Worker]) -> list[frozenset[int]]:
 
 
 def devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice, ...]:
-    """A virtual device for each shard of each replica of each stage; the workers that run it take them in turn."""
+    """A virtual device for each shard of each replica of each stage, assigned round robin to the
+    workers that run it.
+    """
     found, ranks = [], rank_workers(workers)
     for number, stage in enumerate(program.stages):
         homes = [worker.name for worker in workers if number in worker.stages]
@@ -77,8 +79,8 @@ def devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice,
 
 
 def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
-    """For each stage the speeds of its replicas, where `workers` gives those of the workers of its cluster and they are
-    not all alike. Replicas on one worker share what that has; one on several is as fast as the slowest of them.
+    """For each stage the speeds of its replicas, if the speeds in `workers` of its cluster's workers differ. Replicas
+    on one worker share its speed; one on several workers is as fast as the slowest.
 
     >>> three = [Stage("a", "gpu", replicas=3), Stage("b", "npu", replicas=2)]
     >>> speeds(three, {"gpu": [1.0, 2.0]})
@@ -118,12 +120,16 @@ def sums_of(program: Program) -> Mapping[int, tuple[int, ...]]:
 
 
 def pieces_here(program: Program) -> int:
-    """In how many micro-batches one process computes a step: replicas that add up on the way are one there."""
+    """The number of micro-batches that one process computes in a step; replicas whose sums are reduced on the way count
+    as one.
+    """
     return 1 if sums_of(program) else program.pipeline.micro_batch
 
 
 def refusal(program: Program, where: Where) -> BatchCoupledError | None:
-    """Why the sums of a program cannot be had from its micro-batches; None where they can, or where there are none."""
+    """Why a program's sums over replicas cannot be computed from micro-batches; None if they can,
+    or if there are none.
+    """
     count = program.pipeline.micro_batch
     for stage, ops in sums_of(program).items() if count > 1 else ():
         own = program.stages[stage]
@@ -163,7 +169,7 @@ SHARED = "synchronized moments are those of all replicas of stage "
 
 
 def notes(program: Program) -> list[str]:
-    """What is to be said of a program with such sums, where there are replicas."""
+    """Notes on a program's sums over replicas."""
     stages = sums_of(program) if program.pipeline.micro_batch > 1 else ()
     return [f"{SHARED}{program.stages[stage].key!r}; one process computes the batch as a whole" for stage in stages]
 

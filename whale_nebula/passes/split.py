@@ -1,4 +1,4 @@
-"""Complete the layouts of stages whose variables are split over devices.
+"""Complete the layouts of stages whose variables are sharded over devices.
 
 A stage's forward, backward and update are one question: the gradient of a variable lies as its backward leaves it, is
 added up so over micro-batches, and the update begins from there. What leaves the stage is whole.

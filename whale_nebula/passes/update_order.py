@@ -17,7 +17,8 @@ LEAST = 1 << 20
 
 
 def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
-    """By op of an update the write that it waits for: the last one of the large variable before.
+    """For each op of an update that is ordered: the write that it waits for, which is that of the previous large
+    variable.
 
     Two variables are ordered where nothing that one alone is computed from is read for the other.
     """

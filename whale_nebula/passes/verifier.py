@@ -25,14 +25,14 @@ class InvalidProgramError(ValueError):
 
 
 def verify(given: Compilation, name: str) -> None:
-    """Raise an `InvalidProgramError` with all faults that there are after the pass of this name."""
+    """Raise an `InvalidProgramError` with all faults of a program after the pass of this name."""
     faults = list(find_faults(given))
     if faults:
         raise InvalidProgramError("\n  ".join([f"after pass {name!r} the program is not valid:", *faults]))
 
 
 def find_faults(given: Compilation) -> Iterator[str]:
-    """What is wrong, a sentence each."""
+    """All faults, a sentence each."""
     yield from _program_faults(given.program)
     if given.phases is not None:
         yield from _phase_faults(given.program, given.phases)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Direction:
-    """What a boundary's tensor, or its gradient, is on its way.
+    """How a boundary's tensor, or its gradient, crosses: sizes, lines and codec.
 
     `way` is the text of how it crosses, `counts` are the rows of each micro-batch, and `lines` those that carry it. Of
     a gradient `forward` is the way of the tensor itself.
@@ -66,8 +66,8 @@ class Direction:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Bytes of the first micro-batch on each rung of a ramp but the last, which all else here is counted for; none
-        where there is no ramp, or only a step knows.
+        """Bytes of the first micro-batch on each rung of a ramp but the last, which all other numbers refer to; empty
+        without a ramp, or if only a step knows.
         """
         way = parse_way(self.way)
         if not way.ladder or way.auto or not self.counts:
@@ -84,7 +84,7 @@ class Direction:
 
     @property
     def seconds(self) -> float | None:
-        """For how long a step holds the slowest of the lines; None where there is no rate."""
+        """Seconds a step on the slowest line; None without a rate."""
         if self.total is None:
             return None
         held: dict[tuple[str, str], list[int]] = {}
@@ -110,16 +110,16 @@ class Direction:
 
     @property
     def codec_seconds(self) -> float | None:
-        """Both together; None also for what crosses as it is."""
+        """Seconds a step to encode and decode; None if unknown, or without a codec."""
         return None if self.cost is None or parse_way(self.way).plain else self.cost.seconds
 
     @property
     def encode_seconds(self) -> float | None:
-        """What of `codec_seconds` the side takes that sends."""
+        """The sender's part of `codec_seconds`."""
         return None if self.codec_seconds is None or self.cost is None else self.cost.encode
 
     def fields(self) -> dict[str, object]:
-        """What a plan says of it, by the names of the fields of a boundary."""
+        """The plan's fields of a boundary for this direction, by name."""
         return {
             "codec": self.way,
             "bytes": self.each[0],
@@ -132,7 +132,7 @@ class Direction:
         }
 
     def crossing_by(self, way: str) -> Direction:
-        """The same tensors, crossing otherwise."""
+        """The same tensors with another codec."""
         return replace(self, way=way, forward=None if self.forward is None else way)
 
     def _cost(self, dims: Dims) -> Cost | None:
@@ -142,13 +142,13 @@ class Direction:
 
 
 def holds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
-    """Seconds for which tensors of so many bytes hold the line from a to b; None where it has no rate."""
+    """Seconds for which tensors of this size occupy the line from a to b; None without a rate."""
     rate = links.between(a, b).rate
     return sum(8 * wire_bytes(size) for size in sizes) / rate if rate else None
 
 
 def slowest(seconds: Iterable[float | None]) -> float | None:
-    """The most of those that are known."""
+    """The maximum of the known numbers."""
     return max((each for each in seconds if each is not None), default=None)
 
 
@@ -160,7 +160,7 @@ _LITTLE = 0.02  # another codec in its place is worth a word from this share of 
 
 
 class CodecAdvice(NamedTuple):
-    """A codec with which a step takes longer: what it is, what to change, and what that comes to.
+    """Advice on a codec that makes a step longer: the codec, the change, and its effect.
 
     `taken` is what it takes one core more than after the change, `saved` what it saves of the line.
     """
@@ -179,7 +179,7 @@ class CodecAdvice(NamedTuple):
         return self.step - self.other
 
     def text(self, names: Sequence[str], where: str) -> str:
-        """The warning for boundaries that one line of the script is about; what it says is true of the first.
+        """The warning for all boundaries of one line of the script; its numbers are those of the first.
 
         >>> found = CodecAdvice("'int8'", "leave nb.compress out", "", 1.0, 0.5, 2.5, 2.0)
         >>> found.text(["b0, gpu to npu"], "t.py:3").partition(": ")[2][:56]
@@ -195,7 +195,7 @@ class CodecAdvice(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """Another way to cross: what it speaks against, how it is written, and from which share of a step on it pays."""
+    """An alternative codec: the reason, how it is written, and the share of a step from which on it pays."""
 
     what: str
     mend: str
@@ -208,7 +208,7 @@ _AND = " and, of its gradient, "
 
 
 def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
-    """What to change of a codec with which a step takes longer; of several changes the one with the shortest step.
+    """Advice on codecs that make a step longer; of several alternatives the one with the shortest step.
 
     `ways` are those of the tensor and, if it returns, of its gradient. What saves more than sizes tell (a mask) may be
     worth it in ways that are not known before.
@@ -236,7 +236,9 @@ def _changes(ways: Sequence[Direction]) -> Iterator[_Change]:
 
 
 def _judge(ways: Sequence[Direction], change: _Change, step: Step) -> CodecAdvice | None:
-    """What these ways cost beside others; None where a step takes no longer with them, or that is not known."""
+    """Compare the costs of these ways with alternatives; None if a step does not become longer, or
+    if that is unknown.
+    """
     taken = saved = 0.0
     for way, other in zip(ways, change.others, strict=True):
         if way.way != other.way:
@@ -249,13 +251,15 @@ def _judge(ways: Sequence[Direction], change: _Change, step: Step) -> CodecAdvic
 
 
 def _drop_structure(way: str) -> str:
-    """The same way without the structure of its codec."""
+    """The way without its codec's structure."""
     given = parse_way(way)
     return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
 
 
 def fallbacks(plan: Plan) -> Iterator[str]:
-    """A sentence for each boundary, or gradient, that crosses otherwise than asked: its codec would make it larger."""
+    """A sentence for each boundary or gradient that does not use the requested codec, as that would
+    increase its size.
+    """
     for each in plan.boundaries:
         dims = [plan.rows[0] if size is None else size for size in each.shape or ()]
         ways = ("", each.used, each.codec), (" gradient", each.backward_used, each.backward_codec)

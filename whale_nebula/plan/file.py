@@ -22,7 +22,7 @@ _ALONE = "local/0"
 
 
 def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> str | None:
-    """The first difference, a cause before what follows from it; None where the plans are the same.
+    """The first difference between two plans, causes before consequences; None if they are equal.
 
     Where a plan was made is not compared: rows of its example, rates of links, and workers if one of the plans is
     of a single process.
@@ -44,7 +44,7 @@ def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> s
 
 
 def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:
-    """What can be said of a plan by a name, causes before what follows from them."""
+    """Named facts of a plan, causes before consequences."""
     stages: dict[str, str] = {}
     crossing: dict[str, str] = {}
     for stage in plan.stages.values():
@@ -84,7 +84,7 @@ def to_text(plan: Plan) -> str:
 
 
 def to_json(plan: Plan) -> str:
-    """A plan for other programs to read: without the program's text, and with what is told from the rest."""
+    """A plan as JSON for other programs, without the program's text, and with derived numbers."""
     document = _document(plan, SHOWN)
     del document["lines"]
     for name, stage in plan.stages.items():
@@ -108,7 +108,7 @@ def _document(plan: Plan, form: str) -> dict[str, Any]:
 
 
 def load(kind: type[Plan], path: str | os.PathLike[str]) -> Plan:
-    """Read a plan, and see that it is what was written."""
+    """Read a plan, and verify its digest."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -128,7 +128,7 @@ def parse(kind: type[Plan], text: str | bytes, where: str) -> Plan:
 
 
 def _explain_error(error: Exception) -> str:
-    """What is wrong with a file, in words.
+    """Why a file is invalid, in words.
 
     >>> _explain_error(KeyError("format")), _explain_error(json.JSONDecodeError("Expecting value", "plan", 0))
     ("it has no 'format'", 'it is no JSON: Expecting value: line 1 column 1 (char 0)')

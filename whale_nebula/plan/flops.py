@@ -42,7 +42,7 @@ def _elements(op: Op, shapes: Sequence[Shape]) -> float:
 
 
 def _count_each(times: float, place: int = -1) -> Rule:
-    """So many for each element of an input, or of the output."""
+    """Cost function: a fixed number for each element of an input, or of the output."""
     return lambda op, shapes: times * math.prod(shapes[place])
 
 
@@ -125,7 +125,9 @@ MOST_TRIPS = 10_000
 
 
 def count_trips(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int | None:
-    """How often a loop runs, given the integers that are known outside it: its limit, else by running its condition."""
+    """The number of a loop's iterations, given known integers outside it: from its limit, or by evaluating its
+    condition.
+    """
     state = [numbers.get(value) for value in op.inputs]  # the counter, the limit, what the loop carries
     limit = state[1] if len(state) > 1 else None
     if limit is not None and len(limit) == 1 and limit[0] > 0:
@@ -142,7 +144,7 @@ def count_trips(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int |
 
 
 def _find_carried(condition: Graph, body: Graph) -> list[int]:
-    """The places of what the condition reads, and of what the body makes these from."""
+    """The loop variables that the condition depends on, directly or through the body."""
 
     def find_read(graph: Graph, values: Sequence[Value]) -> set[int]:
         above = graph.ascend(value.op for value in values)
@@ -155,7 +157,7 @@ def _find_carried(condition: Graph, body: Graph) -> list[int]:
 
 
 def _evaluate(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | None]) -> list[Numbers | None]:
-    """Integers of a function's body, by those of its arguments."""
+    """Evaluate integers of a function's body from those of its arguments."""
     given = zip(graph.arguments, state, strict=False)
     known = {Value(argument): numbers for argument, numbers in given if numbers is not None}
     for index in sorted(graph.ascend(value.op for value in values)):
@@ -173,7 +175,7 @@ _LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 
 @dataclass
 class Effort:
-    """Counts for the ops of a graph whose sizes were followed. `open_loops` are loops counted as one trip."""
+    """Costs of a graph's ops whose sizes are known. `open_loops` are loops counted as one iteration."""
 
     sizes: Sizes
     trips: dict[int, int] = field(default_factory=dict)
@@ -185,7 +187,7 @@ class Effort:
         return sum(self.of(self.sizes.graph.ops[index]) for index in ops)
 
     def of(self, op: Op) -> int:
-        """Floating-point operations of one op; of what a branch decides, those of the dearest."""
+        """Floating-point operations of one op; for a branch those of the most expensive one."""
         if op.index not in self._counted:
             shapes = [self.sizes.shape(value) for value in op.inputs]
             numbers = [self.sizes.numbers.get(value) for value in op.inputs]
@@ -202,7 +204,7 @@ class Effort:
         return self._counted[op.index]
 
     def trips_of(self, op: Op) -> int:
-        """How often a loop runs; 1 where nothing tells, which is noted."""
+        """The number of a loop's iterations; 1, which is noted, if unknown."""
         if op.index not in self.trips:
             found = count_trips(op, self.sizes.graph, self.sizes.numbers)
             if found is None:
@@ -213,7 +215,7 @@ class Effort:
         return self.trips[op.index]
 
     def nbytes(self, value: Value) -> int:
-        """Bytes of a value; a list that a loop fills has what it puts in at each trip."""
+        """Bytes of a value; a tensor list filled by a loop counts one element for each iteration."""
         op = self.sizes.graph.ops[value.op]
         if self.sizes.graph.spec(value).dtype != "variant" or op.type not in LOOPS:
             return self.sizes.nbytes(value)
@@ -232,7 +234,7 @@ class Effort:
         return count
 
     def _body(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> Effort:
-        """A function's body, followed with the sizes of what it is given."""
+        """The costs of a function's body for the sizes of its arguments."""
         body: Graph = self.sizes.graph.functions[name]
         given = [Value(argument) for argument in body.arguments]
         known = {v: n for v, n in zip(given, numbers, strict=False) if n is not None}

@@ -1,4 +1,4 @@
-"""The rules of a config about inputs: what may not go to a cluster."""
+"""Enforce a config's rules on inputs: which of them may not reach a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL = "*"
 
 
 class Breach(NamedTuple):
-    """A crossing that breaks a rule, by what it tells of which input."""
+    """A crossing that breaks a rule, with the input that it reveals."""
 
     rule: Forbid
     crossing: InputCrossing
@@ -27,7 +27,7 @@ class Breach(NamedTuple):
 
 
 def describe_crossing(crossing: InputCrossing) -> str:
-    """What goes where.
+    """A sentence on a crossing: its content and its ends.
 
     >>> describe_crossing(InputCrossing("b0", "gpu", "npu", {}))
     'b0, gpu -> npu'
@@ -39,7 +39,7 @@ def describe_crossing(crossing: InputCrossing) -> str:
 
 
 def tell_how(how: str, name: str) -> str:
-    """In words, how something depends on an input."""
+    """A phrase on how something depends on an input."""
     return _WORDS[how].format(name)
 
 
@@ -64,9 +64,7 @@ def find_breaches(crossings: Collection[InputCrossing], rules: Sequence[Forbid])
 def check_forbidden(
     name: str, crossings: Collection[InputCrossing], rules: Sequence[Forbid], inputs: Sequence[str], *, trains: bool
 ) -> None:
-    """Refuse a step in which something goes where a rule does not let it; warn of one that trains and has no input
-    that some rule is about.
-    """
+    """Refuse a step in which a crossing breaks a rule; warn of a training step without any input that a rule names."""
     unmet = [rule for rule in rules if not forbidden_inputs([rule], inputs)]
     if trains and unmet:
         what = f"{name} has no input that the config's 'forbid' names"

@@ -34,12 +34,12 @@ class Overview:
 
     @cached_property
     def holdings(self) -> Holdings:
-        """Who holds which variable."""
+        """The holders of variables."""
         return Holdings(self.cut)
 
     @cached_property
     def work(self) -> Work:
-        """What the stages compute and keep for the first micro-batch."""
+        """The computation and memory of stages for the first micro-batch."""
         leaves = self.cut.program.leaves
         known = zip(leaves, self.shapes, strict=True) if self.shapes else ()
         shapes = {leaf.op: (self.rows[0], *shape[1:]) if leaf.batched else shape for leaf, shape in known}
@@ -85,7 +85,7 @@ class Overview:
         return times(replace(plan, boundaries=tuple(others)), assumptions_of(plan)).seconds
 
     def once(self) -> tuple[PlanOnce, ...]:
-        """What runs once, in the order of its running."""
+        """What runs once a step, in order."""
         found = [self._describe_once([fragment]) for fragment in self.cut.whole.values()]
         for phase in self.cut.phases:
             found += [self._describe_once([fragment]) for fragment in phase.prologue.values()]
@@ -139,7 +139,7 @@ class Overview:
 
     @property
     def _steps(self) -> float:
-        """How many times the first micro-batch a step is."""
+        """The factor from the first micro-batch to a step."""
         return sum(self.rows) / self.rows[0] if self.rows[0] else 1.0
 
     def _inputs(self, number: int, fragments: Iterable[Fragment]) -> Iterator[str]:
@@ -178,7 +178,7 @@ class Overview:
         return ((request, part) for request in self.cut.program.requests for part in request.parts)
 
     def _gradient(self, part: GradientPart) -> int:
-        """Bytes of what a stage adds up over a step: rows of a table are listed, all else is summed."""
+        """Bytes of a stage's accumulated gradients: rows of embedding tables are concatenated, others are summed."""
         size = sum(self.work.effort.nbytes(value) for value in part.values)
         return round(size * self._steps) if part.concatenated else size
 

@@ -1,4 +1,4 @@
-"""Pinned plans and approved ones: refuse a step whose plan differs from the saved one."""
+"""Pinned and approved plans: refuse a step whose plan differs from the saved one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pins:
         return bool(self.plans)
 
     def pin_of(self, name: str) -> str | None:
-        """The name under which a step is pinned: its own, or the only one that differs in Keras's number alone.
+        """The name under which a step is pinned: its own, or the only one that differs in Keras's number only.
 
         Keras calls a model without a name after its class, and numbers those that a process makes: `functional_1`.
         """
@@ -137,7 +137,7 @@ def _read(given: Any, site: str) -> tuple[Plan, str]:
 
 @dataclass
 class Approvals:
-    """The approvals in a folder, of which one is of the code of this process."""
+    """The approvals in a folder, one of which must be for the code of this process."""
 
     folder: Path
     found: Sequence[Found]

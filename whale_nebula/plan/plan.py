@@ -32,7 +32,7 @@ _ANEW = "nb.plan(model, ...)"
 
 @dataclass(frozen=True)
 class Plan:
-    """A step mapped to clusters: what each stage is, what crosses between them, and in which order they run.
+    """A step mapped to clusters: its stages, what crosses between them, and their order.
 
     `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
     the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
@@ -93,12 +93,12 @@ class Plan:
 
     @cached_property
     def program_digest(self) -> str:
-        """What is computed: the same in every process that traces the same step, wherever it runs."""
+        """Digest of the computation: equal in every process that traces the same step, wherever it runs."""
         return digest_lines(self.lines)
 
     @cached_property
     def digest(self) -> str:
-        """What is computed, where, with which codecs, and by which versions and numbers of threads."""
+        """Digest of the computation, its placement, codecs, versions and numbers of threads."""
         return digest_lines(self._digest_lines())
 
     def _digest_lines(self) -> Iterator[str]:
@@ -113,7 +113,7 @@ class Plan:
         yield from (f"threads {name} {count}" for name, count in sorted(self.threads.items()))
 
     def difference(self, other: Plan) -> str | None:
-        """In words, the first thing in which this plan ("here") differs from another ("there"), or None.
+        """The first difference between this plan ("here") and another ("there") in words, or None.
 
         Where a plan was made is not compared: the rows of its example, the rates of links, single workers.
 
@@ -144,11 +144,11 @@ class Plan:
 
     @property
     def predicted(self) -> Predicted | None:
-        """What the planner predicts of a step: seconds, memory, bytes; None where it has not chosen this plan."""
+        """The planner's predictions for a step: seconds, memory, bytes; None if it has not chosen this plan."""
         return self.considered[0].predicted if self.considered else None
 
     def explain(self) -> str:
-        """Why the planner has chosen this plan: the next best ones, and what would change them."""
+        """Why the planner has chosen this plan: the alternatives, and what would change the choice."""
         if self.decision is None and self.considered:
             raise StateError("this plan comes from a file, which holds no explanation of it", mend=_ANEW)
         if self.decision is None:

@@ -29,7 +29,7 @@ class PlanLayer:
 
 @dataclass(frozen=True)
 class PlanStage:
-    """One stage: who runs it, how much there is of it, what it reads and what it gives.
+    """One stage: its workers, its size, its inputs and outputs.
 
     `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...) and what the step returns, by its name in a
     dict or its place in a tuple ("loss" is what is differentiated, "result" all that is returned, where neither has a
@@ -74,12 +74,12 @@ class PlanStage:
 
     @property
     def kept_bytes(self) -> int:
-        """What all micro-batches in flight keep for their backward."""
+        """Bytes of the activations that all micro-batches in flight keep for their backward."""
         return self.activation_bytes * self.in_flight
 
     @property
     def memory_bytes(self) -> int:
-        """What is held at the fullest moment of a step: kept activations, variables, gradients, slots.
+        """Peak memory of a step: kept activations, variables, gradients, slots.
 
         The working memory of single ops and of TensorFlow itself comes on top of it.
         """
@@ -88,8 +88,8 @@ class PlanStage:
 
 @dataclass(frozen=True)
 class PlanCollective:
-    """Something that crosses between the devices of a split stage: `bytes` are those that each device sends each time,
-    and a step does it so many `times`. `where` is the part of the step, `tensor` the op that makes what crosses.
+    """A collective between the devices of a split stage: `bytes` sent by each device each time, `times` in a step.
+    `where` is the part of the step, `tensor` the op that makes the operand.
     """
 
     kind: str
@@ -141,13 +141,13 @@ class PlanBoundary:
 
     @property
     def taken(self) -> tuple[str, str]:
-        """How a micro-batch crosses, there and back."""
+        """How a micro-batch crosses, in both directions."""
         return self.used or self.codec, self.backward_used or self.backward_codec
 
 
 @dataclass(frozen=True)
 class PlanLink:
-    """What joins two clusters, in one direction, and what a step puts on it.
+    """The link between two clusters in one direction, with a step's load.
 
     `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is in bits a second (None: free), `delay`
     in seconds. `at_most` says that there may be less, because values in the batch decide it.
@@ -202,7 +202,7 @@ class PlanTied:
 # ---------------------------------------------------------------------- of plans that the planner has chosen
 @dataclass(frozen=True)
 class Predicted:
-    """What a step is predicted to cost: seconds, bytes of memory by worker, bytes by link, and how much of the seconds
+    """Predicted costs of a step: seconds, bytes of memory by worker, bytes by link, and the share of the seconds that
     rests on measured rates.
     """
 
@@ -214,7 +214,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Considered:
-    """One of the best plans: its stages in words, how the batch is cut, its costs, and what its step waits for."""
+    """A candidate plan: its stages in words, how the batch is divided, its costs, and its bottleneck."""
 
     stages: str
     micro_batches: int

@@ -1,4 +1,4 @@
-"""What a plan says of stages that are split over devices: how tensors lie there, and what crosses between devices."""
+"""The part of a plan on sharded stages: layouts of tensors, and collectives between devices."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _VARIABLE = re.compile(r"variable (\S+) \w+\[([\d,]*)\]")
 
 
 def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]:
-    """How many devices there are and what each holds, how the largest variables lie, and what crosses between devices
-    in a step, by its kind. Nothing of a stage that is not split.
+    """Facts on a sharded stage: the number of devices, their memory, layouts of the largest variables, and the bytes of
+    a step's collectives by kind. Empty for other stages.
     """
     if stage.shards < 2:
         return
@@ -70,7 +70,7 @@ _NUMBERS: Mapping[str, tuple[str, int]] = {
 
 
 def list_layouts(cut: Cut) -> dict[str, str]:
-    """By its name, how each tensor lies that is not whole on each device; a variable's name is its path."""
+    """By name, the layout of each tensor that is not replicated on all devices; a variable's name is its path."""
     found: dict[str, str] = {}
     variables, graph = cut.program.variable_ops, cut.program.graph
     for layouts in cut.layouts.values():
@@ -82,8 +82,8 @@ def list_layouts(cut: Cut) -> dict[str, str]:
 
 
 def list_collectives(cut: Cut, crossed: Crossed, count: int) -> tuple[PlanCollective, ...]:
-    """What crosses between the devices of stages in a step of `count` micro-batches; of a stage in replicas, in the one
-    that takes most of them.
+    """The collectives of stages in a step of `count` micro-batches; for a stage with replicas, those of the replica
+    with most micro-batches.
     """
     orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
     taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
@@ -93,7 +93,7 @@ def list_collectives(cut: Cut, crossed: Crossed, count: int) -> tuple[PlanCollec
 
 
 def tell_costs(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
-    """The notes of a cut; of an op that is run whole on every device also what that costs in a step."""
+    """The notes of a cut; for an op that every device runs as a whole, with its costs in a step."""
     costs: dict[str, float] = {}
     for stage, layouts in cut.layouts.items():
         fragments = _first_fragments(cut, stage)
@@ -109,8 +109,8 @@ def tell_costs(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Crossed:
-    """The sizes of what crosses between devices, where micro-batches have so many `rows` of leaves with these `shapes`;
-    the first of them stands for all.
+    """Sizes of collectives, for micro-batches with these `rows` and leaves with these `shapes`; the first micro-batch
+    stands for all.
     """
 
     cut: Cut
@@ -145,7 +145,7 @@ class Crossed:
 
     @cached_property
     def _sizes(self) -> Sizes:
-        """Those of a micro-batch. What is made before them is of the whole batch."""
+        """The sizes of a micro-batch; those of values before the micro-batches are of the whole batch."""
         found, before = self._begin(self.rows[0]), [*self.cut.whole.values()]
         before += [fragment for phase in self.cut.phases for fragment in phase.prologue.values()]
         once = {value for fragment in before for value in fragment.fetches} if len(self.rows) > 1 else set[Value]()

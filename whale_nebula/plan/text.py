@@ -31,7 +31,7 @@ _DRAWN = 12
 
 
 class Section(NamedTuple):
-    """A part of a plan for people: a table, of which some columns are numbers, and sentences beneath it."""
+    """A part of a plan's text: a table, in which some columns are numeric, and sentences below it."""
 
     head: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
@@ -45,7 +45,7 @@ class Section(NamedTuple):
 
 
 def plan_text(plan: Plan) -> str:
-    """The whole text: a head, and a section for each thing that there is something to say of."""
+    """The whole text: a head, and all sections that are not empty."""
     found = [
         f"plan of {plan.name}",
         f"  digest {plan.digest[:12]}, of the program {plan.program_digest[:12]}",
@@ -60,14 +60,14 @@ def plan_text(plan: Plan) -> str:
 
 
 def sections(plan: Plan) -> dict[str, Section]:
-    """What there is to say of a plan, by titles."""
+    """The sections of a plan by title."""
     found = {
         "stages": _stages(plan),
         "work of a step, and memory": _work(plan),
         "boundaries": _boundaries(plan),
         "split stages": _pieces(plan),
         "between the devices of split stages": _collectives(plan),
-        "what crosses of protected inputs": _crossings(plan),
+        "what crosses of protected inputs": list_dependences(plan, plan.protected),
         "links": _links(plan),
         "tied variables": Section(lines=list(_tied_lines(plan))),
         "once a step": Section(lines=list(_print_once(plan))),
@@ -77,7 +77,7 @@ def sections(plan: Plan) -> dict[str, Section]:
 
 
 def micro_batches(plan: Plan) -> str:
-    """How the batch of the example is cut."""
+    """How the example's batch is divided."""
     rows = sum(plan.rows)
     if len(plan.rows) == 1:
         few = "" if plan.micro_batch == 1 else f" (of {plan.micro_batch} asked for)"
@@ -88,7 +88,7 @@ def micro_batches(plan: Plan) -> str:
 
 
 def limit_text(plan: Plan) -> str:
-    """The user's own limit of what is in flight."""
+    """The user's own limit of micro-batches in flight."""
     return "" if plan.in_flight is None else f", at most {plan.in_flight} in flight"
 
 
@@ -109,7 +109,7 @@ def _stages(plan: Plan) -> Section:
 
 
 def _share_lines(plan: Plan) -> Iterator[str]:
-    """What the replicas of stages take where they are not equally fast, and who waits for whom."""
+    """How the micro-batches are shared among replicas of unequal speed, and which of them wait."""
     count, rows = len(plan.rows), sum(plan.rows)
     for stage in plan.stages.values():
         if not stage.order and not stage.speeds:
@@ -129,13 +129,13 @@ def _ratio(numbers: Sequence[float]) -> str:
 
 
 def worker_of(stage: PlanStage) -> str:
-    """Who runs a stage, and in how many replicas."""
+    """The workers of a stage, and its number of replicas."""
     copies = [f"{stage.replicas} replicas"] * (stage.replicas > 1) + [f"{stage.shards} shards"] * (stage.shards > 1)
     return ": ".join([stage.worker, *[", ".join(copies)] * bool(copies)])
 
 
 def _work(plan: Plan) -> Section:
-    """FLOPs, and what the memory of a stage is made of."""
+    """FLOPs and the parts of a stage's memory."""
     stages = plan.stages.values()
     if not any(stage.flops or stage.memory_bytes for stage in stages):
         return Section()
@@ -153,7 +153,7 @@ def _work(plan: Plan) -> Section:
 
 # ---------------------------------------------------------------------- stages in pieces
 def _pieces(plan: Plan) -> Section:
-    """What each device of a split stage holds, and how its variables lie."""
+    """The memory of each device of a sharded stage, and the layouts of its variables."""
     rows, lines = [], []
     for stage in plan.stages.values():
         held = [(path, plan.layouts[path]) for path in stage.variables if path in plan.layouts]
@@ -166,7 +166,7 @@ def _pieces(plan: Plan) -> Section:
 
 
 def _collectives(plan: Plan) -> Section:
-    """What crosses between devices, the most first."""
+    """Collectives between devices, the largest first."""
     found = sorted(plan.collectives, key=lambda each: -each.bytes * each.times)
     rows = [
         (each.stage, each.where, each.kind, _shorten(each.tensor), f"{size(each.bytes)} × {each.times}")
@@ -198,13 +198,8 @@ def _boundaries(plan: Plan) -> Section:
     return Section((*head, *["they are held"] * timed), rows, lines=_wrap(lines))
 
 
-def _crossings(plan: Plan) -> Section:
-    """What tells clusters of the inputs that the config names, and what of it the config forbids."""
-    return list_dependences(plan, plan.protected)
-
-
 def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:
-    """What goes from cluster to cluster and depends on any of these inputs, and how."""
+    """The crossings between clusters that depend on any of these inputs, and how."""
     breaches = find_breaches(plan.crossings, plan.forbid)
     rules = {(each.crossing.name, each.crossing.source, each.crossing.destination): each.rule for each in breaches}
     rows = []
@@ -218,7 +213,7 @@ def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:
 
 
 def crossing_facts(each: PlanBoundary) -> list[tuple[str, str]]:
-    """What a boundary takes on its way, there and back."""
+    """Costs of a boundary in both directions."""
     ways = [(each.step_bytes, each.seconds, each.codec)]
     back = "does not return"
     if each.backward:
@@ -241,7 +236,7 @@ def _describe_sent(count: int | None, codec: str) -> str:
 
 
 def codec_lines(each: PlanBoundary) -> Iterator[str]:
-    """What there is to say of how a boundary crosses besides its bytes: when, what of it, and what that takes."""
+    """Details of a boundary's codec besides its bytes: conditions, content and time."""
     rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (each.rungs, each.backward_rungs))
     there, back = details(each.taken[0], rungs=rungs), details(each.taken[1], back=True, rungs=back_rungs)
     if there and there == back:
@@ -274,7 +269,7 @@ def busiest_line(plan: Plan) -> tuple[str, float] | None:
 
 
 def _links_bound(plan: Plan) -> Iterator[str]:
-    """From which speed on a line is what a step waits for."""
+    """Sentences on the busiest line, and the speeds of stages above which it is the bottleneck of a step."""
     busiest = busiest_line(plan)
     if busiest is None:
         return
@@ -291,7 +286,7 @@ def _links_bound(plan: Plan) -> Iterator[str]:
 
 
 def _tied_lines(plan: Plan) -> Iterator[str]:
-    """The variables that several stages hold, and what that costs."""
+    """The variables that several stages hold, and their costs."""
     for each in plan.tied:
         yield f"{each.path} {Spec(each.dtype, each.shape)} is in {' and '.join(each.stages)}:"
         yield "  each holds it, and once a step its gradients are summed;"

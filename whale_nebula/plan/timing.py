@@ -32,7 +32,7 @@ class Coding(NamedTuple):
 
 
 def coding(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
-    """By stage, of those that take part; a codec of which nothing is known takes nothing."""
+    """Seconds of encoding and decoding by stage; 0 for a codec with unknown costs."""
     found = dict.fromkeys(names, Coding())
 
     def add(name: str, forward: float, backward: float) -> None:
@@ -66,7 +66,7 @@ _BACKWARD = 2.0
 
 @dataclass(frozen=True)
 class Assumed:
-    """How long a stage computes for a micro-batch, and on what ground.
+    """The assumed computing time of a stage for a micro-batch, and its source.
 
     Either stages compute so many FLOPs a second (`speed`), or all of them so many `seconds` a micro-batch, as long as
     one takes on `line`. With neither lines are free and only proportions count: stages are equal, or go `by_flops`.
@@ -114,8 +114,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """One phase in time: the stages that take part, by their place in the timeline. By stage, `limits` are those of the
-    micro-batches in flight, and `delays` by how many backwards gradients of weights that are apart come later.
+    """The timeline of one phase, with the stages that take part. By stage, `limits` are those of micro-batches in
+    flight, and `delays` the number of backwards by which deferred gradients of weights come later.
     """
 
     phase: int
@@ -125,7 +125,7 @@ class PhaseTimes:
     delays: tuple[int, ...] = ()
 
     def rows(self, *, lines: bool) -> list[Row]:
-        """The rows of its drawing: each replica of a stage and, if asked, each line has one for itself."""
+        """The rows of the drawing: one for each replica of a stage and, on request, for each line."""
         found = [
             Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.of(place, replica))
             for place, stage in enumerate(self.stages)
@@ -137,7 +137,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True)
 class Times:
-    """All phases of a step, for the first so many micro-batches."""
+    """The timelines of all phases of a step, for its first micro-batches."""
 
     assumed: Assumed
     micro_batches: int
@@ -145,12 +145,12 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """How long the phases take together; without what runs once a step."""
+        """Seconds of all phases together, without what runs once a step."""
         return sum(phase.timeline.seconds for phase in self.phases)
 
 
 def step_text(plan: Plan, given: Assumed | None = None) -> str:
-    """How long a step takes by the drawing, and by what clusters exchange besides."""
+    """A sentence on the seconds of a step by the drawing, with the exchange between clusters."""
     drawn = times(plan, given).seconds
     codecs = any(map(any, coding(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
@@ -161,7 +161,7 @@ def step_text(plan: Plan, given: Assumed | None = None) -> str:
 
 
 def assumptions_of(plan: Plan) -> Assumed:
-    """What the drawn schedule of a plan takes for granted."""
+    """The assumptions of a plan's drawn schedule."""
     return Assumed(SPEED) if _travels(plan) else Assumed()
 
 
@@ -193,9 +193,9 @@ def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) 
 
 
 def count_held(plan: Plan) -> dict[str, int]:
-    """How many micro-batches each stage holds at a time: of the replica with the largest share those in flight; nothing
-    is held where nothing goes backward, and one where forward and backward are one function. What waits for its
-    gradients of weights is held, too.
+    """The number of micro-batches that each stage holds at a time: those in flight in the replica with the largest
+    share; none without a backward, one if forward and backward are one function. Micro-batches with pending gradients
+    of weights count.
     """
     found = dict.fromkeys(plan.stages, 0)
     for phase in times(plan).phases:
@@ -217,7 +217,7 @@ def count_in_flight(plan: Plan) -> Plan:
 
 
 def count_phases(plan: Plan) -> int:
-    """How many phases a step has."""
+    """The number of a step's phases."""
     return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 
@@ -242,7 +242,7 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
 
 # ---------------------------------------------------------------------- what the simulator is told
 def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
-    """What is assumed of a stage is so of its fastest replica."""
+    """Simulated work of the stages, for their fastest replicas."""
     codecs = coding(plan, [stage.name for stage in stages]) if given.timed else {}
     most = max(stage.flops for stage in stages) if given.by_flops else 0
     for stage in stages:
@@ -271,7 +271,7 @@ def _divide_flops(stage: PlanStage, phase: int, micro_batches: int, speed: float
 
 
 def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:
-    """What waits for what, and for how long: a hop for each pair of stages that a boundary joins."""
+    """The hops of the simulation: one for each pair of stages that a boundary connects."""
     found: dict[tuple[int, int], Hop] = {}
     reached: set[tuple[str, str]] = set()
     for each in plan.boundaries:

@@ -29,12 +29,12 @@ class Row(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether it is near enough; what is no number is not."""
+        """Whether the error is within the limit; NaN is not."""
         return self.error <= self.limit
 
     @property
     def badness(self) -> float:
-        """How many times the limit the error is."""
+        """The error as a multiple of the limit."""
         if math.isnan(self.error):
             return math.inf
         return self.error / self.limit if self.limit else math.inf * self.error if self.error else 0.0
@@ -98,7 +98,7 @@ class Verification:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes[0 if self.comparable else self.reasons :])])
 
     def _telling(self) -> list[Row]:
-        """The rows that differ, and with them those that are next to; in the order of all."""
+        """The rows that differ, with their neighbours, in order."""
         nearest = sorted(self.rows, key=lambda row: row.badness, reverse=True)[:_FEW]
         return [row for row in self.rows if not row.ok or row in nearest]
 
@@ -150,7 +150,7 @@ Values = Mapping[str, Any]
 
 
 class Tolerance(NamedTuple):
-    """How far what a step returns may be, beside itself, and a variable's update beside the update."""
+    """Tolerances: relative for what a step returns, and relative to the update for variables."""
 
     value: float
     update: float
@@ -161,7 +161,7 @@ EXACT, HALF = Tolerance(1e-5, 1e-3), Tolerance(1e-2, 1e-2)
 
 @dataclass(frozen=True)
 class State:
-    """What a run left: the tensors it returned, and its variables."""
+    """The result of a run: returned tensors, and variables."""
 
     returned: Sequence[Any]
     variables: Values
@@ -200,7 +200,7 @@ def _variable(path: str, runs: Runs, tolerance: Tolerance) -> Row:
 
 
 def distance(a: Any, b: Any) -> float:
-    """How far two tensors are from each other. NaN is as far from NaN as from itself: not at all.
+    """Distance of two tensors. NaN equals NaN.
 
     >>> distance(tf.constant([1.0, math.nan]), tf.constant([1.5, math.nan]))
     0.5
@@ -218,12 +218,14 @@ def distance(a: Any, b: Any) -> float:
 
 
 def change(before: Any, after: Any) -> Any:
-    """What a step has made of a variable; one that has another form now is all new."""
+    """The change of a variable by a step; a variable with another shape counts as all changed."""
     return _subtract(_numbers(after), _numbers(before)) if before.shape == after.shape else _numbers(after)
 
 
 def noise(before: Values, after: Values, near: Values, near_after: Values) -> dict[str, float]:
-    """How far each variable's update from a state that is `near` by is from the update itself."""
+    """Norm of the difference between each variable's updates from a state and from one that is `near`: the model's own
+    sensitivity.
+    """
     floating = [path for path, value in after.items() if inexact(value)]
     pairs = {path: (change(near[path], near_after[path]), change(before[path], after[path])) for path in floating}
     return {path: _norm(_subtract(*pair)) if pair[0].shape == pair[1].shape else 0.0 for path, pair in pairs.items()}
@@ -264,5 +266,5 @@ def _subtract(left: Any, right: Any) -> Any:
 
 
 def _norm(numbers: Any) -> float:
-    """Of those that are numbers."""
+    """Norm of the finite elements."""
     return float(np.linalg.norm(numbers[np.isfinite(numbers)]))

@@ -71,7 +71,7 @@ class Names:
         return self.layer(name) or name.rpartition("/")[2]
 
     def _layer(self, part: str) -> str | None:
-        """The name of the layer whose scope this is, or None where it is a scope within a layer."""
+        """The name of the layer of a name scope; None for a scope within a layer."""
         shorter = _AGAIN.sub("", part)
         if shorter in self.known:
             return shorter
@@ -91,7 +91,7 @@ _NEAR = 200
 
 @dataclass(frozen=True)
 class Holdings:
-    """Reads a Cut: who holds which variable."""
+    """The holders of variables in a Cut."""
 
     cut: Cut
 
@@ -105,7 +105,7 @@ class Holdings:
         return self._readers[stage]
 
     def slots(self, stage: int) -> tuple[Variable, ...]:
-        """What an optimizer keeps beside the variables of a stage."""
+        """The optimizer slots of a stage's variables."""
         owned = self._readers[stage]
         variables = self.cut.program.variable_ops
         return tuple(variables[slot] for slot, owner in self._slots.items() if owner in owned)
@@ -153,7 +153,7 @@ class Holdings:
 
     @cached_property
     def _only_written(self) -> dict[int, int]:
-        """What is written outside scopes, with the op that does.
+        """The variables written outside scopes, each with the op that writes it.
 
         A layer that stands there may write what it does not read, such as its moving averages: these lie beside
         the variables that it does read.
@@ -178,7 +178,7 @@ class Holdings:
         return found
 
     def _nearest(self, writer: Op, slot: Variable, owned: Collection[int]) -> int | None:
-        """The variable of the same form whose gradient, or whose value, is the nearest to what is written."""
+        """The variable of the same shape whose gradient, or whose value, is nearest to what is written."""
         graph = self.cut.program.graph
         seen: set[int] = set()
         queue = deque(value.op for value in writer.inputs if graph.ops[value.op].role != CAPTURE)
@@ -203,7 +203,7 @@ class Holdings:
 
 
 def writes(op: Op) -> bool:
-    """Whether an op changes a variable that it is given, as far as its type tells."""
+    """Whether an op changes one of its variables, as far as its type tells."""
     return op.stateful and op.type not in READS
 
 
@@ -221,7 +221,7 @@ _SAME = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient
 
 
 def memory_of(graph: Graph, value: Value) -> Value:
-    """The value whose memory another one is."""
+    """The value whose memory another one shares."""
     while graph.ops[value.op].type in _SAME and graph.ops[value.op].inputs:
         value = graph.ops[value.op].inputs[0]
     return value
@@ -229,7 +229,7 @@ def memory_of(graph: Graph, value: Value) -> Value:
 
 @dataclass(frozen=True)
 class Work:
-    """Counts for a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
+    """Costs of a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
 
     cut: Cut
     holdings: Holdings
@@ -239,7 +239,7 @@ class Work:
 
     @cached_property
     def effort(self) -> Effort:
-        """Sizes of everything that micro-batches compute, and what it costs."""
+        """Sizes and costs of everything that micro-batches compute."""
         program = self.cut.program
         leaves = {Value(op): shape for op, shape in self.shapes.items()}
         like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
@@ -250,7 +250,7 @@ class Work:
         return Effort(sizes.follow(sorted(ops | like.keys() | self.shapes.keys())))
 
     def pieces(self, stage: int) -> list[StagePhase]:
-        """What a stage runs, phase by phase."""
+        """The fragments of a stage, phase by phase."""
         return [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
 
     def ops(self, piece: StagePhase, *, backward: bool) -> list[int]:
@@ -266,7 +266,7 @@ class Work:
         return sum(self.effort.flops(self.ops(piece, backward=backward)) for piece in self.pieces(stage))
 
     def weights_flops(self, stage: int) -> int:
-        """Those of them that make gradients of weights apart from what goes back."""
+        """FLOPs of gradients of weights that are separate from the rest of the backward."""
         own = (piece.weights.ops for piece in self.pieces(stage) if piece.weights is not None)
         return sum(map(self.effort.flops, own))
 
@@ -308,7 +308,7 @@ class Work:
 
     # ------------------------------------------------------------------ layers
     def layers(self, stage: int, steps: float) -> tuple[PlanLayer, ...]:
-        """The layers of a stage, in the order of their first op; FLOPs for so many micro-batches."""
+        """The layers of a stage, in the order of their first op, with FLOPs for these micro-batches."""
         ops, variables, names = self.cut.program.graph.ops, self.cut.program.variable_ops, self.names
         rows: dict[str, Counter[str]] = {}
 
@@ -328,7 +328,7 @@ class Work:
         return tuple(PlanLayer(name, **counts) for name, counts in rows.items())
 
     def told(self, stage: int, *, backward: bool) -> set[int]:
-        """The ops of a stage that the user's code made, or those that differentiating made."""
+        """The ops of a stage that come from the user's code, or (`backward`) from differentiation."""
         request_of = self.cut.program.request_of
         ops = made_in(fragment for piece in self.pieces(stage) for fragment in piece.fragments)
         return {op for op in ops if (request_of(op) is not None) == backward}
@@ -341,5 +341,5 @@ class Work:
 
 
 def parameters(spec: Spec) -> int:
-    """How many numbers a variable has; what is not floating (a seed, a counter) is no parameter."""
+    """The number of a variable's parameters; 0 for one that is not floating-point, such as a seed or a counter."""
     return prod(axis or 1 for axis in spec.shape or ()) if spec.floating else 0

@@ -1,4 +1,4 @@
-"""The chain of a program: its forward as blocks in the order in which tensors go, with what each computes and holds.
+"""The chain of a program: its forward as blocks in topological order, with the work and memory of each.
 
 A block is a layer that has variables, with the ops after it that have none. Where the chain is cut is said by giving
 each variable to a stage, so only places before a layer with variables count; what crosses there is the least of what
@@ -26,9 +26,9 @@ from whale_nebula.planner.problem import Array, Chain
 from whale_nebula.spec import Value
 
 MOST_CROSSING = 4
-"""So many tensors may cross at a cut."""
+"""The maximum number of tensors that cross at a cut."""
 _GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
-"""How the ops of a gradient are named: after the op of the forward."""
+"""The pattern of the names of a gradient's ops, which contain that of the forward's op."""
 
 Pace = Callable[[str, float, float], float]
 """Seconds of one op: its kernel, its FLOPs, and the bytes that it reads and writes."""
@@ -36,8 +36,8 @@ Pace = Callable[[str, float, float], float]
 
 @dataclass(frozen=True)
 class OpWork:
-    """What one op costs: its kernel, FLOPs and moved bytes in a batch, and whether that grows with the rows; of an op
-    of a backward, whether it computes gradients of weights alone.
+    """Costs of one op: its kernel, FLOPs and moved bytes for a batch, and whether they grow with the rows; for an op of
+    a backward, whether it computes gradients of weights only.
     """
 
     kernel: str
@@ -49,7 +49,7 @@ class OpWork:
 
 @dataclass(frozen=True)
 class BlockOps:
-    """The ops of each block by what they are for, in the order of the trace."""
+    """The ops of each block by purpose, in the order of the trace."""
 
     forward: tuple[tuple[int, ...], ...] = ()
     backward: tuple[tuple[int, ...], ...] = ()
@@ -78,8 +78,8 @@ class Layers:
     tensors: tuple[tuple[Tensor, ...], ...] = ()
 
     def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, later: bool = False) -> Array:
-        """Seconds of blocks at the pace of a device: what a call costs, and what each row adds; of all ops, or of those
-        that may come `later`.
+        """Seconds of blocks at the pace of a device: costs of a call, and costs of a row; for all ops, or for those
+        that may be deferred (`later`).
         """
         found = np.zeros((2, len(works)))
         for block, ops in enumerate(works):
@@ -90,12 +90,12 @@ class Layers:
 
 
 def layers_of(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Layers | None:
-    """The chain of a program for a batch of such shapes; None where no op of the forward reads a variable."""
+    """The chain of a program for a batch with these shapes; None if no op of the forward reads a variable."""
     return _Chaining(program, rows, shapes).build()
 
 
 def size_values(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sizes:
-    """The shapes of all values of a program for a batch whose leaves have such shapes."""
+    """The shapes of all values of a program for a batch whose leaves have these shapes."""
     leaves = {Value(leaf.op): shape for leaf, shape in zip(program.leaves, shapes, strict=True)}
     like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
     return Sizes(program.graph, rows, leaves, like=like).follow(range(len(program.graph)))

@@ -1,4 +1,4 @@
-"""A problem corrected by what a run has measured, and the better plan that may be found in it."""
+"""Correct a planning problem by measurements of a run, and search it for a better plan."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from whale_nebula.planner.problem import Candidate, Problem, Shape, Site, Wire
+from whale_nebula.planner.problem import Candidate, Problem, Shape, Site
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
+from whale_nebula.schedule.lines import Line
 
 BETTER = 0.05
-"""A plan is offered where its step takes so much less: a smaller share of it."""
+"""The least reduction of a step's time, as a share of it, for which another plan is offered."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """A step as it was measured: its seconds, those that each stage computes for a micro-batch (none where stages are
-    not timed apart), and what is known of the lines between two sites, by their numbers.
+    """Measurements of a step: its seconds, the computing seconds of each stage for a micro-batch (empty if stages are
+    not timed separately), and the lines between two sites, by their numbers.
     """
 
     seconds: float
     stages: tuple[float, ...] = ()
-    lines: Mapping[tuple[int, int], Wire] = field(default_factory=dict)
+    lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
 
 
 def find_slowness(problem: Problem, chosen: Candidate, seen: Observed) -> dict[int, float]:
-    """How many times as long as predicted sites compute, by their numbers: those that have a stage, and those of which
-    the same was told as of one of these. Of others nothing is known but what was.
+    """Ratio of measured to predicted computing time by site number, for sites that run a stage and sites with the same
+    description. Others keep their previous value.
     """
     predicted, measured = defaultdict[int, float](float), defaultdict[int, float](float)
     for part, own, computed in zip(chosen.parts, chosen.compute, seen.stages, strict=False):
@@ -46,7 +47,7 @@ def _pace(site: Site) -> tuple[bytes, ...]:
 
 
 def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
-    """The problem with sites that compute so many times as long."""
+    """The problem with the computing time of sites multiplied by these factors."""
     sites = list(problem.sites)
     for number, times in slowness.items():
         site = sites[number]
@@ -58,29 +59,28 @@ def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
 
 
 def correct(problem: Problem, chosen: Candidate, seen: Observed) -> Problem:
-    """The problem as a run of one of its plans has shown it."""
+    """The problem corrected by what a run of one of its plans has measured."""
     return replace(slow_down(problem, find_slowness(problem, chosen, seen)), lines={**problem.lines, **seen.lines})
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The best plans of a corrected problem, with the seconds that a step would take by what was measured."""
+    """The best plans of a corrected problem, with the seconds that a step would take by the measurements."""
 
     problem: Problem
     candidates: tuple[Candidate, ...]
 
     @property
     def seconds(self) -> float:
-        """Those of the best."""
+        """Seconds of the best plan."""
         return self.candidates[0].seconds
 
 
 def find_better(
     problem: Problem, now: Shape, seconds: float, tried: Mapping[Shape, float] | None = None
 ) -> Offer | None:
-    """A plan of a corrected problem that is better than the one that runs `now` and takes so many seconds; None where
-    there is none. What of these the model does not explain is taken to stay; plans that were `tried` take what they
-    took.
+    """A plan of the corrected problem that is better than the running plan `now`, or None. Time that the model does not
+    explain is assumed to remain; plans that were `tried` keep their measured time.
     """
     told = score(problem, now)
     if not isinstance(told, Candidate):

@@ -1,4 +1,4 @@
-"""What stages of a problem cost: seconds and bytes of every range of blocks, from running sums."""
+"""Costs of stages: seconds and bytes of every range of blocks, from prefix sums."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.passes.parting import LEAST
-from whale_nebula.planner.problem import Array, Part, Problem, Way, Wire
+from whale_nebula.planner.problem import Array, Part, Problem, Way
+from whale_nebula.schedule.lines import Line
 
 DEEPEST = 24
-"""So many stages are tried within one cluster."""
+"""The maximum number of stages within one cluster."""
 MOST_PIECES = 16
-"""Variables are split over so many workers at most."""
+"""The maximum number of workers that a variable is sharded over."""
 _MIXED = -2
 SLOW_SUM = 0.3
-"""Sums of gradients take long where they take such a share of the computing of a step."""
+"""The share of a step's computing from which on all-reduces of gradients count as long."""
 
 
 def _sums(values: Array) -> Array:
-    """Running sums, from 0 on, along the last axis."""
+    """Prefix sums along the last axis, beginning with 0."""
     total = np.cumsum(values, axis=-1)
     return np.concatenate([np.zeros((*total.shape[:-1], 1)), total], axis=-1)
 
 
 def _most(values: Array) -> Array:
-    """The largest value from each cut to each other one, a matrix."""
+    """Range maxima as a matrix: the largest value between each two cuts."""
     cuts = len(values) + 1
     found = np.zeros((cuts, cuts))
     for begin in range(cuts - 1):
@@ -37,7 +38,7 @@ def _most(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of a problem with so many micro-batches; with `recompute` the backward runs the forward again."""
+    """The costs of a problem for a number of micro-batches; with `recompute` the backward repeats the forward."""
 
     problem: Problem
     micro_batches: int
@@ -50,7 +51,7 @@ class Costs:
 
     @cached_property
     def ways(self) -> tuple[Array, Array]:
-        """Seconds of forward and backward up to each cut, a row for each site, without the calls."""
+        """Prefix sums of the seconds of forward and backward, a row for each site, without costs of calls."""
         forward = np.stack([site.forward[0] + self.rows * site.forward[1] for site in self.problem.sites])
         backward = np.stack([site.backward[0] + self.rows * site.backward[1] for site in self.problem.sites])
         if self.recompute:
@@ -61,7 +62,7 @@ class Costs:
 
     @cached_property
     def _later(self) -> tuple[Array, Array]:
-        """Seconds of gradients of weights alone up to each cut, a row for each site; and the bytes of those gradients
+        """Prefix sums of the seconds of gradients of weights, a row for each site; and the bytes of those gradients
         beyond the share with which a backward is parted.
         """
         chain, sites = self.problem.chain, self.problem.sites
@@ -72,15 +73,15 @@ class Costs:
 
     @cached_property
     def _calls(self) -> tuple[Array, Array]:
-        """Of these seconds, those that do not depend on the rows: pieces of variables do not make them less."""
+        """The part of these seconds that does not depend on rows; sharding variables does not reduce it."""
         forward = np.stack([site.forward[0] for site in self.problem.sites])
         backward = np.stack([site.backward[0] for site in self.problem.sites])
         return _sums(forward), _sums(backward + forward if self.recompute else backward)
 
     @cached_property
     def least_seconds(self) -> tuple[float, float]:
-        """Seconds below which no plan is with whole variables: of one micro-batch on its way through all blocks, and of
-        a step in which all workers compute all the time.
+        """Lower bounds for plans without sharding: seconds of one micro-batch through all blocks, and of a step with
+        all workers busy all the time.
         """
         sites, busy = self.problem.sites, np.diff(self.ways[0] + self.ways[1])
         fused = min(1.0, *(site.fused for site in sites))
@@ -90,22 +91,22 @@ class Costs:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether there is a backward."""
+        """Whether the program has a backward."""
         return bool(self.ways[1][:, -1].any())
 
     @cached_property
     def updates(self) -> Array:
-        """Seconds of updates up to each cut, a row for each site."""
+        """Prefix sums of the seconds of updates, a row for each site."""
         return _sums(np.stack([site.update for site in self.problem.sites]))
 
     @cached_property
     def gradients(self) -> Array:
-        """Bytes of gradients up to each cut."""
+        """Prefix sums of the bytes of gradients."""
         return _sums(self.problem.chain.gradients)
 
     @cached_property
     def _resident(self) -> Array:
-        """Bytes that a worker holds all the time, up to each cut: weights and slots."""
+        """Prefix sums of the resident bytes of a worker: weights and optimizer slots."""
         return _sums(self.problem.chain.weights + self.problem.chain.slots)
 
     @cached_property
@@ -114,30 +115,28 @@ class Costs:
 
     @cached_property
     def _put_off(self) -> Array:
-        """Bytes of a micro-batch that gradients of weights need which come later, up to each cut."""
+        """Prefix sums of the bytes of a micro-batch that pending gradients of weights need."""
         chain = self.problem.chain
         return _sums(chain.held if chain.put_off is None else chain.put_off) * self.rows
 
     @cached_property
     def there(self) -> Array:
-        """Bytes of a micro-batch that are needed from before each cut."""
+        """Bytes of a micro-batch's activations that cross at each cut."""
         return self.problem.chain.there * self.rows
 
     @cached_property
     def back(self) -> Array:
-        """Bytes of a micro-batch's gradients that go back at each cut."""
+        """Bytes of a micro-batch's gradients that cross back at each cut."""
         return self.problem.chain.back * self.rows
 
     def crossing(self, one: Part, other: Part) -> tuple[float, float, Array]:
-        """Bytes of a micro-batch that cross from one stage to the next, and back; and seconds to encode and to decode
-        what goes there and what comes back.
-        """
+        """Costs of a micro-batch between two stages: bytes there and back, and seconds to encode and to decode them."""
         chain, at = self.problem.chain, other.begin
         way = chain.plain if one.site == other.site else chain.choices[other.codec]
         return float(way.there[at]) * self.rows, float(way.back[at]) * self.rows, way.seconds[:, at] * self.rows
 
     def seconds(self, site: int, shards: int = 1) -> Array:
-        """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""
+        """Forward and backward seconds between each two cuts, as matrices; zero below the diagonal."""
         own = self.problem.sites[site]
         total = self._spread(site, shards, False) + self._spread(site, shards, True)
         found = total[None, :] - total[:, None] + own.call * (2 if self.trains else 1)
@@ -151,7 +150,7 @@ class Costs:
         return found + np.where(self.upper, more, 0.0)
 
     def _handling(self, site: int) -> tuple[Array, Array]:
-        """Seconds of computing that what crosses at each cut takes at either end, there and back."""
+        """Seconds of computing to handle what crosses at each cut, on either side, there and back."""
         own, chain = self.problem.sites[site], self.problem.chain
         none = np.zeros(len(chain) + 1)
         sizes = (self.there, chain.sent), (self.back, chain.returned)
@@ -159,18 +158,18 @@ class Costs:
         return there, back
 
     def part_handling(self, part: Part) -> tuple[float, float]:
-        """Seconds of computing that what crosses at both ends of a stage takes, there and back."""
+        """Seconds of computing to handle what crosses at both ends of a stage, there and back."""
         there, back = (float(each[part.begin] + each[part.end]) for each in self._handling(part.site))
         return there, back * self.trains
 
     def _spread(self, site: int, shards: int, backward: bool) -> Array:
-        """Seconds of forward or backward up to each cut, with variables in so many pieces."""
+        """Prefix sums of the seconds of forward or backward with variables in `shards` pieces."""
         total, calls = self.ways[backward][site], self._calls[backward][site]
         return total if shards == 1 else calls + (total - calls) / shards
 
     def _collect(self, site: int, shards: int, sizes: Array) -> Array:
-        """Seconds that the workers of a split stage take to tell each other what each block makes, a matrix of ranges:
-        an all-gather at each cut inside, and the whole to and from all of them at both ends.
+        """Seconds of collectives of a sharded stage as a matrix of ranges: an all-gather at each inner cut, and the
+        transfer of the whole tensors at both ends.
         """
         inside = self.problem.sites[site].inside
         gathered = np.where(sizes > 0, sizes * ((shards - 1) / shards / inside.rate) + (shards - 1) * inside.delay, 0.0)
@@ -182,11 +181,11 @@ class Costs:
         return float(self._collect(part.site, part.shards, sizes)[part.begin, part.end]) if part.shards > 1 else 0.0
 
     def collect_seconds(self, part: Part) -> float:
-        """Of the seconds of a micro-batch in a split stage, those in which its workers tell each other something."""
+        """Seconds of collectives within the seconds of a micro-batch in a sharded stage."""
         return self._collect_for(part, self.there) + self._collect_for(part, self.back) * self.trains
 
     def split_pays(self, site: int) -> bool:
-        """Whether it may pay to have variables in pieces: a worker cannot hold all, or sums of gradients take long."""
+        """Whether sharding may pay: the variables exceed a worker's memory, or all-reduces of gradients take long."""
         one = self.problem.sites[site]
         work = sum(self.part_seconds(Part(site, 0, len(self.problem.chain)))) * self.micro_batches / one.workers
         added = _sum_seconds(self.gradients[-1], one.workers, one.inside)
@@ -194,11 +193,11 @@ class Costs:
         return short or bool(added > SLOW_SUM * work)
 
     def whole_bytes(self, in_flight: int) -> float:
-        """What one worker needs for all blocks."""
+        """Bytes that one worker needs for all blocks."""
         return self.part_bytes(Part(0, 0, len(self.problem.chain)), in_flight)
 
     def list_ways(self, site: int) -> list[Way]:
-        """Numbers of replicas, and of pieces of variables, that are tried."""
+        """The numbers of replicas and of shards to try."""
         options, workers = self.problem.options, self.problem.sites[site].workers
         most = min(workers, MOST_PIECES) if options.replica in (None, 1) else 1
         numbers = sorted({2**power for power in range(1, most.bit_length())} | {most}) if most > 1 else []
@@ -209,7 +208,7 @@ class Costs:
         return [*(Way(number) for number in self._list_replicas(site)), *tried]
 
     def _list_replicas(self, site: int) -> list[int]:
-        """Numbers of replicas that are tried: each of a few, else powers of two and all."""
+        """The numbers of replicas to try: all small ones, then powers of two and the maximum."""
         workers, asked = self.problem.sites[site].workers, self.problem.options.replica
         if asked is not None:
             return [asked]
@@ -221,14 +220,14 @@ class Costs:
 
     @cached_property
     def upper(self) -> np.ndarray:
-        """Where a range has at least one block, and may be one stage."""
+        """Mask of the ranges that have at least one block and may be one stage."""
         cuts = len(self.problem.chain) + 1
         return np.triu(np.ones((cuts, cuts), bool), 1) & (self._written != _MIXED)
 
     @cached_property
     def _written(self) -> np.ndarray:
-        """Which stage that the user has written the blocks from each cut to each other one hold: its number, -1 where
-        they hold none, `_MIXED` where they hold several, or not all of one.
+        """For each range of blocks, the number of the written stage that it contains: -1 for none, `_MIXED` for several
+        or an incomplete one.
         """
         cuts = len(self.problem.chain) + 1
         begin, end = np.ogrid[:cuts, :cuts]
@@ -239,23 +238,23 @@ class Costs:
         return found
 
     def open_at(self, site: int) -> np.ndarray:
-        """Which ranges may be a stage of a site."""
+        """Mask of the ranges that may be a stage of a site."""
         admitted = np.array([*(each.admits(site) for each in self.problem.fixed), True])
         return self.upper & admitted[np.maximum(self._written, -1)]
 
     def copies(self, replicas: int) -> Array:
-        """How many replicas each range has, where it has so many unless the user says it."""
+        """The number of replicas of each range: the user's where a stage was written, otherwise the given one."""
         return np.array([*(each.replicas or replicas for each in self.problem.fixed), replicas])[
             np.maximum(self._written, -1)
         ]
 
     def bytes(self, in_flight: Any, shards: int = 1) -> Array:
-        """What a worker needs for the blocks from each cut to each other one, with so many micro-batches in flight."""
+        """Bytes that a worker needs for each range of blocks, by the number of micro-batches in flight."""
         begin, end = np.ogrid[: len(self.upper), : len(self.upper)]
         return np.where(self.upper, self._most_bytes(begin, end, shards, in_flight, in_flight), 0.0)
 
     def _most_bytes(self, begin: Any, end: Any, shards: int, in_flight: Any, came: Any, later: int = 0) -> Any:
-        """The most of two moments of a step, beside weights and slots.
+        """Peak bytes beside weights and slots: the maximum of two moments of a step.
 
         In a backward there are what micro-batches in flight keep, what `came` in from before, the sum of gradients as
         far as others have added to it, and the new ones, which are added one by one. A last stage has its forward and
@@ -291,8 +290,8 @@ class Costs:
 
     @cached_property
     def _after(self) -> Array:
-        """Of a stage from each cut to the end, whose activations go as its gradients come, the most that there are of
-        both, less what is the same wherever it begins.
+        """For the range from each cut to the end, whose activations are freed while its gradients appear: the peak of
+        both, less the part that does not depend on the cut.
         """
         chain = self.problem.chain
         at = self._held[1:] - self.gradients[:-1] + chain.transient * self.rows
@@ -300,17 +299,19 @@ class Costs:
 
     @cached_property
     def _transient(self) -> Array:
-        """The largest transient of the blocks from each cut to each other one."""
+        """The largest transient of each range of blocks."""
         return _most(self.problem.chain.transient * self.rows)
 
     @cached_property
     def _largest(self) -> Array:
-        """The largest gradient of one variable in the blocks from each cut to each other one."""
+        """The largest gradient of one variable in each range of blocks."""
         chain = self.problem.chain
         return _most(chain.gradients if chain.largest is None else chain.largest)
 
     def part_seconds(self, part: Part) -> tuple[float, float]:
-        """Forward and backward of one micro-batch in one stage, with their calls; the last one has one for both."""
+        """Forward and backward seconds of one micro-batch in a stage, with its calls; the last stage makes one call for
+        both.
+        """
         ways = [self._spread(part.site, part.shards, backward) for backward in (False, True)]
         forward, backward = (float(way[part.end] - way[part.begin]) for way in ways)
         site, last = self.problem.sites[part.site], part.end == len(self.problem.chain)
@@ -319,8 +320,8 @@ class Costs:
         return share * (forward + site.call) + there, (share * (backward + call) + back) * self.trains
 
     def part_later(self, part: Part) -> float:
-        """Seconds of a stage's backward that may come later, where it is parted: see `passes.parting`. Nothing goes
-        back from the first stage, so there it is not; nor where variables are in pieces.
+        """Seconds of a stage's backward that may be deferred, if it is parted (see `passes.parting`). The first stage
+        sends no gradient back, so its backward is not parted; neither is that of a sharded stage.
         """
         seconds, beyond = self._later
         if part.begin == 0 or part.shards > 1 or beyond[part.end] < beyond[part.begin]:
@@ -328,23 +329,23 @@ class Costs:
         return float(seconds[part.site][part.end] - seconds[part.site][part.begin])
 
     def part_bytes(self, part: Part, in_flight: int, came: int = 0, later: int = 0) -> float:
-        """The memory of a worker of a stage, in bytes, with `in_flight` micro-batches there, `came` whose input has
-        arrived, and `later` whose gradients of weights are still to be computed.
+        """Bytes of a worker of a stage, with `in_flight` micro-batches, `came` whose input has arrived, and `later`
+        with pending gradients of weights.
         """
         return float(self._most_bytes(part.begin, part.end, part.shards, in_flight, came, later))
 
     def part_update(self, part: Part) -> float:
-        """Seconds that the update of a stage takes, with the sum of its gradients over its replicas."""
+        """Seconds of a stage's update, with the all-reduce of its gradients over replicas."""
         update = float(self.updates[part.site][part.end] - self.updates[part.site][part.begin])
         size = float(self.gradients[part.end] - self.gradients[part.begin])
         return (update + _sum_seconds(size, part.replicas, self.problem.sites[part.site].inside)) / part.shards
 
     def reduction(self, site: int, replicas: Any) -> Array:
-        """Seconds that replicas need to sum the gradients of the blocks from each cut to each other one."""
+        """Seconds of the all-reduce of gradients for each range of blocks."""
         size = self.gradients[None, :] - self.gradients[:, None]
         return np.where(self.upper, _sum_seconds(size, replicas, self.problem.sites[site].inside), 0.0)
 
 
-def _sum_seconds(size: Any, replicas: Any, inside: Wire) -> Any:
-    """An all-reduce of so many bytes in a ring of replicas; nothing where there is one."""
+def _sum_seconds(size: Any, replicas: Any, inside: Line) -> Any:
+    """Seconds of a ring all-reduce of `size` bytes among replicas; 0 for one replica."""
     return size * (2.0 * (replicas - 1) / replicas / inside.rate) + 2.0 * (replicas - 1) * inside.delay

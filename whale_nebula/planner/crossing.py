@@ -1,4 +1,4 @@
-"""What crosses at each cut by a codec: bytes, and seconds to encode and to decode."""
+"""Costs of crossing at each cut with a codec: bytes, and seconds to encode and to decode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whale_nebula.spec import Spec
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that crosses at a cut, of a batch: its type and sizes, and whether its gradient comes back."""
+    """A tensor of a batch that crosses at a cut: its type and sizes, and whether its gradient crosses back."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -24,14 +24,14 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as it is."""
+        """Bytes without a codec."""
         return Spec(self.dtype, self.dims).nbytes()
 
 
 def code_crossings(
     compress: str | None, tensors: Sequence[Sequence[Tensor]], rows: int, measured: Mapping[str, float]
 ) -> tuple[Coded, ...]:
-    """The ways to cross of which the planner may choose, the mildest first; none where nothing is to be encoded.
+    """The codecs from which the planner may choose, the least lossy first; empty if nothing is to be encoded.
 
     `tensors` are those of each cut, for so many rows. `measured` are seconds for a byte, to encode and to decode, by
     codec; of others it is what `codec.sizes.cost` says, which was measured on one machine.
@@ -64,7 +64,7 @@ def _code(
 def _coding_seconds(
     tensor: Tensor, way: Way, forward: Way | None, measured: Mapping[str, float]
 ) -> tuple[float, float]:
-    """Seconds to encode a tensor, or its gradient, and to decode it; a codec of which nothing is known takes none."""
+    """Seconds to encode and to decode a tensor or its gradient; 0 for a codec with unknown costs."""
     used = used_codec(way, tensor.dtype, tensor.dims, forward)
     if used is not None and str(used) in measured:
         each = measured[str(used)] * tensor.nbytes / 2.0

@@ -1,4 +1,4 @@
-"""What the planner has decided for a program, on what ground, and how that is told."""
+"""The planner's decision for a program, with its grounds and its texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from whale_nebula.report.records import size
 
 @dataclass(frozen=True)
 class Decision:
-    """A program's candidates, of which the first was chosen, and what they were found by.
+    """The planner's decision for a program: candidates, the chosen one first, and the problem that they solve.
 
     `reasons` say why something was not free to choose, and `said` is what the scopes of the step say. `handles` are the
     variables that it is about, by the id of their handle, with their paths; `program` is the step that was planned, for
@@ -62,8 +62,8 @@ class Decision:
 
     @property
     def seconds_here(self) -> float:
-        """Seconds of a step of the chosen plan in this process: where clusters share its cores, at least all that their
-        stages compute.
+        """Predicted seconds of a step in this process; if clusters share its cores, at least the sum of all stages'
+        computing.
         """
         chosen, sites = self.chosen, self.problem.sites
         update = sum(float(sites[part.site].update[part.begin : part.end].sum()) for part in chosen.parts)
@@ -115,12 +115,12 @@ class Decision:
         return self.considered[0].predicted
 
     def is_current(self, decisions: Sequence[object]) -> bool:
-        """Whether it is one of the decisions of the run, and was not replaced by a better one."""
+        """Whether the decision belongs to the run and was not superseded by a better one."""
         return any(self is each for each in decisions)
 
     def tell_of(self, program: str) -> Decision | Unplanned:
-        """What a plan of this program tells: the decision itself, or that it follows the one for another program, whose
-        seconds are not its own.
+        """The record for the plan of a program: the decision, or a note that the program follows the decision for
+        another one, whose seconds do not apply.
         """
         if program == self.program:
             return self
@@ -130,7 +130,7 @@ class Decision:
         )
 
     def with_whole_batch(self) -> Decision:
-        """The same stages, each on one worker, for a program whose batch cannot be cut."""
+        """The decision with the same stages on one worker each, for a program whose batch cannot be divided."""
         parts = tuple(replace(part, replicas=1) for part in self.chosen.parts)
         whole = replace(self.chosen, shape=replace(self.chosen.shape, parts=parts, micro_batches=1), in_flight=None)
         return replace(self, candidates=(whole, *self.candidates[1:]))
@@ -163,7 +163,7 @@ class Decision:
 
 
 def _list_stages(readers: Mapping[int, str]) -> tuple[str, ...]:
-    """The stages of a variable's readers by their numbers; one outside the chain goes with the one before."""
+    """The numbers of the stages that read a variable; a reader outside the chain belongs to the stage before it."""
     found, last = [], readers[min(readers)]
     for number in range(max(readers) + 1):
         last = readers.get(number, last)
@@ -173,8 +173,8 @@ def _list_stages(readers: Mapping[int, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """That no plan was searched for a step, which takes the place of a decision: it is as its scopes say, or follows
-    the decision for another one. The `reason` is a sentence.
+    """Stands for a decision where no plan was searched: the step runs as its scopes say, or follows the decision for
+    another program. `reason` is a sentence.
     """
 
     reason: str
@@ -187,7 +187,7 @@ class Unplanned:
         return self.reason
 
     def tell_of(self, program: str) -> Unplanned:
-        """Itself."""
+        """The same record."""
         return self
 
     def is_current(self, decisions: Sequence[object]) -> bool:
@@ -199,9 +199,7 @@ class Unplanned:
 
 
 def describe_excess(excess: Excess | None, problem: Problem) -> tuple[str, str, str]:
-    """What, why and mend of the error for a program that no plan fits; without an excess, scopes ask for what there is
-    no order of clusters for.
-    """
+    """What, why and mend of the error if no plan fits; without an excess, no order of clusters satisfies the scopes."""
     said = [each.said for each in problem.fixed]
     if excess is None:
         return "no plan keeps to what the scopes say", "; ".join(said), "leave a cluster, or a count, to the planner"
@@ -215,7 +213,7 @@ def describe_excess(excess: Excess | None, problem: Problem) -> tuple[str, str, 
 
 
 def _describe_ways_out(problem: Problem, excess: Excess) -> str:
-    """What would make the program fit: each way was tried."""
+    """Changes that would make the program fit, each verified by a search."""
     options, number = problem.options, [site.name for site in problem.sites].index(excess.site)
     sites = list(problem.sites)
     sites[number] = replace(sites[number], workers=sites[number].workers + 1)

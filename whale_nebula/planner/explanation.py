@@ -1,4 +1,4 @@
-"""A decision told: its stages, what its step waits for, the candidates as a table, and what would change them."""
+"""Texts that explain a decision: stages, bottleneck, a table of candidates, and sensitivity to rates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 WIDTH = 112
 SLOWER = 3.0
-"""A candidate that takes more than so many times as long as the best is not listed."""
+"""The factor over the best candidate up to which candidates are listed."""
 DRAWN = 3
-"""So many candidates are drawn by the rate of the lines."""
+"""The number of candidates that are drawn over the lines' rate."""
 FACTORS = tuple(2.0 ** (step / 4) for step in range(-12, 13))
 """Multiples of the lines' rate at which candidates are scored; at every fourth of them the best plan is searched."""
 _CODECS = ((0.5, "half", "fp16"), (0.25, "a quarter of", "int8"))
@@ -60,7 +60,7 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
 
 
 def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
-    """What each cluster runs: its layers, and how many stages and replicas it has for them."""
+    """For each cluster: its layers, stages and replicas."""
     labels = short_names(problem.chain.names)
     for (site, pieces), group in itertools.groupby(parts, lambda part: (part.site, part.shards)):
         own = list(group)
@@ -73,7 +73,7 @@ def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tu
 
 
 def _binding_text(problem: Problem, chosen: Candidate) -> str:
-    """What the step waits for, with how much of it that takes."""
+    """The bottleneck of the step, with its share of the time."""
     kind, place, line = chosen.binds
     if kind == "stage":
         part = chosen.parts[place]
@@ -92,7 +92,7 @@ def _binding_text(problem: Problem, chosen: Candidate) -> str:
 
 
 def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
-    """By which codec each boundary crosses, where there is one to choose."""
+    """The codec of each boundary, if there is a choice."""
     if not problem.chain.coded or not chosen.crossed:
         return
     names = stage_names(problem, chosen.parts)
@@ -104,7 +104,7 @@ def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
 
 
 def list_codecs(problem: Problem, candidate: Candidate) -> dict[int, str]:
-    """By the place of a stage, the codec of what comes to it from another cluster; "none" for as it is."""
+    """The codec of each stage's input from another cluster, by the stage's place; "none" for uncompressed."""
     return {place: problem.chain.choices[candidate.parts[place].codec].codec for place in candidate.crossed}
 
 
@@ -121,7 +121,7 @@ def _memory_text(problem: Problem, chosen: Candidate) -> str:
 
 
 def _grounds_text(grounds: Grounds) -> str:
-    """What the seconds rest on.
+    """The sources of the predicted seconds.
 
     >>> _grounds_text(Grounds(0.25, 0.0, 0.0, 0.75))
     'Seconds of blocks: 25% measured, 75% guessed; whale-nebula measure finds rates to go by.'
@@ -154,7 +154,7 @@ def _candidate_lines(decision: Decision) -> Iterator[str]:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table; the last column has what is left of the width."""
+    """Format rows as a table; the last column takes the remaining width."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     left = max(24, WIDTH - sum(widths) - 2 * len(widths))
@@ -165,7 +165,7 @@ def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 # ---------------------------------------------------------------------- what would change them
 def what_if(decision: Decision) -> Iterator[str]:
-    """The best step where lines were slower or faster, crossed by fewer bytes, or a cluster had one worker more."""
+    """Sensitivity of the best step: slower and faster lines, fewer bytes at crossings, one worker more in a cluster."""
     problem, chosen = decision.problem, decision.chosen
     changes: list[tuple[str, Problem]] = []
     if has_slow_lines(problem):
@@ -193,18 +193,20 @@ def what_if(decision: Decision) -> Iterator[str]:
 
 
 def has_slow_lines(problem: Problem) -> bool:
-    """Whether some line between clusters takes time for bytes."""
+    """Whether some line between clusters has a finite rate."""
     return any(line.rate < math.inf for line in problem.lines.values())
 
 
 def scale_crossing(problem: Problem, factor: float) -> Problem:
-    """The same problem where so many times as many bytes cross at a cut: what a codec would do, without its costs."""
+    """The problem with the bytes of all crossings multiplied by a factor: the effect of a codec without its costs."""
     chain = problem.chain
     return replace(problem, chain=replace(chain, there=chain.there * factor, back=chain.back * factor))
 
 
 def draw_rates(decision: Decision) -> RateCurves | None:
-    """Seconds of the best candidates, and of the best plan, by the rate of the lines; None where all lines are free."""
+    """Seconds of the best candidates and of the best plan as functions of the lines' rate; None where all lines are
+    free.
+    """
     problem = decision.problem
     if not has_slow_lines(problem):
         return None
@@ -231,7 +233,7 @@ def _seconds(problem: Problem, shape: Shape) -> float:
 
 # ---------------------------------------------------------------------- names
 def stage_names(problem: Problem, parts: Sequence[Part]) -> list[str]:
-    """A stage is called as the user has written it, else after its cluster, with a number where that has several."""
+    """Names of the stages: the user's, otherwise the cluster's, numbered if the cluster has several."""
     sites = [problem.sites[part.site].name for part in parts]
     names = [site if sites.count(site) == 1 else f"{site}-{sites[:n].count(site)}" for n, site in enumerate(sites)]
     keys = [each.key for each in problem.fixed]
@@ -246,7 +248,7 @@ def stage_names(problem: Problem, parts: Sequence[Part]) -> list[str]:
 
 @lru_cache(64)
 def short_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of layers without what they all begin with, and as short as they can be told apart.
+    """Names of layers without their common prefix, shortened as far as they stay distinct.
 
     >>> short_names(("m/block0/attention/query", "m/block0/mlp/wide", "m/head"))
     ('attention/query', 'mlp/wide', 'head')

@@ -24,7 +24,7 @@ from whale_nebula.planner.problem import Array
 from whale_nebula.spec import Value
 
 KINDS = ("forward", "backward", "update", "fused")
-"""What is measured of blocks; the last, forward and backward as one function, only of all together."""
+"""The functions of blocks that are measured; the last one, forward and backward together, only for all blocks."""
 Points = dict[int, float]
 """Seconds by the rows of the batch."""
 
@@ -105,7 +105,7 @@ def _total(each: MeasuredBlocks, rows: int) -> float:
 
 *_APART, _FUSED = KINDS
 WHOLE = -1
-"""What stands for all blocks together where one has its number."""
+"""The number that stands for all blocks together."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The plans that are next to a plan: what the search tries in its place."""
+"""The neighbourhood of a plan in the local search."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 
 FAR = 8
-"""Of more stages than this, cuts are moved only around those that take longest."""
+"""The number of stages from which on cuts are moved only around the slowest ones."""
 
 
 @dataclass(frozen=True)
 class Moves:
-    """The shapes next to a candidate of a problem, whose clusters are of these `kinds`."""
+    """Generates the neighbours of a candidate; `kinds` are the equivalence classes of clusters."""
 
     problem: Problem
     kinds: Sequence[int]
 
     def list_near(self, candidate: Candidate) -> Iterator[Shape]:
-        """One cut moved, added or taken away, one replica more or less, workers that have copies of a body and pieces
-        of a head, one cluster more, another codec, or the next number of micro-batches.
+        """All neighbours: a cut moved, added or removed; a replica more or less; a replicated body with a sharded head;
+        another cluster; another codec; the next number of micro-batches.
         """
         shape, parts = candidate.shape, candidate.parts
         slowest = sorted(range(len(parts)), key=lambda place: -candidate.compute[place] / parts[place].replicas)
@@ -50,7 +50,7 @@ class Moves:
     def _change_part(
         self, part: Part, after: Sequence[Part], free: dict[int, int], count: int
     ) -> Iterator[tuple[Sequence[Part], Sequence[Part]]]:
-        """What may take the place of a stage, and of those after it."""
+        """Variants of a stage and of those after it."""
         inside, open_number = self._inside(part), self.problem.options.replica is None
         middle = inside[len(inside) // 2] if inside else None
         if after:
@@ -73,8 +73,8 @@ class Moves:
     def _change_end(
         self, part: Part, after: Sequence[Part], free: dict[int, int]
     ) -> Iterator[tuple[Sequence[Part], Sequence[Part]]]:
-        """A stage that ends earlier or later, that takes the next one's blocks or gives it its own, or that leaves its
-        end to a new one.
+        """Variants of the boundary between a stage and the next: moved, removed by merging, or with a new stage in
+        between.
         """
         following, inside = after[0], self._inside(part)
         for cut in (*inside[-1:], *self._inside(following)[:1]):
@@ -88,15 +88,13 @@ class Moves:
 
     @cached_property
     def _may_share(self) -> list[bool]:
-        """For each cluster whether its workers may have copies of one stage and pieces of the next."""
+        """For each cluster: whether its workers may run replicas of one stage and shards of the next."""
         options, costs = self.problem.options, Costs(self.problem, 1)
         free = options.split is None and options.replica is None and not self.problem.fixed
         return [free and costs.split_pays(site) for site in range(len(self.problem.sites))]
 
     def _add_cluster(self, shape: Shape) -> Iterator[Shape]:
-        """One end of the chain given to a cluster that has none of it: as little as there is, half of a stage, or all
-        but the least.
-        """
+        """Give one end of the chain to an unused cluster: one block, half of a stage, or all but one block."""
         used = {part.site for part in shape.parts}
         unused = dict.fromkeys(self.kinds[site] for site in range(len(self.kinds)) if site not in used)
         first, last = shape.parts[0], shape.parts[-1]
@@ -112,7 +110,7 @@ class Moves:
                 yield replace(shape, parts=parts)
 
     def _find_quickest(self, source: int, destination: int, cut: int) -> int:
-        """The codec with which a micro-batch and its gradient cross soonest."""
+        """The codec with the shortest round trip of a micro-batch and its gradient."""
         there, back = self.problem.line(source, destination), self.problem.line(destination, source)
         trips = [
             float(way.there[cut] / there.rate + way.back[cut] / back.rate + way.seconds[:, cut].sum())
@@ -126,23 +124,23 @@ class Moves:
         return [cut for cut in range(1, len(self.problem.chain)) if self.problem.chain.cuttable[cut]]
 
     def _inside(self, part: Part) -> Sequence[int]:
-        """The places where a stage may be cut."""
+        """The positions where a stage may be cut."""
         return self._cuts[bisect_right(self._cuts, part.begin) : bisect_left(self._cuts, part.end)]
 
     def _choose_cuts(self, part: Part) -> Sequence[int]:
-        """Some of these places: the first, the last, and one in the middle."""
+        """A sample of these positions: first, middle and last."""
         inside = self._inside(part)
         return sorted({inside[0], inside[len(inside) // 2], inside[-1]}) if inside else []
 
 
 def _code_plainly(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The stages without codecs for what stays in a cluster."""
+    """Remove codecs from boundaries within a cluster."""
     near = [False, *(one.site == other.site for one, other in pairwise(parts))]
     return tuple(replace(p, codec=0) if same and p.codec else p for p, same in zip(parts, near, strict=True))
 
 
 def code_otherwise(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:
-    """The shape where by each of these codecs crosses what comes to a stage."""
+    """Variants of a shape with each of the codecs at the boundary before a stage."""
     parts = shape.parts
     for codec in codecs:
         if codec != parts[place].codec:

@@ -1,4 +1,4 @@
-"""What a plan is searched for, as arrays: a chain of blocks, the clusters, the lines between them, and limits.
+"""The planning problem as arrays: a chain of blocks, clusters, lines between them, and limits.
 
 A block is a run of ops that is never cut apart. Blocks stand in the order in which tensors go; a cut is a place between
 two of them. Seconds and bytes that grow with the rows of a micro-batch are given as two numbers: what every call costs,
@@ -16,30 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whale_nebula.schedule.lines import Line
+
 Array = NDArray[np.float64]
 MANY = 128
-"""Of more workers, fewer numbers of micro-batches are tried."""
-
-
-@dataclass(frozen=True)
-class Wire:
-    """One direction of a line: bytes a second and seconds of delay."""
-
-    rate: float = math.inf
-    delay: float = 0.0
-
-    def seconds(self, size: float) -> float:
-        """How long a message holds the line.
-
-        >>> Wire(7.5e6).seconds(75_000)
-        0.01
-        """
-        return size / self.rate
+"""The number of workers from which on fewer numbers of micro-batches are tried."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster: how many workers it has, how fast they are, and how much memory each has.
+    """A cluster as the planner sees it: number of workers, their speed, and the memory of each.
 
     `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
     each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
@@ -56,7 +42,7 @@ class Site:
     update: Array
     call: float = 0.0
     memory: float = math.inf
-    inside: Wire = Wire()
+    inside: Line = field(default_factory=Line)
     adding: float = 0.0
     fused: float = 1.0
     crossing: float = 0.0
@@ -66,7 +52,7 @@ class Site:
 
 
 class Way(NamedTuple):
-    """How a stage takes its workers: as copies, or with its variables in pieces."""
+    """How a stage uses several workers: as replicas, or with its variables sharded."""
 
     replicas: int = 1
     shards: int = 1
@@ -74,8 +60,8 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Coded:
-    """How tensors cross at each cut by a codec: bytes a row `there` and `back`, and `seconds` a row that one core takes
-    to encode and to decode what goes there, and to encode and to decode what comes back.
+    """Costs of crossing at each cut with a codec: bytes a row `there` and `back`, and `seconds` a row of one core for
+    four operations: to encode and to decode the activation, and to encode and to decode the gradient.
     """
 
     codec: str
@@ -117,12 +103,12 @@ class Chain:
 
     @cached_property
     def plain(self) -> Coded:
-        """What crosses as it is."""
+        """Costs of crossing without a codec."""
         return Coded("none", self.there, self.back, np.zeros((4, len(self) + 1)))
 
     @property
     def choices(self) -> tuple[Coded, ...]:
-        """The ways to cross between clusters, at least one."""
+        """The codecs from which crossings between clusters may choose, at least one."""
         return self.coded or (self.plain,)
 
     def __len__(self) -> int:
@@ -131,9 +117,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A stage that the user has written: the blocks from `begin` to `end` are in one stage of every plan, without
-    those of another. It is on one of `sites` (none: any), in so many `replicas` (None: any); `said` are the words of
-    its scope and their line.
+    """A stage that the user has written: the blocks from `begin` to `end` belong to one stage of every plan, without
+    blocks of other written stages. It runs on one of `sites` (empty: any) with that number of `replicas` (None: any);
+    `said` quotes its scope and line.
     """
 
     key: str
@@ -144,17 +130,16 @@ class Fixed:
     said: str = ""
 
     def admits(self, site: int) -> bool:
-        """Whether it may be there."""
+        """Whether the stage may run on a site."""
         return not self.sites or site in self.sites
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user has decided; None leaves it to the search. At most so many micro-batches are tried, and no worker
-    may need more than `memory`. Of `schedules` a later one is taken only where it is clearly faster, and a codec that
-    loses less wherever a step takes no more than the share of `slack` longer with it. With `split` stages of several
-    workers have their variables in pieces, and are not copied; left open, that is tried where memory is short or
-    gradients of copies take long to be summed.
+    """Decisions of the user that constrain the search; None leaves one to the search. `most` bounds the micro-batches,
+    `memory` the bytes of each worker. A later one of `schedules` is taken only if it is clearly faster, and a less
+    lossy codec if the step takes at most the share of `slack` longer. With `split`, stages with several workers shard
+    their variables instead of replicating them; if open, this is tried where memory is short or all-reduces take long.
     """
 
     micro_batch: int | None = None
@@ -169,30 +154,30 @@ class Options:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a plan depends on. `lines` join two sites by their numbers, in one direction each; `fixed` are the
-    stages that the user has written, in their order.
+    """The complete input of the search. `lines` connect pairs of sites, by their numbers, in one direction each;
+    `fixed` are the stages that the user has written, in order.
     """
 
     chain: Chain
     sites: tuple[Site, ...]
     rows: int
-    lines: Mapping[tuple[int, int], Wire] = field(default_factory=dict)
+    lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
     options: Options = Options()
     fixed: tuple[Fixed, ...] = ()
 
-    def line(self, source: int, destination: int) -> Wire:
-        """The line from one site to another; free where none is known."""
+    def line(self, source: int, destination: int) -> Line:
+        """The line from one site to another; one that takes no time if none is known."""
         if source == destination:
             return self.sites[source].inside
-        return self.lines.get((source, destination), Wire())
+        return self.lines.get((source, destination), Line())
 
     def rows_of(self, micro_batches: int) -> int:
-        """The rows of the largest micro-batch."""
+        """Rows of the largest micro-batch."""
         return math.ceil(self.rows / micro_batches)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of micro-batches that are tried: powers of two; one more between two where workers are few."""
+        """The numbers of micro-batches to try: powers of two, with one in between if there are few workers."""
         replicas = [self.options.replica, *(each.replicas for each in self.fixed)]
         least = max(1, min(max(each or 1 for each in replicas), self.rows))  # each replica has at least one
         if self.options.micro_batch is not None:
@@ -204,8 +189,8 @@ class Problem:
         return tuple(sorted(count for count in steps if least <= count <= most))
 
     def room(self, site: int) -> int:
-        """How many replicas of stages may stand on a cluster: as many as it has workers, or more of those that the user
-        has written; these share workers then.
+        """How many replicas of stages fit on a cluster: one for each worker, or more if the user has written more
+        stages, which then share workers.
         """
         own = [0] * len(self.sites)
         free = 0
@@ -218,11 +203,11 @@ class Problem:
         return max(self.sites[site].workers, own[site]) + max(0, free - left)
 
     def inside(self, part: Part) -> list[Fixed]:
-        """The stages that the user has written of which a stage has blocks."""
+        """The written stages that a part contains blocks of."""
         return [each for each in self.fixed if each.begin < part.end and part.begin < each.end]
 
     def keeps(self, shape: Shape) -> bool:
-        """Whether a shape has what the user has written as it must be, and shares workers only for its sake."""
+        """Whether a shape satisfies all written stages, and shares workers only where they require it."""
         if not self.fixed:
             return True
         used = [0] * len(self.sites)
@@ -237,7 +222,7 @@ class Problem:
         return all(part == least or not crowded[part.site] for part, least in zip(shape.parts, few, strict=True))
 
     def with_fewest(self, shape: Shape) -> Shape:
-        """A shape with no more replicas than the user asks for."""
+        """The shape with replicas reduced to those that the user requires."""
         parts = []
         for part in shape.parts:
             asked = [each.replicas for each in self.inside(part) if each.replicas is not None]
@@ -245,8 +230,8 @@ class Problem:
         return replace(shape, parts=tuple(parts))
 
     def seat_parts(self, parts: Sequence[Part]) -> list[int]:
-        """Of each stage, the number of its cluster's worker that has its first replica, and the next ones the others:
-        in turn, from the first one on again where there are not enough.
+        """Assign workers to stages: for each stage, the number in its cluster of the worker of its first replica.
+        Assignment is round robin, and starts again at the first worker if there are too few.
         """
         used, found = [0] * len(self.sites), []
         for part in parts:
@@ -258,7 +243,7 @@ class Problem:
         return found
 
     def workers_of(self, parts: Sequence[Part]) -> list[list[tuple[int, int]]]:
-        """The workers of each stage, each once: their site and their number in it."""
+        """The workers of each stage as pairs of site and number, without duplicates."""
         found = []
         for part, first in zip(parts, self.seat_parts(parts), strict=True):
             hosts = min(part.seats, self.sites[part.site].workers)
@@ -268,9 +253,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Part:
-    """A stage of a candidate: blocks from `begin` to `end` on so many `replicas`, each a worker of a site, or so many
-    workers as there are `shards` of its variables. What comes to it from another site crosses by the `codec` of this
-    number.
+    """A stage of a candidate: the blocks from `begin` to `end`, on `replicas` workers of a site or sharded over
+    `shards` workers. Input from another site is encoded by the codec with the number `codec`.
     """
 
     site: int
@@ -282,13 +266,13 @@ class Part:
 
     @property
     def seats(self) -> int:
-        """How many workers it takes."""
+        """The number of workers of the stage."""
         return self.replicas * self.shards
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a candidate is, without its costs: its stages, and how the batch is cut."""
+    """A candidate without its costs: stages, and how the batch is divided."""
 
     parts: tuple[Part, ...]
     micro_batches: int = 1
@@ -296,8 +280,8 @@ class Shape:
 
 
 class Binding(NamedTuple):
-    """What a step waits for: the stage at a `place` or the `line` of this name, where one is busy for most of the step
-    ("stage", "line"); else "updates", or "trips" of micro-batches that are on their way.
+    """The bottleneck of a step: the stage at a `place` or the `line` of this name if one is busy for most of it
+    ("stage", "line"); otherwise "updates", or "trips" (latency of micro-batches).
     """
 
     kind: str
@@ -307,7 +291,7 @@ class Binding(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with what it is predicted to cost.
+    """A plan with its predicted costs.
 
     `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch without those for
     what crosses; `bytes` what a step puts on each line.
@@ -325,18 +309,18 @@ class Candidate:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Its stages."""
+        """The stages."""
         return self.shape.parts
 
     @property
     def crossed(self) -> tuple[int, ...]:
-        """The places of stages to which something comes from another cluster."""
+        """The places of stages whose input comes from another cluster."""
         return tuple(n for n in range(1, len(self.parts)) if self.parts[n].site != self.parts[n - 1].site)
 
 
 @dataclass(frozen=True)
 class Excess:
-    """Why a shape does not fit: the stage's worker, what it would need, and what it has."""
+    """Why a shape does not fit: the stage, the memory that its worker needs, and the memory that it has."""
 
     site: str
     needed: float

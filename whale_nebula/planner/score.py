@@ -1,4 +1,6 @@
-"""The predicted costs of a candidate: the simulator's step, memory by worker, bytes by line, what it waits for."""
+"""Predicted costs of a candidate: seconds of a step by simulation, memory by worker, bytes by line,
+and the bottleneck.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from math import ceil
 import numpy as np
 
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Binding, Candidate, Excess, Part, Problem, Shape, Wire
+from whale_nebula.planner.problem import Array, Binding, Candidate, Excess, Part, Problem, Shape
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import PARTED, Pace, delays, eager_limit, limit_of, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Crossing = tuple[float, float, Array]
 CLEARLY = 0.98
-"""Another schedule has to take less than this share of the time of those before it."""
+"""The share of the earlier schedules' time below which a later schedule is chosen."""
 
 
 def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulated: bool = True) -> Candidate | Excess:
-    """The costs of a candidate under the best of the schedules that may be used, or why no schedule fits.
+    """The costs of a candidate under the best of the allowed schedules, or the excess if no schedule fits into memory.
 
     One that is not `simulated` is estimated by the formula that the search goes by (see `search`).
     """
@@ -40,7 +42,7 @@ def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulat
 
 
 def _least_seconds(shape: Shape, costs: Costs, known: Candidate) -> float:
-    """What a step takes at least under any schedule: what its busiest stage computes, and an update."""
+    """A lower bound of a step's seconds under any schedule: the computing time of the busiest stage, and an update."""
     pairs = zip(shape.parts, known.compute, strict=True)
     busy = max(ceil(shape.micro_batches / part.replicas) * seconds for part, seconds in pairs)
     return busy + max(map(costs.part_update, shape.parts))
@@ -99,7 +101,7 @@ def _busy(timeline: Timeline) -> dict[Binding, float]:
 
 
 def _estimate(works: Sequence[Work], hops: Hops, count: int, in_flight: int | None, once: Sequence[float]) -> float:
-    """T of the first stage, by the formula of `search`."""
+    """Approximate seconds from the first stage on, by the formula of `search`."""
     step = single = 0.0
     for place in reversed(range(len(works))):
         work = works[place]
@@ -120,7 +122,7 @@ def _holding_seconds(line: Line | None, size: float) -> float:
 
 
 def _work(costs: Costs, part: Part, parted: bool) -> Work:
-    """What a stage computes; of a backward in two parts the second is a call of its own."""
+    """The simulated work of a stage; the second part of a backward that is parted is a call of its own."""
     forward, backward = costs.part_seconds(part)
     later = costs.part_later(part) if parted else 0.0
     if not later:
@@ -130,7 +132,7 @@ def _work(costs: Costs, part: Part, parted: bool) -> Work:
 
 
 def _add_coding(work: Work, crossing: Sequence[Crossing], place: int, handling: tuple[float, float]) -> Work:
-    """With what codecs take a stage, and all that handles what comes to it and what it sends on."""
+    """Add the seconds of encoding, decoding and handling what crosses at both ends of a stage."""
     none = np.zeros(4)
     before = crossing[place - 1][2] if place else none
     after = crossing[place][2] if place < len(crossing) else none
@@ -139,22 +141,22 @@ def _add_coding(work: Work, crossing: Sequence[Crossing], place: int, handling: 
 
 
 def _hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_back: float, costs: Costs) -> Hop:
-    """From one stage to the next; within a cluster each pair of stages has a way of its own."""
+    """The hop between two consecutive stages; within a cluster each pair of stages has a line of its own."""
     one, other = parts[place : place + 2]
     back_size = size_back if costs.trains else None
-    if one.site == other.site and problem.line(one.site, one.site) == Wire():
+    if one.site == other.site and problem.line(one.site, one.site) == Line():
         return Hop(None, None, 0.0, None if back_size is None else 0.0)
     there, back = problem.line(one.site, other.site), problem.line(other.site, one.site)
     a, b = (problem.sites[part.site].name for part in (one, other))
     if a == b:
         a, b = f"{a}.{place}", f"{b}.{place + 1}"
-    lines = Line(f"{a}->{b}", there.rate, there.delay), Line(f"{b}->{a}", back.rate, back.delay)
+    lines = replace(there, name=f"{a}->{b}"), replace(back, name=f"{b}->{a}")
     return Hop(*lines, size, back_size)
 
 
 @dataclass(frozen=True)
 class _Holding:
-    """How many micro-batches each replica of a stage holds under a schedule."""
+    """Number of micro-batches that each replica of a stage holds under a schedule."""
 
     schedule: str
     works: Sequence[Work]
@@ -164,8 +166,8 @@ class _Holding:
     recompute: bool
 
     def count_held(self, in_flight: int | None) -> list[tuple[int, int]]:
-        """For each stage, the most micro-batches that it holds with a limit of `in_flight`, or the schedule's own; and
-        the most that wait for their gradients of weights.
+        """For each stage: the maximum number of micro-batches held with `in_flight` as limit (or the schedule's own),
+        and the maximum number whose gradients of weights are pending.
         """
         stages, replicas = len(self.works), [work.replicas for work in self.works]
         own = limits(
@@ -181,7 +183,7 @@ class _Holding:
 
 
 def _find_sharing(problem: Problem, parts: Sequence[Part]) -> list[list[list[int]]]:
-    """Of each stage, for each of its workers, the stages that this one runs."""
+    """For each stage and each of its workers: the stages that this worker runs."""
     workers = problem.workers_of(parts)
     runs: dict[tuple[int, int], list[int]] = {}
     for place, own in enumerate(workers):
@@ -191,15 +193,15 @@ def _find_sharing(problem: Problem, parts: Sequence[Part]) -> list[list[list[int
 
 
 def _share(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int]]]) -> list[float]:
-    """Of each stage, the sum of what the stages of one of its workers have, the most of them."""
+    """Sum a value over the stages that share a worker; for each stage the maximum over its workers."""
     return [max(sum(values[place] for place in places) for places in own) for own in sharing]
 
 
 def _fit_in_memory(
     problem: Problem, shape: Shape, costs: Costs, holding: _Holding, sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
-    """The limit that memory sets on what is in flight, or none where what the schedule asks for fits: also all, where
-    it would ask for these if trips took longer than predicted.
+    """The limit of micro-batches in flight that memory imposes; none if the schedule's own demand fits. This demand
+    includes what longer round trips than predicted would cause.
     """
     allowed = [problem.sites[part.site].memory for part in shape.parts]
 
@@ -226,7 +228,7 @@ def _fit_in_memory(
 
 
 def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
-    """What both sides of a cut say to each other once a step because they hold the same weight."""
+    """Seconds to exchange tied weights between the stages that share them, once a step."""
     size = float(problem.chain.tied[other.begin])
     if not size or one.site == other.site:
         return 0.0
@@ -235,7 +237,7 @@ def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
 
 
 def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> dict[str, float]:
-    """Bytes that a step puts on each line."""
+    """Bytes of a step by line."""
     found: dict[str, float] = {}
     for (one, other), (there, back, _) in zip(pairwise(shape.parts), crossing, strict=True):
         if one.site == other.site:
@@ -248,6 +250,6 @@ def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> d
 
 
 def scale_rate(problem: Problem, factor: float) -> Problem:
-    """The same problem with lines between clusters that are so many times as fast."""
+    """The problem with the rates of lines between clusters multiplied by a factor."""
     lines = {pair: replace(line, rate=line.rate * factor) for pair, line in problem.lines.items()}
     return replace(problem, lines=lines)

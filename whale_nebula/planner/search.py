@@ -1,4 +1,4 @@
-"""The search for a plan: dynamic programming over cuts and clusters, then the best of what it finds by the simulator.
+"""Search for a plan: dynamic programming over cuts and clusters proposes shapes, and the simulator ranks them.
 
 Let T(i) be the seconds from the arrival of the first micro-batch at block i until the last gradient leaves it. A stage
 that takes the blocks from i to j in t seconds a micro-batch, with m micro-batches and a trip of h to the next stage and
@@ -29,23 +29,25 @@ from whale_nebula.planner.score import score
 from whale_nebula.planner.space import Order, find_kinds, group_blocks, list_orders, ungroup_parts
 
 SCORED = 48
-"""So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""
+"""The number of candidates that are simulated; in addition the best `FEW` of each number of micro-batches."""
 FEW = 8
 AFFORDED = 120_000
-"""The simulator is given so many instructions in all."""
+"""The total number of simulated instructions."""
 BY_FORMULA, BY_SIMULATOR = 12, 4
-"""So many of the best are improved step by step, by the formula and by the simulator: where memory is short the formula
-leads some of them astray.
+"""The number of best candidates that are improved by local search, with the formula and with the simulator, since the
+formula misjudges some where memory is short.
 """
 HOPELESS = 1.5
-"""A number of micro-batches, or of those in flight, with which a step takes at least so many times as long as the best
-that is known is not tried.
+"""The ratio to the best known step from which on a number of micro-batches, or of those in flight, is skipped, by a
+lower bound.
 """
 
 
 @dataclass(frozen=True)
 class Found:
-    """The candidates, the best first; or, where there is none, what stands in the way of the one that came closest."""
+    """The result of a search: candidates, the best first; or, if no plan is feasible, the excess of the one that came
+    closest.
+    """
 
     candidates: tuple[Candidate, ...]
     excess: Excess | None = None
@@ -53,7 +55,9 @@ class Found:
 
 
 def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
-    """The best plans for a problem, at most so many of them; where none fits, `relaxed` asks what stands in the way."""
+    """Find the best plans for a problem, at most `most` of them. If none fits and `relaxed` is set, further searches
+    find which limit is violated.
+    """
     coarse, cuts = group_blocks(problem)
     orders = list_orders(problem)
     best, few = _Pool(SCORED), list[Shape]()
@@ -68,7 +72,7 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
 
 
 def _find_excess(problem: Problem) -> Excess | None:
-    """Where nothing fits: what the plan lacks that fits with about the least more memory."""
+    """If no plan fits into memory: by how much the plan exceeds it that fits with about the least additional memory."""
     low, high, closest = 1.0, 2.0, None
     while high < 2.0**20 and (closest is None or high - low > 0.1 * low):
         sites = tuple(replace(site, memory=site.memory * high) for site in problem.sites)
@@ -86,7 +90,9 @@ def _find_excess(problem: Problem) -> Excess | None:
 
 
 def _recomputes(problem: Problem) -> Sequence[bool]:
-    """Whether to compute forwards again: it costs time, and is tried where memory may be short."""
+    """Whether to try recomputation of activations in the backward: it costs time, so it is tried only where memory may
+    be short.
+    """
     asked = problem.options.recompute
     if asked is not None:
         return (asked,)
@@ -97,7 +103,9 @@ def _recomputes(problem: Problem) -> Sequence[bool]:
 # ---------------------------------------------------------------------- dynamic programming
 @dataclass
 class _Pool:
-    """The best shapes so far by their approximate seconds, each once; they go to a `larger` pool as well."""
+    """A bounded set of the best shapes by their approximate seconds, without duplicates; shapes also go to the `larger`
+    pool.
+    """
 
     most: int
     larger: _Pool | None = None
@@ -107,16 +115,16 @@ class _Pool:
 
     @property
     def least(self) -> float:
-        """The seconds of the best."""
+        """The approximate seconds of the best shape."""
         return -max(self.heap)[0] if self.heap else math.inf
 
     @property
     def worst(self) -> float:
-        """What a shape has to beat."""
+        """The bound that a new shape has to beat."""
         return -self.heap[0][0] if len(self.heap) >= self.most else math.inf
 
     def add(self, seconds: float, shape: Shape) -> None:
-        """Keep a shape if it is one of the best."""
+        """Add a shape if it is one of the best."""
         if self.larger is not None:
             self.larger.add(seconds, shape)
         if seconds >= min(self.worst, self.known.get(shape, math.inf)):
@@ -130,13 +138,14 @@ class _Pool:
             del self.known[heapq.heappop(self.heap)[2]]
 
     def shapes(self) -> list[Shape]:
-        """The shapes, the best first."""
+        """All shapes, the best first."""
         return [shape for _, _, shape in sorted(self.heap, key=lambda each: (-each[0], each[1]))]
 
 
 @dataclass
 class _Node:
-    """The best way from each cut to the end, over the clusters of an order: of a step, and of one micro-batch.
+    """Table of the dynamic program for an order of clusters: the best suffix from each cut to the end, by seconds of a
+    step and of one micro-batch.
 
     `took` says by cut which number of replicas and of stages in the first cluster is best, and `goes` where each of
     those stages ends; `coded` by which codec it crosses there to the cluster after the first.
@@ -152,14 +161,14 @@ class _Node:
 
 @dataclass
 class _Search:
-    """The search with one number of micro-batches."""
+    """The dynamic program for one number of micro-batches."""
 
     problem: Problem
     costs: Costs
     pool: _Pool
 
     def run(self, orders: Sequence[Order]) -> None:
-        """Try all orders, and all numbers in flight where memory is short."""
+        """Search all orders of clusters and, where memory is short, all limits of micro-batches in flight."""
         sites = range(len(self.problem.sites))
         self.ways = [self.costs.list_ways(site) for site in sites]
         pieces = max(way.shards for ways in self.ways for way in ways)
@@ -179,11 +188,13 @@ class _Search:
             self._extend(orders, limit, memory)
 
     def _is_hopeless(self, seconds: float) -> bool:
-        """Whether a step that takes at least so many seconds is far from the best that is known."""
+        """Whether a lower bound of a step's seconds is far above the best step found so far."""
         return self.pool.larger is not None and seconds > HOPELESS * self.pool.larger.least
 
     def _limits(self) -> list[int]:
-        """Numbers in flight that memory is counted for: all, where memory is no limit."""
+        """The limits of micro-batches in flight for which memory is counted; only the number of micro-batches if memory
+        is no constraint.
+        """
         count = self.costs.micro_batches
         everything = self.costs.whole_bytes(count)
         if all(everything <= site.memory for site in self.problem.sites):
@@ -191,15 +202,17 @@ class _Search:
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
     def _count_updates(self, site: int) -> dict[Way, Array]:
-        """By number of replicas, the seconds of what a stage does once a step: its update, and the sum of gradients."""
+        """Seconds of what a stage does once a step, by number of replicas: the update, and the
+        all-reduce of gradients.
+        """
         updates = self.costs.updates[site]
         update = updates[None, :] - updates[:, None]
         sums = {way: self.costs.reduction(site, self.copies[way]) for way in self.ways[site]}
         return {way: (update + added) / way.shards for way, added in sums.items()}
 
     def _trip(self, source: int, destination: int) -> list[tuple[Array, Array]]:
-        """At each cut the seconds that a micro-batch is on its way, there and back, and that it holds the line or what
-        encodes or decodes; for each codec.
+        """For each codec and cut: the round-trip seconds of a micro-batch, and the seconds for which it occupies the
+        line or the encoder and decoder.
         """
         there, back = self.problem.line(source, destination), self.problem.line(destination, source)
         chain, rows, found = self.problem.chain, self.costs.rows, []
@@ -212,7 +225,7 @@ class _Search:
         return found
 
     def _cross(self, node: _Node, site: int, rest: int) -> tuple[Array, Array, np.ndarray]:
-        """At each cut the best way to the end where it crosses there, by the best codec."""
+        """The best suffix from each cut, given that the chain changes clusters there, with the best codec for it."""
         count, ways = self.costs.micro_batches, self.trips[site, rest]
         single = np.stack([node.single + trip for trip, _ in ways])
         step = np.stack([np.maximum(node.step + t, node.single + t + (count - 1) * holds) for t, holds in ways])
@@ -221,8 +234,8 @@ class _Search:
         return step[coded, at], single[coded, at], coded
 
     def _extend(self, orders: Sequence[Order], limit: int, last: Mapping[Way, Array]) -> None:
-        """Add clusters from the end of each order on; orders that end alike share that end, and those that begin alike
-        and are as long are taken together.
+        """Extend orders of clusters from the end of the chain towards its start. Orders with a common suffix share its
+        table, and orders with a common first cluster and the same length are computed together.
         """
         known: dict[Order, _Node] = {}
         for (size, site), group in itertools.groupby(orders, key=lambda order: (len(order), order[0])):
@@ -237,7 +250,7 @@ class _Search:
                     self.pool.add(float(node.step[0]), self._trace(order, known))
 
     def _end(self) -> tuple[Array, Array, np.ndarray]:
-        """Where the last block has been computed."""
+        """The initial table of the recurrence: after the last block."""
         cuts = len(self.problem.chain) + 1
         ends = np.arange(cuts) == cuts - 1
         return np.where(ends, 0.0, math.inf), np.where(ends, 0.0, 1e30), np.zeros(cuts, int)
@@ -245,8 +258,8 @@ class _Search:
     def _stages(
         self, site: int, step: Array, single: Array, limit: int, last: Mapping[Way, Array] | None
     ) -> list[_Node]:
-        """Put stages of one site before what is known, a row each; where nothing comes after it, the `last` one holds
-        little.
+        """Prepend stages of one site to known suffixes, a row each. A `last` stage has nothing after it, so it holds
+        few micro-batches.
         """
         count, shape = self.costs.micro_batches, step.shape
         ((trip, holds),) = self.trips[site, site]
@@ -287,14 +300,15 @@ class _Search:
         ]
 
     def _turns(self, site: int, how: Way) -> tuple[Array, np.ndarray]:
-        """Of the stages between each two cuts, how many micro-batches a copy takes, and whether it may be so at all."""
+        """For stages between each two cuts: micro-batches of each replica, and whether such a stage is allowed."""
         copies = self.copies[how]
         may = self.costs.upper & self.open[site] & ((copies == 1) | (how.shards == 1))
         return np.ceil(self.costs.micro_batches / copies), may
 
     def _band(self, site: int, how: Way, limit: int) -> tuple[Array, Array, Array]:
-        """Of stages from each cut that fit into memory, by how many blocks they have: seconds of a step, of a
-        micro-batch, and of a micro-batch times so many as `limit` makes of it. Where memory is short that is few.
+        """Costs of the stages that fit into memory from each cut, by their number of blocks: seconds of a step, seconds
+        of a micro-batch, and seconds of a micro-batch times the factor that `limit` implies. With short memory the band
+        is narrow.
         """
         count, once = self.costs.micro_batches, self.once[site][how]
         turns, may = self._turns(site, how)
@@ -309,7 +323,7 @@ class _Search:
         return own, times, times * (count / limit)
 
     def _trace(self, order: Order, known: Mapping[Order, _Node]) -> Shape:
-        """The stages of the best way."""
+        """Reconstruct the stages of the best solution from the tables."""
         parts: list[Part] = []
         begin = 0
         for place, site in enumerate(order):
@@ -325,7 +339,7 @@ class _Search:
 
 
 def _windows(values: Array, width: int) -> Array:
-    """Of each row, at each place the next so many values, and 0 beyond the last.
+    """Sliding windows over each row: at each place the following values, padded with 0.
 
     >>> _windows(np.array([[1.0, 2.0, 3.0]]), 2).tolist()
     [[[2.0, 3.0], [3.0, 0.0], [0.0, 0.0]]]
@@ -339,7 +353,7 @@ def _windows(values: Array, width: int) -> Array:
 # ---------------------------------------------------------------------- by the simulator
 @dataclass
 class _Ranking:
-    """Shapes with their costs, each once: all by the formula, and the best of them by the simulator."""
+    """Shapes with their costs, without duplicates: all ranked by the formula, the best of them by the simulator."""
 
     problem: Problem
     known: dict[tuple[Shape, bool], Candidate | Excess] = field(default_factory=dict)
@@ -351,7 +365,7 @@ class _Ranking:
         self.moves = Moves(self.problem, self.kinds)
 
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
-        """Score the shapes, improve the best ones, and sort."""
+        """Score the shapes, improve the best ones by local search, and sort them."""
         for shape in shapes:
             self.score(self._order_clusters(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
         for best in self._fitting(False)[:BY_FORMULA]:
@@ -365,14 +379,18 @@ class _Ranking:
         return Found(tuple(sorted(found, key=_preference)), None, len(self.known))
 
     def _list_distinct(self) -> list[Candidate]:
-        """The best that were simulated; of the same stages those with the best number of micro-batches and codecs."""
+        """The best simulated candidates; of those with the same stages only the best number of micro-batches and
+        codecs.
+        """
         found: dict[tuple[Part, ...], Candidate] = {}
         for each in self._fitting(True):
             found.setdefault(tuple(replace(part, codec=0) for part in each.parts), each)
         return list(found.values())
 
     def _choose_codecs(self, best: Candidate) -> Candidate:
-        """The same stages, with the mildest codec at each boundary that hardly makes a step longer than another."""
+        """The same stages, with the least lossy codec at each boundary that makes a step hardly longer than another one
+        would.
+        """
         places, codecs = best.crossed, range(len(self.problem.chain.choices))
         for place in places:
             coded = [self.score(shape, True) for shape in code_otherwise(best.shape, place, codecs)]
@@ -385,7 +403,7 @@ class _Ranking:
         return best
 
     def score(self, shape: Shape, simulated: bool = False) -> Candidate | Excess:
-        """The costs of a shape."""
+        """Compute the costs of a shape."""
         if (shape, simulated) not in self.known:
             key = shape.micro_batches, shape.recompute
             costs = self.costs.setdefault(key, Costs(self.problem, *key))
@@ -394,14 +412,16 @@ class _Ranking:
         return self.known[shape, simulated]
 
     def _affords(self, shape: Shape) -> bool:
-        """Whether one more plan may be simulated: the first always, others up to `AFFORDED` instructions in all."""
+        """Whether the budget of simulated instructions (`AFFORDED`) allows one more simulation. The first is always
+        allowed.
+        """
         return not self.spent or (shape, True) in self.known or self.spent + self._effort(shape) <= AFFORDED
 
     def _effort(self, shape: Shape) -> int:
         return len(shape.parts) * shape.micro_batches * len(self.problem.options.schedules)
 
     def _order_clusters(self, shape: Shape) -> Shape:
-        """The shape in which clusters that are alike come in their order."""
+        """The canonical form of a shape: interchangeable clusters appear in ascending order."""
         left = {kind: [site for site, k in enumerate(self.kinds) if k == kind] for kind in self.kinds}
         named: dict[int, int] = {}
         for part in shape.parts:
@@ -414,7 +434,7 @@ class _Ranking:
         return sorted(known, key=_preference)
 
     def _improve(self, best: Candidate, simulated: bool) -> None:
-        """Take the best neighbour as long as one is better."""
+        """Hill climbing: move to the best neighbour until none is better."""
         for _ in range(24):
             near = filter(self.problem.keeps, self.moves.list_near(best))
             found = [self.score(shape, simulated) for shape in near if not simulated or self._affords(shape)]
@@ -425,7 +445,7 @@ class _Ranking:
 
 
 def _preference(candidate: Candidate) -> tuple[float, int, int, str]:
-    """Sort by seconds, what is as fast by simplicity, and the rest in the same way everywhere."""
+    """Sort key of candidates: seconds, then simplicity, then a deterministic tie-break."""
     shape = candidate.shape
     workers = sum(part.seats for part in shape.parts)
     return float(f"{candidate.seconds:.4g}"), workers, shape.micro_batches, repr(shape)

@@ -1,4 +1,6 @@
-"""From a chain and the clusters of a run to a problem: seconds of each block on each cluster's workers."""
+"""Build the planning problem from a chain and the clusters of a run: seconds of each block on each
+cluster's workers.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import Layers, OpWork
 from whale_nebula.planner.crossing import code_crossings
 from whale_nebula.planner.measured_blocks import MeasuredBlocks
-from whale_nebula.planner.problem import Array, Options, Problem, Site, Wire
+from whale_nebula.planner.problem import Array, Options, Problem, Site
+from whale_nebula.schedule.lines import Line
 
 OP_SECONDS = 5e-6
-"""What an op costs besides: to be scheduled and called."""
+"""Seconds of overhead for each op, to schedule and to call it."""
 MEMORY_RATE = 2e10
-"""Bytes a second that a device reads and writes, where nobody has said or measured it."""
+"""The default memory bandwidth of a device in bytes a second."""
 EMPTY_CALL = 2.5e-5
-"""Seconds of a call of a function that does nothing, where nobody has measured it."""
+"""The default seconds of calling an empty function."""
 STAGE_CALL, MESSAGE, CROSSING, STEP, VARIABLE = 40.0, 25.0, 8e-5, 150.0, 4.0
 """In such calls, what a processor's core does besides what the functions of stages take: for each call of one, to
 gather what it is fed and to take what it gives; for each tensor that leaves or arrives, and for each of its bytes, to
@@ -32,8 +35,8 @@ variable that is updated.
 
 @dataclass(frozen=True)
 class Grounds:
-    """What a prediction rests on, as shares of its computing time: of blocks that were measured; of ops whose seconds
-    follow from their FLOPs and bytes by rates that were measured, that the config says, or that are guessed.
+    """Sources of a prediction as shares of its computing time: blocks that were measured; and ops whose seconds follow
+    from FLOPs and bytes by rates that were measured, configured or guessed.
     """
 
     measured: float = 0.0
@@ -53,8 +56,8 @@ def problem_of(
     measured: Measured | None = None,
     compress: str | None = None,
 ) -> Problem:
-    """The problem of planning a program for clusters, some of which have measured its blocks; `compress` is the codec
-    of what crosses, or "auto".
+    """The planning problem of a program. Some clusters may have measured its blocks; `compress` is the codec of
+    crossings, or "auto".
     """
     sites = tuple(_site(layers, cluster, options, (measured or {}).get(cluster.name)) for cluster in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
@@ -63,12 +66,12 @@ def problem_of(
     return Problem(replace(layers.chain, coded=coded), sites, layers.rows, lines, options)
 
 
-def _wire(link: LinkRate) -> Wire:
-    return Wire(link.rate_bytes_per_s or math.inf, link.delay_s)
+def _wire(link: LinkRate) -> Line:
+    return Line(rate=link.rate_bytes_per_s or math.inf, delay=link.delay_s)
 
 
 def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: MeasuredBlocks | None) -> Site:
-    """A cluster is as fast as its slowest worker, and has the memory of the smallest."""
+    """A cluster with the speed of its slowest worker and the memory of its smallest."""
     devices = [worker.device for worker in cluster.workers]
     slowest = min(devices, key=lambda device: device.rate_of("matmul") or SPEED)
 
@@ -80,7 +83,7 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
     for each in cluster.collectives:
         if each.kind == "all-reduce":  # its time for a byte is that of 2 (n - 1) / n bytes on each way
             share = 2.0 * (each.workers - 1) / each.workers
-            inside = Wire(share / each.beta_s_per_byte, each.alpha_s / (2.0 * (each.workers - 1)))
+            inside = Line(rate=share / each.beta_s_per_byte, delay=each.alpha_s / (2.0 * (each.workers - 1)))
     rate = slowest.memory_bytes_per_s or MEMORY_RATE
     forward, backward = layers.seconds(layers.forward, pace), layers.seconds(layers.backward, pace)
     at = np.array([1.0, layers.rows])
@@ -105,8 +108,8 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
 
 
 def _complete(measured: Array, estimated: Array, rows: int) -> Array:
-    """What was measured and, in the same proportion to its estimate, what was not; together it takes what all blocks
-    took together: less than one by one, where some run side by side.
+    """Complete measured seconds: blocks that were not measured get an estimate, scaled as those that were. The total is
+    that of all blocks run together, which is less than their sum if some run in parallel.
     """
     blocks, whole = measured[:, :-1], measured[:, -1]
     known, at = ~np.isnan(blocks[0]), np.array([1.0, rows])
@@ -121,14 +124,14 @@ def _complete(measured: Array, estimated: Array, rows: int) -> Array:
 
 
 def _compare_fused(measured: MeasuredBlocks, rows: int) -> float:
-    """How long forward and backward take as one function, beside what they take apart."""
+    """Seconds of forward and backward as one function, as a ratio to their sum."""
     apart = measured.forward[:, -1] + measured.backward[:, -1]
     share = float((measured.fused[:, -1] @ [1.0, rows]) / (apart @ [1.0, rows]))
     return 1.0 if math.isnan(share) else min(max(share, 0.5), 1.2)
 
 
 def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float:
-    """Seconds of one op: those of its FLOPs or of its bytes, whichever take longer.
+    """Seconds of one op by the roofline model: the larger of its FLOPs and its bytes, each by its rate.
 
     >>> op_seconds(Device(flops_per_s=1e9, memory_bytes_per_s=1e9), "matmul", 2e6, 1e3)
     0.002005
@@ -140,7 +143,7 @@ def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float
 
 
 def grounds_of(layers: Layers, clusters: Clusters, measured: Measured | None = None) -> Grounds:
-    """What the predictions for these clusters rest on."""
+    """The sources of predictions for these clusters."""
     shares = np.zeros(4)
     for cluster in clusters.clusters:
         blocks = (measured or {}).get(cluster.name)
@@ -155,7 +158,7 @@ def grounds_of(layers: Layers, clusters: Clusters, measured: Measured | None = N
 
 
 def _ground(clusters: Clusters, worker: WorkerInfo, op: OpWork) -> int:
-    """Of one op: 0 where its rate was measured, 1 where the config says it, 2 where it is guessed."""
+    """The source of one op's seconds: 0 if its rate was measured, 1 if it is configured, 2 if it is guessed."""
     name = "memory_bytes_per_s" if op.kernel == "elementwise" else f"rates.{op.kernel}"
     if f"{worker.name}.{name}" in clusters.measured:
         return 0
@@ -164,5 +167,5 @@ def _ground(clusters: Clusters, worker: WorkerInfo, op: OpWork) -> int:
 
 
 def told_by_nobody(clusters: Clusters, worker: WorkerInfo) -> bool:
-    """Whether the config is silent on how fast a worker computes."""
+    """Whether the config has no speed for a worker."""
     return worker.device.flops_per_s is None or f"{worker.name}.flops_per_s" in clusters.measured

@@ -1,5 +1,5 @@
-"""What the search chooses from: blocks in groups, among which it is quick, and the orders in which clusters may stand
-along a chain; both within what stages say that the user has written.
+"""The search space: blocks grouped so that the search is fast, and the possible orders of clusters along the chain,
+within the constraints of stages that the user has written.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from whale_nebula.planner.problem import Array, Chain, Fixed, Problem, Shape, Si
 
 MOST_GROUPS = 240
 WIDEST = 72
-"""A longer chain is searched in so many groups of blocks first, or in some more where memory is short."""
+"""The number of groups into which a longer chain is merged for the search; some more where memory is short."""
 
 
 def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
-    """The problem with neighbouring blocks joined: those between which one may not cut and, of a long chain, those that
-    take least; and before which block each cut between groups is, the end among them.
+    """Merge neighbouring blocks where no cut is allowed and, in a long chain, the cheapest ones; also gives the block
+    at which each group begins, and the end.
     """
     chain = problem.chain
     starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
@@ -57,7 +57,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
 
 
 def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
-    """Fewer starts, so that groups take about as long as each other, and as much memory; more where that is short."""
+    """A subset of starts that balances the groups in time and memory; larger if memory is short."""
     chain, rows = problem.chain, problem.rows
     times = np.max([site.forward.sum(0) * rows + site.backward.sum(0) * rows for site in problem.sites], axis=0)
     size = chain.weights + chain.slots + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
@@ -69,17 +69,17 @@ def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
 
 
 def ungroup_parts(shape: Shape, cuts: Sequence[int]) -> Shape:
-    """The same stages, by blocks instead of groups."""
+    """Translate a shape's cuts from groups back to blocks."""
     return replace(shape, parts=tuple(replace(p, begin=cuts[p.begin], end=cuts[p.end]) for p in shape.parts))
 
 
 MOST_ORDERS = 160
-"""So many orders of clusters are tried where the user has written which one a stage is on."""
+"""The maximum number of orders of clusters if the user has written a stage's cluster."""
 
 
 def follow_written(problem: Problem) -> list[tuple[int, ...]]:
-    """The orders of clusters in which stages stand where the user has written it, alone or with others between them,
-    and what these end with; none where no cluster was written.
+    """The orders of clusters that are compatible with written stages, and the suffixes of these orders; none if no
+    cluster was written.
     """
     written = [each.sites[0] for each in problem.fixed if len(each.sites) == 1]
     first = tuple(site for site, _ in itertools.groupby(written))
@@ -94,7 +94,7 @@ def follow_written(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def group_written(problem: Problem, ends: Sequence[int]) -> tuple[Fixed, ...]:
-    """The stages that the user has written, by groups of blocks instead of blocks; the last of `ends` is no start."""
+    """Translate written stages from blocks to groups; the last of `ends` is no start."""
     return tuple(
         replace(each, begin=bisect_right(ends, each.begin, hi=len(ends) - 1) - 1, end=bisect_left(ends, each.end))
         for each in problem.fixed
@@ -102,7 +102,7 @@ def group_written(problem: Problem, ends: Sequence[int]) -> tuple[Fixed, ...]:
 
 
 def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
-    """The problem with the stages that scopes have said."""
+    """Add the stages that scopes have declared to the problem."""
     known = {each.key: each for each in said.stages}
     names = [site.name for site in problem.sites]
     fixed = tuple(
@@ -113,7 +113,7 @@ def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
 
 
 def _find_sites(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
-    """The clusters that may run a stage, by their numbers; none where it may be any."""
+    """The numbers of the clusters that may run a stage; empty for any."""
     found = tuple(names.index(name) for name in stage.clusters if name in names)
     if stage.clusters and not found:
         raise PlanError(
@@ -125,12 +125,12 @@ def _find_sites(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
 
 
 ALL_ORDERS = 4
-"""Up to so many clusters all orders of each subset are tried."""
+"""The number of clusters up to which all orders of each subset are tried."""
 Order = tuple[int, ...]
 
 
 def list_orders(problem: Problem) -> list[Order]:
-    """The orders in which clusters may stand along the chain, the short ones first.
+    """All possible orders of clusters along the chain, the short ones first.
 
     All orders of all subsets of a few clusters; of many, for each first one those that follow over the best lines, and
     as many again that prefer fast clusters. Of clusters that nothing tells apart only the first stands for each.
@@ -156,7 +156,7 @@ def list_orders(problem: Problem) -> list[Order]:
 
 
 def find_kinds(problem: Problem) -> list[int]:
-    """A number for each cluster, the same where swapping two of them changes nothing."""
+    """An equivalence class for each cluster: clusters of one class are interchangeable."""
     sites, count = problem.sites, len(problem.sites)
 
     def alike(a: int, b: int) -> bool:
@@ -184,7 +184,7 @@ def _speed(site: Site) -> float:
 
 
 def _follow(problem: Problem, first: int, fast: bool) -> Order:
-    """From one cluster on, always the one with the best line from here, or the fastest."""
+    """A greedy order: from each cluster to the one with the best line or, with equal lines, the fastest."""
     order, left = [first], set(range(len(problem.sites))) - {first}
     while left:
 

@@ -29,7 +29,7 @@ _DIMS = (1024, 1024)  # so many numbers that the scales of blocks count as they 
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """What may stand in the line, and by which codec a number then crosses there and, as a gradient, back.
+    """A codec that may be advised, with the bytes a number that it takes for a tensor and for its gradient.
 
     >>> EACH_WAY[1].line, EACH_WAY[2].widths
     ('nb.compress(fp16=True)', (1.03125, 1.03125))
@@ -41,13 +41,13 @@ class Advised:
 
     @property
     def widths(self) -> tuple[float, float]:
-        """Bytes a number, with its part of what else is sent, there and back."""
+        """Bytes a number, overhead included, for a tensor and for its gradient."""
         count = _DIMS[0] * _DIMS[1]
         there, back = (sum(part.nbytes for part in way.parts(_DIMS, "float32")) for way in (self.there, self.back))
         return there / count, back / count
 
     def apply_to(self, basis: Basis) -> Basis:
-        """The step with every boundary sent so: fewer bytes, and what one core takes to make them fewer."""
+        """The step with this codec at every boundary: fewer bytes, and the time of encoding on one core."""
 
         def takes(precision: Precision, back: bool, count: float) -> tuple[float, float]:
             return cost(precision, (round(count),), back=back) or (0.0, 0.0)
@@ -115,7 +115,7 @@ def _waits(report: Report) -> dict[str, float]:
 
 @dataclass
 class _Simulated:
-    """One report, and what the simulator says of changes to it."""
+    """One report, with simulations of changes to its step."""
 
     report: Report
     basis: Basis
@@ -130,11 +130,13 @@ class _Simulated:
         return predict(self.basis.over(free))
 
     def is_shorter(self, other: float) -> bool:
-        """Whether a step of so many seconds would be clearly shorter."""
+        """Whether a step of this duration would be clearly shorter."""
         return other < (1.0 - NOTHING) * self.whole
 
     def describe(self) -> str:
-        """What the step waits for; a step that takes much longer than it should has a reason nobody simulates."""
+        """The bottleneck in words; a step that takes much longer than its simulation has a cause outside the
+        simulation.
+        """
         took = self.report.step_seconds
         apart = f"this step took {duration(took)}, the simulator says {duration(self.whole)}"
         if took < (1.0 - FAR_OFF) * self.whole:
@@ -150,7 +152,7 @@ class _Simulated:
 
     # -------------------------------------------------------------------------- the line
     def _describe_crossing(self) -> str:
-        """What crosses while stages compute, what crosses once a step, or both: whatever is worth a word."""
+        """The crossings during computing, those once a step, or both, as far as they matter."""
         exchange = self.basis.exchange_seconds
         if exchange <= NOTHING * self.whole:
             return f"{self._describe_waiting()}; {self._advise_codec()}"
@@ -233,7 +235,7 @@ HELD = 0.1
 
 
 def waits(seconds: Sequence[float]) -> float:
-    """How long each replica but the slowest stands idle, on the average.
+    """The average idle time of each replica but the slowest.
 
     >>> waits([3.0, 1.0, 2.0]), waits([1.0])
     (1.5, 0.0)
@@ -242,7 +244,7 @@ def waits(seconds: Sequence[float]) -> float:
 
 
 def straggler_text(stage: str, seconds: Sequence[float], waiting: str, mend: str = "") -> str:
-    """Who is slowest, and that the others wait for it.
+    """A sentence on the slowest replica, for which the others wait.
 
     >>> straggler_text("npu", [0.08, 0.068], "12 ms of 80 ms", "micro_batch=3 would let shares follow speed")
     'npu.0 is the slowest of npu: npu.1 waits 12 ms of 80 ms; micro_batch=3 would let shares follow speed'
@@ -256,7 +258,8 @@ def straggler_text(stage: str, seconds: Sequence[float], waiting: str, mend: str
 
 
 def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -> str:
-    """How many micro-batches would let shares follow these speeds; nothing where there are enough, or too few rows.
+    """The number of micro-batches with which shares could follow these speeds, in words; "" if there are enough, or too
+    few rows.
 
     >>> mend([1, 2], 2), mend([1, 2], 3), mend([1, 2], 2, rows=2)
     ('micro_batch=3 would let shares follow speed', '', '')
@@ -268,7 +271,7 @@ def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -
 
 
 def describe_straggler(report: Report) -> str:
-    """Of the stage whose replicas wait most: who is slowest, and how long the others wait; empty where that is little.
+    """For the stage whose replicas wait most: the slowest replica, and the others' idle time; "" if that is little.
 
     >>> from whale_nebula.report.report import Report
     >>> from whale_nebula.report.records import StageReport, busiest
@@ -286,8 +289,8 @@ def describe_straggler(report: Report) -> str:
 
 
 def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
-    """What would let shares follow speed: a config that says what was seen, or more micro-batches. The replicas of one
-    process share its cores: nothing would.
+    """The change that would let shares follow speeds: speeds in the config, or more micro-batches. "" for replicas of
+    one process, which share its cores.
     """
     basis, count = report.basis, report.micro_batches
     if basis is None or stage not in basis.stages or report.worker == ALONE or not all(computed):

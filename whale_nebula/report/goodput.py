@@ -1,4 +1,4 @@
-"""What the time of a run went to: new steps, saving, steps that were lost, and starting again."""
+"""Goodput: a run's time by purpose (new steps, saving, lost steps, restarts)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Goodput:
 
     @property
     def other(self) -> float:
-        """What is none of these."""
+        """Time with none of these purposes."""
         return max(0.0, self.total - self.steps - self.saving - self.lost - self.recovery)
 
     @property
@@ -55,8 +55,8 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
 
 @dataclass
 class Spent:
-    """Counts what a run's time is spent on, over all its starts. `before` is what a checkpoint says of earlier starts;
-    `ended` is when the last of them ended, in seconds since 1970, where a launcher has seen it.
+    """Counts a run's time by purpose, over all its starts. `before` is a checkpoint's count of earlier starts; `ended`
+    is when the last of them ended, in seconds since 1970, if a launcher has observed it.
     """
 
     ended: float | None = None
@@ -65,7 +65,7 @@ class Spent:
     _began: float | None = None
 
     def resume(self, before: Goodput, at: float) -> None:
-        """Go on from a checkpoint that was taken `at` this moment, if that is known: what was done after it is lost."""
+        """Resume from a checkpoint taken at the moment `at`, if known: work after it is lost."""
         self.before = before
         if self.ended is not None and at:
             self._now = replace(self._now, lost=max(0.0, self.ended - at))

@@ -82,7 +82,7 @@ class Lines:
         self._undo = _audible(log)
 
     def step(self, report: Report) -> None:
-        """Say it if it is a program's first, or if it is time again; else remember it for the end."""
+        """Print the step if it is a program's first, or if a line is due; otherwise keep it for the end."""
         rate = self._rate.add(report)
         first = report.program not in self._begun
         self._begun.add(report.program)
@@ -111,8 +111,8 @@ class Lines:
 
 
 def step_line(report: Report, rate: float | None) -> str:
-    """A step on one line, with what other processes told of theirs; `rate` is None where no two steps of the program
-    came one after the other yet.
+    """A step on one line, with what other processes reported; `rate` is None until two steps of the program came in a
+    row.
 
     >>> from whale_nebula.report.report import Report
     >>> from whale_nebula.report.records import LinkReport, StageReport
@@ -135,7 +135,9 @@ def step_line(report: Report, rate: float | None) -> str:
 
 
 def _audible(logger: logging.Logger) -> Callable[[], None]:
-    """Who asks for lines gets them: where no handler is set up, on standard error. Gives what takes that back."""
+    """Make requested lines visible: on standard error if no log handler is configured. Returns the function that undoes
+    it.
+    """
     level = logger.level
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)

@@ -109,7 +109,7 @@ def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
 
 
 def _boundaries(boundaries: Mapping[str, BoundaryReport]) -> Table:
-    """What crosses, direction by direction; an error that was not measured here is left out."""
+    """Crossings by direction, without errors that were not measured here."""
     table = _table("boundary", "a step", "of raw", "error", "as", "codec takes")
     for name, each in boundaries.items():
         error = "" if each.error is None else f"{each.error:.2g}"
@@ -124,7 +124,7 @@ _DRAW_SECONDS = 0.25
 
 
 class Live:
-    """Draws the last step, and what is under way, four times a second at most.
+    """Draws the last step and current activity, at most four times a second.
 
     It stays below what others print, and leaves them the terminal while a line of theirs is unfinished.
     """
@@ -147,7 +147,7 @@ class Live:
             self._draw()
 
     def tick(self) -> None:
-        """No step has ended for a while: show what the stages do."""
+        """Show the stages' activity, as no step has ended for a while."""
         self._draw()
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Live:
         self._canvas.draw(self._text(self._report))
 
     def _text(self, report: Report) -> str:
-        """The table as the terminal takes it; what is higher than the terminal is cut off below."""
+        """The table as terminal text, cut off at the terminal's height."""
         now, size = find_running_step(), self._canvas.size()
         self._console.size = ConsoleDimensions(size.columns, size.lines)
         if self._drawn - self._thought > _THINK_SECONDS:

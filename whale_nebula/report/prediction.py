@@ -1,4 +1,4 @@
-"""What was predicted of a step beside what was measured: simulated by stage and link, and by the planner."""
+"""Predictions beside measurements of a step: simulated by stage and link, and by the planner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Taken = Callable[[float], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How much of a hop's bytes are floating-point numbers, and how many numbers: what a codec can make small."""
+    """The floating-point part of a hop's bytes, which a codec can compress, and its number of elements."""
 
     bytes: float = 0.0
     count: float = 0.0
@@ -28,7 +28,7 @@ class Numbers:
         return Numbers(self.bytes + other.bytes, self.count + other.count)
 
     def divided(self, parts: int) -> Numbers:
-        """One of so many equal parts."""
+        """One of `count` equal parts."""
         return Numbers(self.bytes / parts, self.count / parts)
 
     def saves(self, width: float) -> float:
@@ -42,7 +42,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What clusters exchange once a step, all at once over one line: so many bytes, and in words what they are."""
+    """An exchange between clusters once a step, over one line: its bytes, and its content in words."""
 
     line: Line
     bytes: float
@@ -50,13 +50,13 @@ class Carried:
 
     @property
     def seconds(self) -> float:
-        """From sending it to its arrival."""
+        """Seconds from sending to arrival."""
         return self.line.seconds(self.bytes) + self.line.delay
 
 
 @dataclass(frozen=True)
 class PhaseBasis:
-    """One phase, for one micro-batch: each stage's work, and what crosses between each two of them.
+    """One phase for one micro-batch: each stage's work, and the hops between stages.
 
     `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, those of the
     way there and of the way back.
@@ -95,25 +95,25 @@ class Basis:
 
     @property
     def exchange_seconds(self) -> float:
-        """How long updates wait for one another, at least."""
+        """A lower bound of the time that updates wait for one another."""
         return rounds_seconds(self.exchange)
 
     @property
     def lines(self) -> frozenset[str]:
-        """The names of the lines that something crosses; inside a cluster there is none."""
+        """The names of all lines in use; there are none inside a cluster."""
         ways = (line for phase in self.phases for hop in phase.hops.values() for line in (hop.there, hop.back))
         joined = {line.name for line in ways if line is not None}
         ends = (each.line.name for together in self.exchange for each in together)
         return frozenset(joined | {name for name in ends if len(set(name.split("->"))) == 2})
 
     def numbers_of(self, width: float, back: float | None = None) -> Basis:
-        """The same with every number that crosses sent in `width` bytes, 2 for fp16; a gradient's in `back`."""
+        """The step with all numbers sent in `width` bytes (2 for fp16), those of gradients in `back`."""
         widths = width, width if back is None else back
         return self._phases(lambda phase: replace(phase, hops=_narrow_hops(phase, *widths)))
 
     def coded_by(self, there: Taken, back: Taken, before: Basis) -> Basis:
-        """The same with what it takes to make as many numbers smaller as are smaller than `before`, there and back.
-        What the codecs of before took still counts, which is too much where these replace them.
+        """The step with the costs of compressing as many numbers as are smaller than `before`, in both directions. The
+        costs of earlier codecs still count, which is too much if they are replaced.
         """
         pairs = zip(self.phases, before.phases, strict=True)
         return replace(
@@ -121,7 +121,7 @@ class Basis:
         )
 
     def over(self, change: Callable[[Line], Line]) -> Basis:
-        """The same over other lines."""
+        """The step over other lines."""
 
         def changed(hop: Hop) -> Hop:
             there, back = (None if line is None else change(line) for line in (hop.there, hop.back))
@@ -132,7 +132,7 @@ class Basis:
         return replace(found, exchange=rounds)
 
     def divided(self, parts: int) -> Basis:
-        """Each micro-batch in so many, where computing divides as evenly as the bytes do."""
+        """The step with each micro-batch divided further, if computing divides as evenly as bytes do."""
         smaller = self._phases(lambda phase: _divide_phase(phase, parts))
         return replace(smaller, micro_batches=self.micro_batches * parts, rows=self.rows // parts)
 
@@ -141,7 +141,7 @@ class Basis:
 
 
 def rounds_seconds(rounds: Iterable[Iterable[Carried]]) -> float:
-    """How long what clusters exchange round after round takes, each round as long as its slowest line."""
+    """Seconds of exchanges between clusters round by round, each as long as its slowest line."""
     return sum(max(each.seconds for each in together) for together in rounds)
 
 
@@ -191,9 +191,7 @@ def _divide_phase(phase: PhaseBasis, parts: int) -> PhaseBasis:
 
 @dataclass(frozen=True)
 class StagePrediction:
-    """What a stage is going to compute, to wait for others before it has done its last micro-batch, and to encode and
-    decode.
-    """
+    """Predicted seconds of a stage: computing, waiting for others before its last micro-batch is done, and coding."""
 
     compute_seconds: float
     wait_seconds: float
@@ -202,8 +200,8 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """What a link is going to carry, and how long its line is held by that. `at_most` says that both may be less,
-    because values in the batch decide it.
+    """Predicted load of a link: bytes, and seconds for which they occupy the line. `at_most` means upper bounds, as
+    values in the batch decide.
     """
 
     bytes: int
@@ -263,7 +261,7 @@ def _timelines(basis: Basis) -> Iterator[Timeline]:
 
 
 def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePrediction:
-    """Seconds of a stage in all phases; encoding and decoding are told apart."""
+    """Seconds of a stage in all phases, with coding separately."""
     works = (phase.works[number] for phase in basis.phases)
     codecs = sum(max(take_counts(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
     busy = [timeline.busy(number) for timeline in timelines]
@@ -282,8 +280,8 @@ _TELLING = 0.3
 
 @dataclass(frozen=True)
 class PlannedReport:
-    """A step of a plan that `nb.auto_parallel` has found: what was predicted before anything ran, beside the middle
-    values of the `steps` that were measured since it was compiled.
+    """A step of a plan by `nb.auto_parallel`: the prediction before the run, beside the medians of the `steps` measured
+    since it was compiled.
 
     `stages` are seconds that each computes a step, `links` those for which a step holds each line, `memory` the bytes
     that a worker needs by the plan, beside the most that its process has had, Python and TensorFlow and all. `offer` is
@@ -299,7 +297,7 @@ class PlannedReport:
 
     @property
     def off(self) -> float:
-        """By which share of what was predicted the step takes longer.
+        """By which share the step takes longer than predicted.
 
         >>> PlannedReport(8, Beside(0.375, 0.25)).off
         0.5
@@ -313,7 +311,7 @@ class PlannedReport:
 
     @property
     def headline(self) -> str:
-        """How long it takes, beside what was predicted, in words.
+        """The measured beside the predicted duration, in words.
 
         >>> PlannedReport(8, Beside(0.375, 0.25)).headline
         '0.375 s, 50 % more than the 0.250 s that nb.auto_parallel predicted'

@@ -1,4 +1,4 @@
-"""What a run measures, in the text format of Prometheus: of one process, or of all workers of a launcher."""
+"""Metrics of a run in the text format of Prometheus, for one process or all workers of a launcher."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any, NamedTuple
 
 from whale_nebula.errors import ConfigError
@@ -32,7 +33,7 @@ class Sample(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric: what it is called and means, and its samples in the last report of a worker."""
+    """A metric: name, kind, description, and the function that reads its samples from a worker's last report."""
 
     name: str
     kind: str
@@ -92,7 +93,7 @@ METRICS = (
 
 
 def render_metrics(reports: Iterable[Document], others: Iterable[tuple[Metric, Iterable[Sample]]] = ()) -> str:
-    """The last reports of workers as Prometheus reads them, and other metrics with their samples.
+    """The metrics of workers' last reports, and further metrics with their samples.
 
     >>> metric = Metric("workers", "gauge", "Workers that run.", lambda report: ())
     >>> print(render_metrics([], [(metric, [Sample(2, {"cluster": "gpu"})])]), end="")
@@ -140,27 +141,48 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class Handler(BaseHTTPRequestHandler):
+    """The part that HTTP handlers of a run share: how an answer is sent. They log nothing."""
+
+    server_version, sys_version = "whale-nebula", ""
+
+    def send(self, code: int, content_type: str, content: str) -> None:
+        """Send an answer."""
+        data = content.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as its base class has it
+        """Log nothing: the client gets the answer."""
+
+
+@contextlib.contextmanager
+def serve_in_thread(server: BaseServer, name: str) -> Iterator[None]:
+    """Answer the requests of a server in a thread of that name while this is open; the server is closed in the end."""
+    thread = threading.Thread(target=server.serve_forever, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 @contextlib.contextmanager
 def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
     """Answer GET /metrics at an address while this is open; gives the port."""
 
-    class Handler(BaseHTTPRequestHandler):
-        server_version, sys_version = "whale-nebula", ""
-
+    class MetricsHandler(Handler):
         def do_GET(self) -> None:
             found = self.path.partition("?")[0] in ("/metrics", "/")
-            content = render().encode() if found else b"there is GET /metrics\n"
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as its base class has it
-            """Say nothing: who asks gets the answer."""
+            self.send(200 if found else 404, CONTENT_TYPE, render() if found else "there is GET /metrics\n")
 
     try:
-        server = ThreadingHTTPServer(parse_address(address), Handler)
+        server = ThreadingHTTPServer(parse_address(address), MetricsHandler)
     except OSError as error:
         raise ConfigError(
             "metrics cannot be served",
@@ -169,14 +191,8 @@ def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
             mend="a free port; the workers of a launcher are served by it: whale-nebula run --metrics 127.0.0.1:9464",
         ) from None
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, name="nebula-metrics", daemon=True)
-    thread.start()
-    try:
+    with serve_in_thread(server, "nebula-metrics"):
         yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class Prometheus:
@@ -222,12 +238,12 @@ class LastReport:
         self.tick()
 
     def tick(self) -> None:
-        """Write what is due."""
+        """Write the report if it is due."""
         if self._due is not None and time.monotonic() >= self._written + _WRITE_SECONDS:
             self.close()
 
     def close(self) -> None:
-        """Write what was not written yet."""
+        """Write the last report if it was not written yet."""
         if self._due is not None:
             write_json(self._folder / f"{self._due.worker.replace('/', '-')}.json", document(self._due), indent=None)
             self._due, self._written = None, time.monotonic()

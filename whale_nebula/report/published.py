@@ -24,15 +24,15 @@ class UnderWay(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many of its steps are done."""
+        """The number of completed steps."""
 
     @property
     def doing(self) -> Mapping[str, str]:
-        """What each stage does at this moment, where that is known."""
+        """The current activity of each stage, if known."""
 
 
 class Audience(Protocol):
-    """Who is told of every step: a file of metrics, a table on the terminal."""
+    """Receiver of every step's report, such as a metrics file or a table on the terminal."""
 
     def tell(self, report: Report) -> None:
         """A step has ended."""
@@ -53,7 +53,7 @@ _published = _Published()
 
 
 def publish(report: Report) -> Report:
-    """Make a step's report, which nobody has seen yet, the last one: with the run's totals, and told to who watches."""
+    """Make a new report the last one, with the run's totals, and pass it to watchers."""
     with _LOCK:
         vars(report)["run"] = _total(_published.run, report)  # `replace` would make it all again, at every step
         _published.run = report.run
@@ -74,7 +74,7 @@ def _total(before: RunTotals, report: Report) -> RunTotals:
 
 
 def begin(step: UnderWay) -> None:
-    """A step begins: who watches may look at it while it runs."""
+    """Announce that a step begins, so that watchers may observe it while it runs."""
     _published.under_way = step if _published.audience else None
 
 
@@ -84,17 +84,17 @@ def find_running_step() -> UnderWay | None:
 
 
 def is_watched() -> bool:
-    """Whether somebody is told of every step."""
+    """Whether there are watchers."""
     return bool(_published.audience)
 
 
 def watch(audience: Sequence[Audience]) -> None:
-    """From now on these are told of every step."""
+    """Pass every step's report to these watchers from now on."""
     _published.audience = tuple(audience)
 
 
 def forget() -> None:
-    """Start the totals anew, and tell nobody any more: a run was opened or closed."""
+    """Reset totals and watchers, as a run was opened or closed."""
     global _published
     with _LOCK:
         _published = _Published()
@@ -130,7 +130,7 @@ def last_report(program: str | None = None) -> Report:
 
 
 def _nothing(plain: str) -> StateError:
-    """There is no report: nothing ran, or what ran had no scopes."""
+    """The error if there is no report: nothing ran, or only steps without scopes."""
     if not plain:
         return StateError(
             "no step has run yet",
@@ -147,7 +147,7 @@ def _nothing(plain: str) -> StateError:
 
 
 def _find_program(program: str, names: Sequence[str]) -> str:
-    """The program of that name, else the last one whose name ends with it; `names` are in the order of last steps."""
+    """The program with that name, otherwise the last one whose name ends with it; `names` are ordered by last step."""
     found = [name for name in names if isinstance(program, str) and name.endswith(program)]
     if not program or not found:
         raise StateError(

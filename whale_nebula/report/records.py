@@ -33,14 +33,14 @@ def size(count: float) -> str:
 
 @dataclass(frozen=True)
 class Beside:
-    """A measured number, the median of several steps, and what was predicted, where that is known."""
+    """A measurement, as the median of several steps, and its prediction, if known."""
 
     measured: float
     predicted: float | None = None
 
     @property
     def gap(self) -> float:
-        """How much more was measured than predicted."""
+        """The relative difference from the prediction."""
         return 0.0 if self.predicted is None else self.measured - self.predicted
 
     def text(self, unit: Callable[[float], str], whose: str = "") -> str:
@@ -55,9 +55,7 @@ ALONE = "local/0"
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker holds: the bytes of its variables (of one in pieces, its piece), and the most memory that its
-    process has had, Python and TensorFlow and all.
-    """
+    """Memory of a worker: bytes of its variables (or shards of them), and the peak memory of the process as a whole."""
 
     variable_bytes: int = 0
     peak_bytes: int = 0
@@ -110,8 +108,7 @@ class StageReport:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long the replicas that were done sooner stood idle for the busiest, all together; None where they were
-        not timed apart.
+        """Total idle time of the replicas that waited for the busiest; None if they were not timed separately.
 
         >>> busiest([StageReport(3.0, 0.0), StageReport(1.0, 2.0)]).idle_seconds
         2.0
@@ -123,7 +120,7 @@ class StageReport:
 
 
 def busiest(replicas: Sequence[StageReport]) -> StageReport:
-    """What the report of a stage says whose replicas were timed apart."""
+    """The report of a stage whose replicas were timed separately: that of the busiest one, with those of all."""
     first = max(replicas, key=lambda each: each.compute_seconds or 0.0)
     return first if len(replicas) == 1 else replace(first, replicas=tuple(replicas), copies=len(replicas))
 
@@ -193,7 +190,7 @@ class RunTotals:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What the other processes of the run told of the step before: it came with the sheets that began this one."""
+    """Reports of other processes on the previous step, received with the announcements of this one."""
 
     stages: Mapping[str, StageReport] = field(default_factory=dict)
     links: Mapping[str, LinkReport] = field(default_factory=dict)
@@ -202,7 +199,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class BoundaryReport:
-    """What this process sent and took in.
+    """Statistics of a boundary in this process, sent and received.
 
     `error` is the norm of what was lost, by the norm of the tensor: measured now and then, in steps 1, 2, 4 ... and
     every fiftieth, on the first micro-batch; None where it was not.
@@ -248,9 +245,9 @@ _WORTH = 0.05
 
 @dataclass(frozen=True)
 class MeetingsReport:
-    """In `steps` steps all weights were exchanged `met` times with the clusters `others`, for which this one has sent
-    `sent_bytes` to them. `seconds` are those of the steps since the first meeting, before which steps are traced;
-    `waited_seconds` of them went by waiting for the others.
+    """Statistics of local SGD: in `steps` steps all weights were exchanged `met` times with the clusters `others`, to
+    which this one has sent `sent_bytes`. `seconds` are those of the steps since the first synchronisation, as steps
+    before it include tracing; `waited_seconds` are the part spent waiting.
 
     >>> told = MeetingsReport(("npu",), steps=80, met=9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048)
     >>> print(told)
@@ -266,11 +263,11 @@ class MeetingsReport:
 
     @property
     def share(self) -> float:
-        """How much of the time was waited."""
+        """The share of time spent waiting."""
         return self.waited_seconds / self.seconds if self.seconds else 0.0
 
     def sentence(self) -> str:
-        """What it comes to, and what would help."""
+        """A sentence on the overhead, and how to reduce it."""
         said = f"{100 * self.share:.0f} % of the time so far was waited for {', '.join(self.others)}"
         if self.share < _WORTH:
             return f"the cluster's own computing; {said}"

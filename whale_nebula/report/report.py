@@ -154,7 +154,7 @@ def _event(span: Span, process: int, thread: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Report:
-    """The last step: its stages in order, its links as "a->b", what was predicted, and the run's totals.
+    """The last step: stages in order, links as "a->b", predictions, and the run's totals.
 
     `scalars` are the single numbers that the step returned, its loss and metrics; `worker` is the process that
     reports, and `time` when the step ended, in seconds since 1970. In a run of several processes `stages` and `links`
@@ -189,8 +189,8 @@ class Report:
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """What the simulator says of this step, from the pace of those before; None before two have run, and where
-        stages are not timed apart.
+        """The simulator's prediction of this step, from the pace of earlier ones; None before two have run, and if
+        stages are not timed separately.
         """
         return None if self.basis is None else predict(self.basis)
 
@@ -201,7 +201,7 @@ class Report:
 
     @cached_property
     def bottleneck(self) -> str:
-        """What the step waits for, and what would help, in a sentence. It says nothing that was not computed.
+        """A sentence on the bottleneck of the step, and how to relieve it, from measurements and simulations only.
 
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).bottleneck
         'there is one stage, and nothing crosses a link'
@@ -220,7 +220,7 @@ class Report:
         return describe_straggler(self)
 
     def timeline(self) -> tuple[Span, ...]:
-        """What ran when, in seconds from the start of the step: a tuple of spans, which prints as a drawing."""
+        """The timeline in seconds from the start of the step: a tuple of spans, which prints as a drawing."""
         return Timeline(self.spans)
 
     def to_chrome_trace(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class Report:
         write_json(path, self.to_chrome_trace(), indent=None)
 
     def to_json(self) -> str:
-        """The report on one line of JSON, as the metrics file has it, with the spans besides.
+        """The report on one line of JSON, as in the metrics file, with the spans.
 
         >>> Report("fit", 1, 0.5, 1, {}, {}).to_json()[:30]
         '{"format":"whale_nebula report'

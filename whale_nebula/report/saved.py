@@ -40,7 +40,7 @@ def line(report: Report) -> str:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """A report without its spans as JSON has it; what was predicted stands beside it under keys of its own."""
+    """A report without spans as a JSON document; predictions have keys of their own."""
     names = (name for name in report.__dataclass_fields__ if name not in _UNSAVED)
     found = {"format": FORMAT, **{name: to_plain(getattr(report, name)) for name in names}}
     found["predicted"] = to_plain(report.prediction)
@@ -143,7 +143,7 @@ class Program:
         )
 
     def of_stage_timed(self, stage: str) -> list[Beside | None]:
-        """What a stage computes and what it waits."""
+        """Computing and waiting times of a stage."""
         return [self.of_stage(stage, key) for key in _TIMED]
 
     def carries(self, link: str) -> Beside:
@@ -167,7 +167,7 @@ class Program:
 
     @property
     def typical(self) -> Report:
-        """The last step, with the seconds that are usual: of it the bottleneck is told."""
+        """The last step with median times, from which the bottleneck follows."""
         stages = {}
         for name, stage in self.last.stages.items():
             computes, waits = (None if one is None else one.measured for one in self.of_stage_timed(name))
@@ -201,7 +201,7 @@ def last_run(reports: Sequence[Report]) -> list[Report]:
 
 
 def runs(reports: Sequence[Report]) -> int:
-    """How many runs have written to the file."""
+    """The number of runs in the file."""
     first = reports[0].worker
     return max(sum(report.run.steps == 1 for report in reports if report.worker == first), 1)
 
@@ -248,7 +248,7 @@ def _program(program: Program) -> Iterator[str]:
 
 
 def summary_document(reports: Sequence[Report], broken: int = 0) -> dict[str, Any]:
-    """The same for programs to read."""
+    """The summary as JSON."""
     found = {
         "programs": [_program_document(program) for program in programs(reports)],
         "last": document(reports[-1]),

@@ -23,22 +23,22 @@ def terminal() -> TextIO | None:
 
 
 class Canvas(Protocol):
-    """Where something can be drawn, again and again: a terminal, or what takes it to one."""
+    """An area for repeated drawing: a terminal, or a connection to one."""
 
     def open(self) -> None:
         """Something is about to be drawn."""
         ...
 
     def size(self) -> os.terminal_size:
-        """How many columns and lines there are at this moment."""
+        """The current number of columns and lines."""
         ...
 
     def draw(self, text: str) -> bool:
-        """Draw some whole lines in place of those before; whether it came to that."""
+        """Replace the drawing by whole lines; returns whether it succeeded."""
         ...
 
     def close(self) -> None:
-        """Leave what is drawn."""
+        """Keep the drawing on the screen."""
         ...
 
 
@@ -55,7 +55,7 @@ class Screen:
         self._beside: dict[str, _Beside] = {}
 
     def open(self) -> None:
-        """Stand between the terminal and who writes to it."""
+        """Intercept the terminal's standard streams."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
@@ -63,13 +63,13 @@ class Screen:
                 setattr(sys, name, self._beside[name])
 
     def size(self) -> os.terminal_size:
-        """How large the terminal is at this moment; the variables COLUMNS and LINES overrule it."""
+        """The current size of the terminal; the variables COLUMNS and LINES override it."""
         with contextlib.suppress(OSError, ValueError):
             return size_of(self._stream.fileno())
         return size_of(None)
 
     def draw(self, text: str) -> bool:
-        """Draw some whole lines in place of those before; while somebody's line is unfinished, once it is ended."""
+        """Replace the drawing by whole lines; deferred while another writer's line is unfinished."""
         with self._lock:
             if not self._ended:
                 self._waiting, self._left = text, False
@@ -82,7 +82,7 @@ class Screen:
             return True
 
     def write(self, stream: TextIO, text: str) -> int:
-        """Somebody writes: what is drawn makes room."""
+        """Write another writer's output: the drawing makes room."""
         if not text:
             return stream.write(text)
         with self.room(ended=text.endswith("\n")):
@@ -101,12 +101,12 @@ class Screen:
                     self.leave()
 
     def leave(self) -> None:
-        """Leave what is drawn: what comes next stands below it."""
+        """Keep the drawing; later output stands below it."""
         with self._lock:
             self._height, self._left = 0, True
 
     def close(self) -> None:
-        """Leave what is drawn, and give the streams back."""
+        """Keep the drawing, and restore the streams."""
         self.leave()
         for name, beside in self._beside.items():
             if getattr(sys, name) is beside:
@@ -121,7 +121,7 @@ class Screen:
 
 
 def size_of(fd: int | None) -> os.terminal_size:
-    """How large a terminal is at this moment, if that can be known; COLUMNS and LINES overrule it."""
+    """The current size of a terminal, if known; COLUMNS and LINES override it."""
     found = _USUAL
     with contextlib.suppress(OSError):
         found = _USUAL if fd is None else os.get_terminal_size(fd)
@@ -131,7 +131,7 @@ def size_of(fd: int | None) -> os.terminal_size:
 
 
 class _Beside:
-    """A standard stream whose writes go through the screen; all else is the stream's own."""
+    """A standard stream whose writes go through the screen; everything else is delegated."""
 
     def __init__(self, screen: Screen, stream: TextIO) -> None:
         self.stream = stream

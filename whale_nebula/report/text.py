@@ -32,7 +32,7 @@ def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
 
 
 def coded_boundaries(boundaries: Mapping[str, BoundaryReport]) -> dict[str, BoundaryReport]:
-    """The directions whose tensors a codec made small."""
+    """The directions whose tensors a codec compressed."""
     return {name: each for name, each in boundaries.items() if _small(each)}
 
 
@@ -63,7 +63,7 @@ def _row(name: str, each: BoundaryReport) -> tuple[str, ...]:
 
 
 def describe_stage(report: Report, stage: str) -> str:
-    """In words, beside what a stage is going to compute; nothing where that is what was measured.
+    """A stage's measurements beside predictions; "" where they agree.
 
     >>> from whale_nebula.report.report import Report
     >>> describe_stage(Report("fit", 9, 0.5, 2, {}, {}), "npu")
@@ -73,7 +73,7 @@ def describe_stage(report: Report, stage: str) -> str:
 
 
 def describe_link(report: Report, link: str) -> str:
-    """In words, beside what a link is going to carry: its bytes are those of all workers of the cluster that sends."""
+    """A link's load beside predictions: bytes are those of all workers of the sending cluster."""
     cluster = link.partition("->")[0]
     told = {**report.elsewhere.stages, **report.stages}
     shared = any(each.cluster == cluster and _count_copies(report, name) > 1 for name, each in told.items())
@@ -151,7 +151,7 @@ def _stage(stage: StageReport, predicted: StagePrediction | None, whose: str) ->
 
 
 def _copies(stage: StageReport) -> str:
-    """How many there are of a stage, and what they stand idle, where that is known.
+    """The number of a stage's replicas, and their idle time, if known.
 
     >>> from whale_nebula.report.records import busiest
     >>> _copies(busiest([StageReport(3.0), StageReport(1.0)])), _copies(StageReport(replicas=None, copies=2))
@@ -193,7 +193,7 @@ def _explain_overhead(link: LinkReport) -> str:
 
 
 def _describe_once(report: Report) -> str | None:
-    """What ran once a step, where that was timed."""
+    """What ran once a step, if it was timed."""
     own = [span for span in report.spans if span.lane == ONCE]
     took = sum(span.end - span.start for span in own if span.what != EXCHANGE)
     waited = sum(span.end - span.start for span in own if span.what == EXCHANGE)

@@ -42,11 +42,11 @@ class Watcher(Protocol):
         """A quarter of a second has gone."""
 
     def close(self) -> None:
-        """The run ends: show what was not shown yet."""
+        """Show what was not shown yet, as the run ends."""
 
 
 class Watching:
-    """Hands reports to watchers. One that fails is named in the log and told no more; the training goes on."""
+    """Passes reports to watchers by a thread. A watcher that fails is logged and dropped; training goes on."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
@@ -59,7 +59,7 @@ class Watching:
         self._told.put(report)
 
     def close(self) -> None:
-        """Tell all that was handed over, and end."""
+        """Pass on all queued reports, and end."""
         self._told.put(None)
         self._thread.join(_PATIENCE)
 
@@ -138,13 +138,13 @@ OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile, "prometh
 
 @dataclass(frozen=True)
 class Seen:
-    """What a user wants to see of a run: on the screen, and the outputs by their names."""
+    """The user's choice of displays: on the screen, and outputs by name."""
 
     show: str = "none"
     outputs: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
 
     def checked(self, site: str = "") -> Seen:
-        """The same, or an error that names the word that is wrong.
+        """The validated choice; raises an error that names an invalid word.
 
         >>> Seen("life").checked()
         Traceback (most recent call last):
@@ -168,7 +168,7 @@ class Seen:
 def audience(
     seen: Seen, lead: Callable[[], bool], canvas: Canvas | None = None, folder: str | None = None
 ) -> Watching | None:
-    """The watchers that are told of a run's steps; None where there is none.
+    """The watchers of a run's steps; None if there are none.
 
     `lead` says whether this process is the one that prints; it is asked at every step, because the first program
     decides it. Outputs are written by every process. `canvas` is what takes a table to the terminal of the launcher
@@ -185,7 +185,7 @@ def audience(
 
 
 def _view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher:
-    """A table where there is a terminal to draw on, else lines."""
+    """A table on a terminal, otherwise lines."""
     stream = terminal()
     if stream is not None:
         canvas = Screen(stream)

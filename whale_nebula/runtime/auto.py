@@ -102,8 +102,8 @@ def _reuse(
 def _try_stages(
     cut: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
 ) -> tuple[Captured | None, Decision, NebulaError | None]:
-    """The step with the stages of a decision, or why the passes refuse them; none where another decision turns out to
-    be better.
+    """The step with the stages of a decision, or why the passes refuse them; None if another decision turns out to be
+    better.
     """
     try:
         found = cut(decision)
@@ -121,7 +121,7 @@ def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
-    """What was decided before for the variables of a step: a model is evaluated where it is trained."""
+    """An earlier decision for the step's variables, as a model is evaluated where it is trained."""
     handles = handles_of(captured)
     for decision in run.decisions:
         if any(decision.handles.get(handle) == path for handle, path in handles.items()):
@@ -144,7 +144,9 @@ def _shapes(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int,
 
 
 def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run) -> Decision:
-    """Let the passes refuse to cut a batch or variables; the decision, with what they count of split stages."""
+    """Let the passes check whether the batch and variables can be divided; returns the decision, with costs of split
+    stages.
+    """
     if decision.chosen.shape.micro_batches == 1 and not decision.splits and decision.replaces is None:
         return decision
     cut: Cut = run_passes(prepare_compilation(found, run)).known("cut")
@@ -159,7 +161,7 @@ def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, 
 def _capture_stages(
     first: Captured, decision: Decision, limits: Limits, call: Call, layout: Signature, options: Mapping[str, Any]
 ) -> Captured:
-    """The step captured with the stages of a decision; one that runs uncut is not captured again."""
+    """Capture the step with the stages of a decision; one that runs uncut is not captured again."""
     if decision.uncut:
         stage = Stage("stage0", decision.assignment.stages[0].cluster, decision.where)
         return replace(first, program=replace(first.program, stages=(stage,)), decision=decision)
@@ -175,7 +177,7 @@ def _capture_stages(
 
 @contextlib.contextmanager
 def _compress_crossings(limits: Limits) -> Iterator[None]:
-    """What crosses is compressed as the user has said; with "auto" the stages that were decided say it."""
+    """Open the scopes for the user's codec of crossings; with "auto" the decided stages have codecs."""
     with contextlib.ExitStack() as opened:
         if limits.compress not in (None, AUTO):
             opened.enter_context(public.cluster())

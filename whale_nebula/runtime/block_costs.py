@@ -46,9 +46,9 @@ def measure_blocks(
     budget: float,
     tensors: Sequence[Any] | None = None,
 ) -> MeasuredBlocks:
-    """Seconds of the blocks of a step with batches of so many rows, by `sizes`: those that were measured on this
-    machine before, and what can be measured within a budget of seconds. `tensors` are a batch, if there is one.
-    """  # fmt: skip
+    """Seconds of a step's blocks for batches of these rows, by `sizes`: earlier measurements of this machine, completed
+    by new ones within a budget of seconds. `tensors` are a batch, if there is one.
+    """
     threading = tf.config.threading
     subgraphs = list(subgraphs_of(captured.program, layers.ops))
     settings = str((threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()))
@@ -81,8 +81,8 @@ CALL = "call"
 
 
 def _adding_key(layers: Layers) -> str:
-    """The key under which the seconds of adding a byte of a gradient are kept: it has the size, as a byte of a large
-    tensor takes longer, whose memory is new each time.
+    """The key of the seconds for adding a byte of a gradient: it contains the size, as fresh memory makes large tensors
+    slower for each byte.
     """
     return f"adding {2 ** int(math.log2(min(max(layers.chain.gradients.max(), _SMALL_SUM), _LARGE_SUM)))}"
 
@@ -93,7 +93,7 @@ class _UnfitError(ValueError):
 
 @dataclass
 class _Bench:
-    """Runs subgraphs, each as long as what is left of the budget allows."""
+    """Runs subgraphs, each as often as the remaining budget allows."""
 
     name: str
     captured: Captured
@@ -108,7 +108,7 @@ class _Bench:
     def measure(
         self, blocks: Mapping[int, Mapping[str, Subgraph]], layers: Layers, keys: Mapping[tuple[str, int, int], str]
     ) -> None:
-        """Measure what is not known: all blocks together, and then each, those with most work first."""
+        """Measure unknown blocks: all together, then each, those with most work first."""
         work = [
             sum(op.moved + op.flops for ops in ways for op in ops)
             for ways in zip(layers.forward, layers.backward, strict=True)
@@ -159,7 +159,7 @@ class _Bench:
         return min(time_calls(lambda: tf_private.call_flat(empty, [x], [])).seconds for _ in range(5))
 
     def _measure_block(self, own: Mapping[str, Subgraph], wanted: Mapping[tuple[str, int], str]) -> None:
-        """Forward and backward with the fewest rows first: it tells whether there is time for more."""
+        """Measure forward and backward with the fewest rows first, which tells whether there is time for more."""
         copies: dict[int, Any] = {}
         functions: dict[str, Function] = {}
         lasted: dict[str, float] = {}
@@ -189,7 +189,7 @@ class _Bench:
         self.known[key] = self.fresh[key] = BlockTime(seconds, spread, date)
 
     def _time(self, function: Function, given: Sequence[Any], part: int) -> Timed:
-        """Time a call until the device has done it, with such a part of what is left of the budget."""
+        """Time a call with synchronised devices, using a share of the remaining budget."""
         wait: Callable[[], Any] = tf.test.experimental.sync_devices if _has_gpu() else lambda: None
 
         def run() -> None:
@@ -212,7 +212,7 @@ class _Bench:
         return Function(made.fragment, made.concrete, captured)
 
     def _draw(self, value: Value, rows: int, values: Mapping[Value, Any]) -> Any:
-        """A tensor like one that comes into a subgraph."""
+        """A random tensor like an input of a subgraph."""
         if value in values:
             return values[value]
         graph, sizes = self.captured.program.graph, self.sizes[rows]

@@ -1,4 +1,4 @@
-"""`nb.clusters`: the cluster object of the run, with what its config says and what was measured on this machine."""
+"""`nb.clusters`: the cluster object of the run, from its config and measurements of this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     if isinstance(source, Clusters):
         return source
     if source is None:
-        return _describe_run(current_run())
+        run = current_run()
+        return complete(told_by_config(run), config_of(run))
     if isinstance(source, Mapping):
         if "format" in source or isinstance(source.get("clusters"), list | tuple):
             return Clusters.from_json(source, where=str(calling_site()))
@@ -45,12 +46,8 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     return complete(Clusters.of(load(source)), source)
 
 
-def _describe_run(run: Run) -> Clusters:
-    return complete(told_by_config(run), config_of(run))
-
-
 def told_by_config(run: Run, names: Sequence[str] | None = None) -> Clusters:
-    """The clusters of a run, or those of these names, by what its config says."""
+    """The clusters of a run, or those with these names, as configured."""
     sizes = run.cluster_sizes
     chosen = run.here().clusters if names is None else names
     return Clusters.of(run.config, run.links, {name: sizes.get(name, 1) for name in chosen})
@@ -62,7 +59,7 @@ def config_of(run: Run) -> str | None:
 
 
 def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:
-    """A cluster object with what was measured on this machine, and with lines that were measured for its config."""
+    """Complete a cluster object by measurements of this machine and of the config's lines."""
     found, why = read_kept()
     if why:
         warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")

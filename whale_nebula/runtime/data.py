@@ -6,18 +6,19 @@ import atexit
 import contextlib
 import itertools
 import os
+import queue
 import re
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.schema import DataHome
-from whale_nebula.datasets.ahead import read_ahead
 from whale_nebula.datasets.grants import Grants
 from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader
 from whale_nebula.datasets.reading import About, Direct, Reading, Wish, open_remote
@@ -37,6 +38,8 @@ from whale_nebula.tf.failures import carry_errors
 _URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)://([a-z0-9_-]+)")
 _AHEAD = 4
 _MOST_LOGS = 64
+_LOOK_SECONDS = 0.2
+T = TypeVar("T")
 
 
 @check_signature
@@ -79,7 +82,7 @@ def data(
 
 
 class Plan:
-    """How a dataset is read: from where, in which batches, and which pass comes next."""
+    """How a dataset is read: its source, the batches, and the next pass."""
 
     def __init__(
         self, reading: Reading, about: About, name: str, batch: int, seed: int | None, drop_remainder: bool
@@ -90,7 +93,7 @@ class Plan:
         self.batches = full + (rest > 0 and not drop_remainder)
 
     def read_pass(self, number: int, first: int) -> Iterator[dict[str, Any]]:
-        """The batches of a pass, from one of them on."""
+        """The batches of a pass, from a given one on."""
         last = min(self.about.count, self.batches * self.batch)
         return self.reading.read(Wish(self.name, self.seed, number, first * self.batch, last, self.batch), self.about)
 
@@ -101,7 +104,7 @@ class Plan:
 
 
 class Batches(tf_datasets.Same):
-    """What `nb.data` gives: a dataset whose every iteration is a pass, from its batch `first` on."""
+    """The result of `nb.data`: a dataset whose every iteration is a pass, from its batch `first` on."""
 
     def __init__(self, plan: Plan, first: int) -> None:
         self._plan, self._first = plan, min(first, plan.batches)
@@ -111,7 +114,7 @@ class Batches(tf_datasets.Same):
         def go_through() -> Iterator[dict[str, Any]]:
             number = next(passes)
             if self._first < plan.batches:
-                found = read_ahead(lambda: plan.read_pass(number, self._first), _AHEAD)
+                found = _read_ahead(lambda: plan.read_pass(number, self._first), _AHEAD)
                 with contextlib.closing(found), carry_errors():  # type: ignore[type-var]
                     for columns in found:
                         yield {each.name: _to_value(each, columns[each.name]) for each in schema}
@@ -122,7 +125,7 @@ class Batches(tf_datasets.Same):
         super().__init__(made.apply(count).prefetch(1))
 
     def skip(self, count: Any, name: str | None = None) -> tf.data.Dataset:
-        """The same from another batch on; what is left out is not read."""
+        """The dataset from a later batch on; skipped rows are not read."""
         return Batches(self._plan, self._first + max(0, int(count)))
 
 
@@ -133,7 +136,7 @@ def _to_value(column: Column, array: Any) -> Any:
 
 # ---------------------------------------------------------------------- where it is read
 def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Reading:
-    """Where data of a cluster is read: by the registry on machines of its owner, and from his service elsewhere."""
+    """The reader of a cluster's data: through the registry on its owner's machines, otherwise through the service."""
     home = run.config.data.get(cluster)
     if home is None:
         known = list(run.config.data)
@@ -178,7 +181,7 @@ def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str
 
 
 def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
-    """Who this process is, by its certificate where the owner's authority has signed one."""
+    """The identity of this process, by its certificate if the owner's authority has signed one."""
     attachment = run.attachment
     if attachment is not None and attachment.security is not None:
         with contextlib.suppress(IdentityError):
@@ -199,3 +202,48 @@ def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> Audi
             if error.what != TAKEN or number == _MOST_LOGS - 1:
                 raise
     raise AuditError(TAKEN, where=str(folder))
+
+
+def _read_ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
+    """Prefetch the items of an iterator by a thread, at most `depth` at a time; its exceptions are raised here, after
+    the items before them.
+
+    >>> list(_read_ahead(lambda: iter(range(5)), 2))
+    [0, 1, 2, 3, 4]
+    """
+    items: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(depth)
+    over = threading.Event()
+
+    def put(is_item: bool, item: T | BaseException | None) -> bool:
+        while not over.is_set():
+            try:
+                items.put((is_item, item), timeout=_LOOK_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def fetch() -> None:
+        found = make()
+        try:
+            for item in found:
+                if not put(True, item):
+                    return
+            put(False, None)
+        except BaseException as error:
+            put(False, error)
+        finally:
+            if hasattr(found, "close"):
+                found.close()
+
+    threading.Thread(target=fetch, name="nebula-read-ahead", daemon=True).start()
+    try:
+        while True:
+            is_item, item = items.get()
+            if isinstance(item, BaseException) and not is_item:
+                raise item
+            if not is_item:
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        over.set()

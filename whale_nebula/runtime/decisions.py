@@ -1,4 +1,6 @@
-"""Decisions of `nb.auto_parallel`: what all processes agree on, what a program costs, and the search for its stages."""
+"""Decisions of `nb.auto_parallel`: the inputs that all processes agree on, costs of a program, and the search for
+stages.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ def _search(
 
 
 def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
-    """Decide again where the passes have refused what was chosen: without splits, then with the whole batch."""
+    """Decide again after the passes have refused a choice: without splits, then with the whole batch."""
     asked = limits.micro_batch or before.said.micro_batch
     if before.splits and not limits.split:
         options, why = replace(before.problem.options, split=False), "variables are not split"
@@ -152,7 +154,7 @@ def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Deci
 
 
 def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
-    """The clusters that may take part, by what the config says; without one, also those that scopes name."""
+    """The configured clusters that may take part; without a config, also those that scopes name."""
     names = list(dict.fromkeys(map(running_home, limits.clusters or run.here().clusters)))
     if limits.clusters is None and run.alone and not run.config.clusters:
         named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
@@ -162,8 +164,8 @@ def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
 
 
 class Agreed(NamedTuple):
-    """What all processes plan from: clusters with what was measured, the rows of the batch, and whether the workers of
-    each cluster can reach one another.
+    """The agreed input of planning: clusters with measurements, the rows of the batch, and whether the workers of each
+    cluster can communicate.
     """
 
     clusters: Clusters
@@ -172,7 +174,7 @@ class Agreed(NamedTuple):
 
 
 def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
-    """What this process knows, with what the others do, as each tells the others."""
+    """Exchange and merge the knowledge of all processes."""
     completed = complete(told, config_of(run))
     if run.alone:
         return Agreed(completed, rows, True)
@@ -197,9 +199,9 @@ def _measure(
     run: Run,
     tensors: Sequence[Any] | None,
 ) -> tuple[dict[str, MeasuredBlocks], dict[str, float]]:
-    """Seconds of the blocks by cluster, measured here for the workers that this process is, or stands for, and whose
-    FLOP/s the config does not say; those of the others come from them. And what runs before have shown of clusters.
-    """  # fmt: skip
+    """Seconds of blocks by cluster, measured here for the workers that this process is or represents and that have no
+    configured FLOP/s, with measurements of earlier runs; those of other workers are received from them.
+    """
     own = [each for each in clusters.workers if is_local(each.machine)]
     if not run.alone:
         own = [each for each in clusters.workers if each.name == run.ledger.session.worker]
@@ -229,7 +231,7 @@ def _measure(
 
 
 def _points(options: Options, layers: Layers) -> list[int]:
-    """The rows for which blocks are measured: those of micro-batches, as far as these are known."""
+    """The numbers of rows for which blocks are measured: those of possible micro-batches."""
     if options.micro_batch is not None:
         rows = math.ceil(layers.rows / max(1, min(options.micro_batch, layers.rows)))
         return sorted({rows, math.ceil(rows / 2)})

@@ -60,7 +60,7 @@ class NebulaFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def arguments(self, *args: Any, **kwargs: Any) -> tuple[Arguments, Unpack]:
-        """The arguments of a call by their names, and what turns their values into a call again."""
+        """The arguments of a call by name, and the function that turns values into a call."""
         try:
             found = bind(self._fn, args, kwargs)
         except TypeError as error:

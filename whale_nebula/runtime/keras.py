@@ -23,7 +23,7 @@ Run = Callable[[Any], Any]
 
 
 def training(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
-    """What Keras calls with its iterator, to train or to evaluate."""
+    """The function that Keras calls with its iterator, to train or to evaluate."""
 
     def execute(iterator: Iterator[Any]) -> Any:
         batches = islice(iterator, model.steps_per_execution)
@@ -36,7 +36,7 @@ def training(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
 
 
 def predicting(run: Run) -> Callable[[Sequence[Any]], Any]:
-    """What Keras calls with a list of batches, to predict."""
+    """The function that Keras calls with a list of batches, to predict."""
 
     def execute(batches: Sequence[Any]) -> Any:
         if not isinstance(batches, list):
@@ -51,7 +51,7 @@ _INPUTS = ("x", "y", "sample_weight")
 
 
 def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
-    """What Keras calls with its iterator, one step at a time."""
+    """The function that Keras calls with its iterator, one step at a time."""
     _check(model)
     opened, step = current_run(), _step(model, kind)
     if not opened.alone:
@@ -91,8 +91,8 @@ def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpac
 
 
 def pack_as_fit(parts: Sequence[Any]) -> Any:
-    """What `fit` gives a train step for x, y and sample_weight: what is not there at the end is left out, and x alone
-    is x itself, unless it is several.
+    """Pack x, y and sample_weight as `fit` does for a train step: missing ones at the end are left out, and x alone is
+    not wrapped, unless it is several.
 
     >>> pack_as_fit(["x"]), pack_as_fit(["x", None]), pack_as_fit([["a", "b"]]), pack_as_fit(["x", "y", None])
     ('x', 'x', (['a', 'b'],), ('x', 'y'))
@@ -128,7 +128,7 @@ def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
 
 
 def _complete_batch(data: Any, kind: str) -> Any:
-    """The batch with None for the parts that Keras leaves out at its end, where the config says that there are some."""
+    """The batch with None for trailing parts that Keras leaves out, where the config declares them."""
     parts = data if isinstance(data, tuple) else (data,)
     named = [place + 1 for place, name in enumerate(_INPUTS) if _is_declared(name)]
     if kind == "predict" or max(named, default=0) <= len(parts):
@@ -142,7 +142,9 @@ def _is_declared(name: str) -> bool:
 
 
 def _name(place: int) -> str:
-    """A part of a batch of Keras, (x, y, sample_weight) or what a step of the user's takes, in reports and plans."""
+    """The name of a part of a Keras batch, (x, y, sample_weight) or the input of a user's step, in
+    reports and plans.
+    """
     return _INPUTS[place] if place < len(_INPUTS) else f"input{place}"
 
 
@@ -158,14 +160,14 @@ def _paths(model: Any) -> Mapping[int, str]:
 
 
 def _metrics(model: Any) -> Mapping[int, str]:
-    """Handle to name, for the metrics that were given to `compile`: Keras holds them in one metric of its own."""
+    """Names of metrics by handle, for those given to `compile`, which Keras wraps in a metric of its own."""
     given = [metric for all_of_them in model.metrics for metric in getattr(all_of_them, "metrics", ())]
     pairs = [(getattr(variable, "value", variable), metric.name) for metric in given for variable in metric.variables]
     return {id(value.handle): name for value, name in pairs}
 
 
 def _check(model: Any) -> None:
-    """What would make the step something else than one traced function in one place."""
+    """Refuse settings under which the step is not one traced function in one place."""
     strategy = model.distribute_strategy
     if strategy is not tf.distribute.get_strategy():
         raise foreign_strategy(strategy, f"{model.name}, {script_site()}")

@@ -32,7 +32,9 @@ _CUTTING = ("cluster", "replica", "pipeline")
 
 
 class _Known(NamedTuple):
-    """By what a model's functions were made: `changes()`, where it is placed, and whether scopes around them count."""
+    """The conditions under which a model's functions were made: `changes()`, its placement, and whether scopes around
+    them count.
+    """
 
     changes: int = 0
     placed: tuple[Placement, ...] = ()
@@ -44,7 +46,7 @@ _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 @short_traceback
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
-    """What `make_train_function` and its like do for this model."""
+    """Replacement of `make_train_function` and its like for a model."""
     install()
     watching = observer()
     if watching is not None and kind != "predict":
@@ -75,7 +77,7 @@ def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) 
 
 
 def _share_files(kind: str) -> None:
-    """In several processes, callbacks that write files do it together."""
+    """In several processes, let callbacks that write files cooperate."""
     if kind == "train" and not current_run().alone:
         from whale_nebula.runtime.variables.reads import share_files
 
@@ -83,7 +85,7 @@ def _share_files(kind: str) -> None:
 
 
 def _watch_fit(model: Any) -> None:
-    """Where checkpoints are written, a `fit` tells where it stands, and begins where the run ended."""
+    """With checkpoints, let a `fit` report its position, and begin where the run ended."""
     run = opened_run()
     if run is not None and run.checkpoints is not None:
         from whale_nebula.runtime.checkpoint.fitting import watch_fit
@@ -92,7 +94,7 @@ def _watch_fit(model: Any) -> None:
 
 
 def _watch_plain_model(model: Any, kind: str) -> None:
-    """Where checkpoints are written, a model without scopes is saved as others are, if there is one process."""
+    """With checkpoints, save a model without scopes too, in a single process."""
     run = opened_run()
     if kind != "train" or run is None or run.checkpoints is None:
         return
@@ -116,8 +118,8 @@ def _inside() -> bool:
 
 
 def _forget(model: Any, inside: bool) -> None:
-    """Drop a model's functions where `nb.place` was called for a part of it since they were made, or where those of a
-    model without scopes are called inside some, or outside again.
+    """Drop a model's functions if `nb.place` was called for a part of it since, or if scopes around a model without
+    scopes differ.
     """
     before = _known.get(model, _Known())
     if (before.changes, before.inside) == (changes(), inside):
@@ -190,7 +192,7 @@ class _Probe:
 
 
 def _peek(iterator: Any) -> tuple[Callable[[], Any], Any]:
-    """What gives the iterator anew, with its next batch still in it; and the form of that batch."""
+    """An iterator that still contains the next batch, and the form of that batch."""
     if isinstance(iterator, tf.data.Iterator):
         return (lambda: iterator), iterator.element_spec
     if isinstance(iterator, list):
@@ -214,7 +216,7 @@ def _call_symbolically(model: Any, batch: Any) -> None:
 
 
 def _form(x: Any) -> Any:
-    """Keras's tensors in the form of a model's inputs; one that is None has the form that the config gives it."""
+    """Keras's tensors in the structure of a model's inputs; an input that is None gets its configured form."""
     x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
     if any(leaf is None for leaf in tf.nest.flatten(x)):
         forms = Declared(current_run().config.inputs, alone=False)

@@ -41,7 +41,9 @@ from whale_nebula.scopes.auto import current_limits
 
 
 def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
-    """A sentence on the rows and one for each other cluster, from the sizes alone; none where nobody is met."""
+    """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, from sizes alone; empty
+    if there is no other cluster.
+    """
     apart = program.apart
     sites = None if apart is None else sites_of(apart, run)
     if apart is None or sites is None or len(sites.names) == 1 or not program.requests:
@@ -69,7 +71,8 @@ def capture_step(
     tensors: Sequence[Any] | None = None,
     **options: Any,
 ) -> Captured:
-    """Capture a step; under `nb.auto_parallel` with the stages that are decided for it, within what its scopes say.
+    """Capture a step; under `nb.auto_parallel` with the stages that the planner decides, within the scopes'
+    constraints.
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """

@@ -35,7 +35,7 @@ _ROWS = 32
 @check_signature
 @short_traceback
 def plan(model_or_function: Any, *example: Any) -> Plan:
-    """What a step is cut into: stages, boundaries, what runs once, and the schedule. Nothing is run.
+    """Plan a step without running it: stages, boundaries, what runs once, and the schedule.
 
     Take a Keras model and a batch `x, y[, sample_weight]`: the plan is that of its train step, or of its
     predict step where it is not compiled. Or take an `nb.function` and its arguments. Of the example only
@@ -70,7 +70,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
 # ---------------------------------------------------------------------- what is planned
 @dataclass(frozen=True)
 class Subject:
-    """What is planned or verified: a step, and the arguments of a call."""
+    """The step that is planned or verified, and the arguments of a call."""
 
     step: Step
     arguments: Arguments
@@ -84,7 +84,9 @@ class Subject:
 
 
 def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subject:
-    """`tupled` examples are given to a train step as the tuple that they are, others as `fit` gives them."""
+    """The subject of an example. `tupled` examples are passed to a train step as the tuple that they are, others as
+    `fit` passes them.
+    """
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):
@@ -148,12 +150,12 @@ def _check_arrays(example: Sequence[Any]) -> None:
 
 
 def _name_given(given: Any) -> str:
-    """How a message calls what was given."""
+    """The name of an example in messages."""
     return "a plain function" if inspect.isroutine(given) else f"{type(given).__name__} {reprlib.repr(given)}"
 
 
 def no_scopes(name: str) -> PlanError:
-    """The error for a step in which there is nothing to cut."""
+    """The error for a step without scopes, in which there is nothing to cut."""
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
@@ -164,7 +166,7 @@ def no_scopes(name: str) -> PlanError:
 
 # ---------------------------------------------------------------------- examples
 def _example(example: Sequence[Any]) -> Sequence[Any]:
-    """A dataset stands for what it gives."""
+    """The example batch; a dataset stands for the spec of its elements."""
     if len(example) == 1 and isinstance(example[0], tf.data.Dataset):
         found = example[0].element_spec
         return found if isinstance(found, tuple) else (found,)

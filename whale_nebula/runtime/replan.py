@@ -1,4 +1,4 @@
-"""Steps of plans that `nb.auto_parallel` has found, held against what was predicted of them: told, and planned anew."""
+"""Monitor steps of `nb.auto_parallel` plans against predictions: report deviations, and plan again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from whale_nebula.ir.program import Leaf
 from whale_nebula.planner.correction import Observed, Offer, correct, find_better, find_slowness
 from whale_nebula.planner.decision import Decision
 from whale_nebula.planner.explanation import describe_shape, stage_names
-from whale_nebula.planner.problem import Candidate, Wire
+from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import Beside, WorkerReport, duration
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measured import LINE, MIB
+from whale_nebula.schedule.lines import Line
 from whale_nebula.site import script_site, warn_once
 
 SKIPPED = 2
@@ -38,7 +39,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass
 class PlanWatch:
-    """What the steps of one program take, beside what its decision has predicted for batches of so many `rows`."""
+    """Compares the steps of one program with its decision's predictions for batches of these `rows`."""
 
     name: str
     decision: Decision
@@ -56,8 +57,8 @@ class PlanWatch:
     def add(
         self, outcome: StepOutcome, tensors: Sequence[Any], workers: Mapping[str, WorkerReport]
     ) -> PlannedReport | None:
-        """Take in a step; gives what is known of it beside what was predicted. Steps of other rows than those of the
-        first one do not count.
+        """Record a step; returns the comparison with the prediction. Steps with other rows than the first one do not
+        count.
         """
         rows = self._count_rows(outcome, tensors)
         self.begun += 1
@@ -120,13 +121,13 @@ class PlanWatch:
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
     def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
-        """The middle of what was measured beside what was predicted, by the names of stages or of lines."""
+        """Medians of measurements beside predictions, by names of stages or lines."""
         known = ((what, seconds) for what, seconds in predicted.items() if what in self.kept)
         return {what.partition(" ")[2]: Beside(median(self.kept[what]), seconds) for what, seconds in known}
 
     # ------------------------------------------------------------------ what follows from it
     def _judge(self, planned: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
-        """A plan that is far off is told: with a better one, if what was measured shows one, which may be taken."""
+        """Report a plan that deviates strongly, with a better one if measurements show one, which may be adopted."""
         seen = self._observe(planned, found.seconds.measured, outcome)
         better, slowness = None, self.decision.slowness
         if found.is_off and seen.stages:  # of stages that are one function nothing is known apart
@@ -146,8 +147,8 @@ class PlanWatch:
             self.told = True
 
     def _takes(self, better: Offer | None) -> bool:
-        """Whether a better plan is to run from the next step on: one that all processes have found, as each tells the
-        others. A plan that is pinned stays.
+        """Whether a better plan, which all processes have agreed on, is adopted from the next step on. A pinned plan
+        stays.
         """
         before, run = self.decision, self.run
         if not before.replan or len(before.tried) >= MOST or run.pins.pin_of(self.name) is not None:
@@ -160,7 +161,7 @@ class PlanWatch:
         return better is not None and all(each["shared"] == own["shared"] for each in heard.values())
 
     def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
-        """What all processes have seen of the step."""
+        """The step's measurements of all processes."""
         if outcome.basis is not None:
             stages = tuple(_computes(outcome.basis, place) for place in range(len(outcome.basis.stages)))
             return Observed(seconds, stages, {} if self.run.alone else dict(self._lines(planned, outcome.pace)))
@@ -170,7 +171,7 @@ class PlanWatch:
     def _runs_uncut(self, outcome: StepOutcome) -> bool:
         return self.run.alone and self.decision.uncut and outcome.basis is None
 
-    def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Wire]]:
+    def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Line]]:
         """The lines between stages as they were: their rates, and the delays that the first micro-batch has seen."""
         problem, count = self.decision.problem, planned.shape.micro_batches
         for place, (one, other) in enumerate(pairwise(planned.parts)):
@@ -202,9 +203,7 @@ class PlanWatch:
             warn_once(site, what, why=found.cause, mend=mend, key=(self.name, self.rows))
 
     def _keep_slowness(self, planned: Candidate, seen: Observed) -> dict[str, float]:
-        """How many times as long as their rates say clusters compute. Of those that have computed something, on this
-        host, it is kept: the next run plans with it.
-        """
+        """Store the measured slowdown of clusters on this host, for the next run's planning."""
         run, before = self.run, self.decision
         sites, found = before.problem.sites, dict(before.slowness)
         for number, factor in find_slowness(before.problem, planned, seen).items():
@@ -218,7 +217,7 @@ class PlanWatch:
         return found
 
     def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:
-        """From the next step on the program runs by a better plan."""
+        """Adopt a better plan from the next step on."""
         before, run = self.decision, self.run
         said = f"planned anew after {self.counted} steps: {self.offer}"
         after = replace(

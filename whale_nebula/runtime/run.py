@@ -54,8 +54,8 @@ class Here:
     runs_for: tuple[str, ...] = ()
 
     def runs(self, cluster: str) -> bool:
-        """Whether this process runs stages of a cluster; true for every one where there is only one process. A name
-        that is none of a config's clusters is warned of; without a config, one that is nearly that of a cluster.
+        """Whether this process runs stages of a cluster; always true in a single process. Warns of unknown names: with
+        a config, those that it does not have; without, those similar to a cluster's.
         """
         fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
         known = self.clusters if _run is None else (*self.clusters, *_run.moved)
@@ -125,14 +125,14 @@ class Run:
 
     @property
     def writes_files(self) -> bool:
-        """Whether this process writes what the processes of its host would all write alike: the first does."""
+        """Whether this process writes files that all processes of its host would write alike: the first one does."""
         worker = self.attachment.worker if self.attachment is not None else ""
         same = [name for name, host in self.hosts.items() if host == self.hosts.get(worker)]
         return not same or worker == min(same)
 
     @property
     def first_of_cluster(self) -> bool:
-        """Whether this process is the first worker of its cluster, which saves what the cluster keeps to itself."""
+        """Whether this process is the first worker of its cluster, which saves the cluster's own state."""
         here = self.attachment
         return here is None or here.worker == min(w for w, cluster in self.workers.items() if cluster == here.cluster)
 
@@ -150,8 +150,8 @@ class Run:
 
     @property
     def cluster_sizes(self) -> dict[str, int]:
-        """How many workers each cluster of the config has that is not away, or each that has processes, where the
-        config names none.
+        """The number of workers of each configured cluster that takes part, or of each with processes if none are
+        configured.
         """
         running = list(self.workers.values())
         listed = {name: len(each.workers) for name, each in self.config.clusters.items() if name not in self.moved}
@@ -159,8 +159,8 @@ class Run:
 
     @property
     def moved(self) -> dict[str, str]:
-        """The clusters that may leave the run and are away now, each with the one that runs its stages: one after the
-        other of those that are there.
+        """The elastic clusters that are away, each with the one that runs its stages, round robin
+        over those present.
         """
         running = [name for name in self.config.clusters if name in self.workers.values()]
         may_leave = [name for name, limits in self.config.elastic.items() if not limits.least]
@@ -169,7 +169,7 @@ class Run:
 
     @property
     def cluster_speeds(self) -> dict[str, tuple[float, ...]]:
-        """The speeds of the workers of each cluster whose config says that they differ, in the order of the workers."""
+        """The speeds of the workers of each cluster with different configured speeds, in the order of the workers."""
         found = {}
         for name, cluster in self.config.clusters.items():
             told = {f"{name}/{number}": worker.speed for number, worker in enumerate(cluster.workers)}
@@ -178,7 +178,7 @@ class Run:
         return {name: speeds for name, speeds in found.items() if len(set(speeds)) > 1}
 
     def here(self) -> Here:
-        """Where this process stands."""
+        """The position of this process in the run."""
         if self.attachment is None:
             names = tuple(dict.fromkeys([*self.config.clusters, *self.clusters])) or ("local",)
             return Here("local", "local/0", True, names, alone=True)
@@ -225,7 +225,7 @@ class Run:
         )
 
     def check_named(self, written: Mapping[str, str]) -> None:
-        """Refuse a cluster that the config does not name; `written` says where each of them stands."""
+        """Refuse a cluster that is not configured; `written` gives where each name stands."""
         known = list(self.config.clusters)
         unknown = next((name for name, where in written.items() if where and name not in known), None)
         if not known or unknown is None:
@@ -248,7 +248,7 @@ class Run:
         return f"the config at {self.site}" if self.site else "the config"
 
     def settle(self) -> None:
-        """Where clusters train apart they meet now, and have the same weights; all processes call it together."""
+        """Under local SGD, synchronise the clusters, so that all have the same weights. Collective."""
         if self.rounds is not None:
             self.rounds.settle()
 
@@ -361,7 +361,7 @@ def init(
 
 
 def _open_approvals(run: Run) -> Approvals:
-    """Read the approvals, and see that there is one of the code of this process."""
+    """Load approvals, and check that one is for this process's code."""
     cluster = None if run.attachment is None else run.attachment.cluster
     found = Approvals(*read_approvals(run.config, run.source, cluster))
     check_process(found.folder, found.found)
@@ -393,7 +393,7 @@ OUTPUTS["tensorboard"] = _event_files
 
 @contextlib.contextmanager
 def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
-    """Let who shall see the steps be told of them, once the run is open, until it is closed or the script ends."""
+    """Start the displays of steps, until the run is closed or the script ends."""
     launched = run.attachment
     canvas, folder = (None, None) if launched is None else (launched.picture, launched.reports)
     watching = audience(seen, lambda: run.here().lead, canvas, folder)
@@ -441,7 +441,7 @@ def _ids(ids: Any) -> Any:
 
 
 def _join(run: Run, attachment: Attachment) -> None:
-    """Meet the other processes. The line between them is a real one: here is where TensorFlow is needed."""
+    """Connect to the other processes over real links, which needs TensorFlow."""
     from whale_nebula.runtime.session.rendezvous import join
 
     run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed, run.config)
@@ -477,14 +477,14 @@ def shutdown() -> None:
 
 
 def shut_down_at_exit() -> None:
-    """Close the run when the script ends. After an error that nobody caught nothing is saved any more."""
+    """Close the run at the end of the script. After an uncaught error nothing more is saved."""
     if _run is not None and _run.checkpoints is not None and hasattr(sys, "last_value"):
         _run.checkpoints.failed = True
     shutdown()
 
 
 def report_failure(failure: BaseException) -> None:
-    """The script ends by an error that it did not catch: tell the other processes, if there are any."""
+    """Notify the other processes that the script ends by an uncaught error."""
     with _LOCK:
         if _run is not None and _run.checkpoints is not None:
             _run.checkpoints.failed = True
@@ -509,7 +509,7 @@ def opened_run() -> Run | None:
 
 
 def current_run() -> Run:
-    """The open run; one without a configuration is opened where there is none."""
+    """The open run; opens one without a configuration if there is none."""
     with _LOCK:
         return _run if _run is not None else init()
 

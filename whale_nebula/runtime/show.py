@@ -36,12 +36,12 @@ class Seen:
 
     @property
     def scoped(self) -> bool:
-        """Whether there is anything to cut in it."""
+        """Whether the step has scopes."""
         return bool(self.captured.program.stages[0].where)
 
     @property
     def trains(self) -> bool:
-        """Whether it asks for gradients."""
+        """Whether the step requests gradients."""
         return bool(self.captured.program.requests)
 
 
@@ -61,7 +61,7 @@ class Shown:
     silent: bool = False
 
     def without_callbacks(self) -> None:
-        """From now on callbacks of a script hear nothing: many open a file as soon as training begins."""
+        """Suppress callbacks of the script from now on, as many open a file as soon as training begins."""
         if not self.silent:
             self.silent = True
             self.guarded.enter_context(_suspend_callbacks())
@@ -88,13 +88,13 @@ class Shown:
         return seen.captured.pack([_zero(each, rows) for each in results if isinstance(each, tf.Tensor)])
 
     def _guard(self) -> None:
-        """From the first step that is answered with zeros on, nothing may be saved over what was trained before."""
+        """Suppress saving from the first step on that is answered with zeros."""
         if self.goes_on and len(self.plans) == 1:
             self.guarded.enter_context(_report_saves(self.saves))
 
 
 def _suspend_callbacks() -> contextlib.AbstractContextManager[None]:
-    """While open, Keras calls no callbacks but those that keep the history and draw the bar."""
+    """Suppress all callbacks but history and progress bar while this is open."""
     kind = keras.callbacks.CallbackList
 
     def beginning(plain: Callable[..., None]) -> Callable[..., None]:
@@ -108,7 +108,7 @@ def _suspend_callbacks() -> contextlib.AbstractContextManager[None]:
 
 
 def _report_saves(tell: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    """While open, a call that saves a model is reported to `tell`, and saves nothing."""
+    """Report calls that save a model to `tell`, instead of saving, while this is open."""
 
     def teller(what: str) -> Callable[..., None]:
         return lambda *args, **kwargs: tell(what)

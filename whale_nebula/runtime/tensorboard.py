@@ -80,7 +80,7 @@ def scalars(report: Report) -> Iterator[tuple[str, float]]:
 
 
 def _metadata() -> Any:
-    """What makes TensorBoard's scalar dashboard take a tensor for its own; the same as tf.summary.scalar writes."""
+    """The metadata by which TensorBoard's scalar dashboard accepts a tensor, as tf.summary.scalar writes it."""
     made = tf.compat.v1.SummaryMetadata()
     made.plugin_data.plugin_name = "scalars"
     made.data_class = 1

@@ -95,7 +95,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
 
 
 def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequence[Any]) -> None:
-    """What cannot be compared at all."""
+    """Refuse steps that cannot be compared."""
     apart = engine.captured.program.apart
     if apart is not None:
         raise OptionError(
@@ -171,7 +171,7 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
 
 @contextmanager
 def _channels_kept() -> Iterator[None]:
-    """What codecs remember is afterwards what it was."""
+    """Restore codec states at the end."""
     states = States(current_run().channels)
     before = states.copy()
     try:
@@ -187,7 +187,7 @@ def _values(engine: Engine) -> dict[str, Any]:
 def _noise(
     engine: Engine, again: Callable[[], None], run: Callable[[], Any], before: Values, uncut: State
 ) -> dict[str, float]:
-    """How far rounding alone moves the update of each variable: seen where each weight begins one bit away."""
+    """The effect of rounding on each variable's update, measured with weights changed by one bit."""
     found: dict[str, float] = {}
     for seed in range(_NUDGES):
         again()
@@ -200,7 +200,7 @@ def _noise(
 
 
 def _nudge(engine: Engine, seed: int) -> None:
-    """Move all that is trained by the last bit of what the step computes and sends in."""
+    """Change all trained variables by the last bit of the step's precision."""
     bit = max(verification.BITS[dtype] for dtype in ("float32", *_halves(engine)))
     for variable in engine.captured.program.variables:
         live = engine.captured.variables[variable.path]
@@ -236,7 +236,7 @@ def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verificati
 
 
 def _select_here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
-    """What the plan returned in this process; of the rest a remark says who has it."""
+    """The results that the plan returned in this process; a remark names the holders of the others."""
     planned = runs.planned.returned
     kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, Absent)]
     uncut, cut = (State([run.returned[n] for n in kept], run.variables) for run in (runs.uncut, runs.planned))
@@ -246,7 +246,7 @@ def _select_here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, lis
 
 
 class _Reason(NamedTuple):
-    """Why two steps must differ, and how to ask for two that need not."""
+    """A reason for which two steps must differ, and how to request equal ones."""
 
     why: str
     mend: str

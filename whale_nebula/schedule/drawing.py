@@ -84,7 +84,7 @@ def _scale(spans: Sequence[Span], columns: int) -> float:
 
 
 def _columns(spans: Sequence[Span], scale: float) -> int:
-    """As many as the time takes, and as the row with the most blocks does."""
+    """The number of columns: as the time requires, or the row with the most blocks."""
     blocks = Counter(map(_row, spans)).values()
     return max([0, *blocks, *(_column(span.end, scale) for span in spans)])
 
@@ -103,7 +103,7 @@ def _rows(spans: Sequence[Span], places: Sequence[Row], scale: float, columns: i
 
 
 def _blocks(spans: Sequence[Span], scale: float, columns: int) -> Iterator[tuple[int, int]]:
-    """From which column to which each span of a row goes: at least one, beside each other as long as there is room."""
+    """The columns of each span of a row: at least one each, without overlap as long as there is room."""
     after = 0
     for left, span in zip(range(len(spans), 0, -1), spans, strict=True):
         start = max(min(max(_column(span.start, scale), after), columns - left), 0)

@@ -1,4 +1,4 @@
-"""The simulator's input: the work of each stage, and what crosses between stages."""
+"""The simulator's input: the work of each stage, and the hops between stages."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Work:
         return self.order[micro_batch % len(self.order)] if self.order else micro_batch % self.replicas
 
     def slow(self, replica: int) -> float:
-        """How many times as long a replica computes."""
+        """The slowdown factor of a replica."""
         return self.slowness[replica] if self.slowness else 1.0
 
     @property
     def most_slow(self) -> float:
-        """How many times as long the slowest replica computes."""
+        """The slowdown factor of the slowest replica."""
         return max(self.slowness, default=1.0)
 
     @property
@@ -75,7 +75,7 @@ class Work:
         return self.of("F") + self.of("B") + self.of("W")
 
     def times(self, factor: float, codecs: float = 1.0) -> Work:
-        """The same work, `factor` times as long; the seconds of codecs are `codecs` times as long."""
+        """The work scaled by `factor`, and its codecs by `codecs`."""
         return replace(
             self, forward=self.forward * factor, backward=None if self.backward is None else self.backward * factor,
             overhead=self.overhead * factor, coding=self.coding * codecs, coding_back=self.coding_back * codecs,
@@ -84,7 +84,7 @@ class Work:
 
     @property
     def joined(self) -> Work:
-        """The same with a backward in one piece.
+        """The work with the backward in one part.
 
         >>> Work(1.0, 2.0, weights=1.5).joined.backward
         3.5
@@ -97,13 +97,14 @@ class Work:
 
     @property
     def codecs(self) -> float:
-        """What of that encodes and decodes."""
+        """The part spent encoding and decoding."""
         return self.coding + (0.0 if self.backward is None else self.coding_back)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link: a message holds it for bytes / rate and arrives `delay` seconds after that.
+    """One direction of a link, with bytes a second and seconds of delay: a message holds it for bytes / rate and
+    arrives `delay` later.
 
     Hops that share a link name the same line; their messages then take turns.
 
@@ -111,18 +112,18 @@ class Line:
     0.01
     """
 
-    name: str
+    name: str = ""
     rate: float = math.inf
     delay: float = 0.0
 
     def seconds(self, size: float) -> float:
-        """How long a message of `size` bytes holds the line."""
+        """Seconds for which a message of `size` bytes occupies the line."""
         return size / self.rate
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """What crosses from one stage to another for each micro-batch, in bytes, and on which lines.
+    """The traffic between two stages for each micro-batch, in bytes, and its lines.
 
     Without lines both stages are in one cluster and nothing takes time. `backward` is None where no gradient
     crosses back.
@@ -168,7 +169,7 @@ def uniform(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tu
 
 
 def pace(works: Sequence[Work], hops: Hops) -> Pace:
-    """What stages and hops come to for one micro-batch, as `limits` wants to know it.
+    """The pace of stages and hops for one micro-batch, as `limits` needs it.
 
     >>> pace([Work(1.0, 2.0)] * 3, uniform(3, seconds=1.0))
     Pace(compute=3.0, trips=(2.0, 2.0), held=1.0)
@@ -179,7 +180,7 @@ def pace(works: Sequence[Work], hops: Hops) -> Pace:
 
 
 def _time_away(stages: int, hops: Hops) -> list[float]:
-    """Seconds on lines from each stage to the last one and back: the longest way where there are several."""
+    """The longest round-trip time on lines from each stage to the last one and back."""
     away = [0.0] * stages
     for source, destination in sorted(hops, reverse=True):
         away[source] = max(away[source], hops[source, destination].round_trip + away[destination])

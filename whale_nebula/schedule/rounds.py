@@ -27,11 +27,11 @@ class Timetable:
     delay: int
 
     def sends(self, step: int) -> tuple[int, ...]:
-        """What goes out after this step."""
+        """The fragment that is sent after a step."""
         return tuple(f for f in range(self.fragments) if step > 0 and (step - self._turn(f)) % self.every == 0)
 
     def takes(self, step: int) -> tuple[int, ...]:
-        """What was sent `delay` steps ago, and now counts."""
+        """The fragment that was sent `delay` steps ago, and is applied now."""
         return self.sends(step - self.delay)
 
     def _turn(self, fragment: int) -> int:
@@ -39,7 +39,7 @@ class Timetable:
 
 
 def time_to_arrive(every: int) -> int:
-    """The steps that a fragment has, where nobody says how many: a tenth of those from one meeting to the next.
+    """The default delay of a fragment: a tenth of the steps between two synchronisations.
 
     >>> time_to_arrive(100), time_to_arrive(4), time_to_arrive(1)
     (10, 1, 0)
@@ -48,7 +48,7 @@ def time_to_arrive(every: int) -> int:
 
 
 def pieces(total: int, every: int) -> int:
-    """How many fragments there are, where nobody says so: up to eight, of a size that is worth a message.
+    """The default number of fragments: up to eight, of a size that is worth a message.
 
     >>> pieces(20_000_000, 100), pieces(20_000_000, 5), pieces(1000, 100)
     (8, 5, 1)

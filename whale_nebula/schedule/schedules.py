@@ -56,7 +56,7 @@ from whale_nebula.ir.routing import Order, spacing
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a stage does with one micro-batch; `letters` say which of forward, backward and gradients of weights it is.
+    """An operation of a stage on one micro-batch; `letters` name its kinds: forward, backward, gradients of weights.
 
     >>> print(Forward(3), Forward(3, phase=1), Fused(0), BackwardWeights(2))
     F3 1:F3 FB0 W2
@@ -71,15 +71,15 @@ class Instruction:
 
 
 class Forward(Instruction):
-    """Run the stage forward and keep what its backward will need."""
+    """Run the stage's forward, and keep the activations."""
 
     __slots__ = ()
     letters = "F"
 
 
 class Backward(Instruction):
-    """Run the stage backward and free what its forward kept; what gradients of weights need stays, where these have an
-    instruction of their own.
+    """Run the stage's backward, and free the activations, except those for gradients of weights with an instruction of
+    their own.
     """
 
     __slots__ = ()
@@ -87,7 +87,7 @@ class Backward(Instruction):
 
 
 class BackwardWeights(Instruction):
-    """Compute the gradients of the stage's weights, and free what was kept for them."""
+    """Compute the gradients of the stage's weights, and free their activations."""
 
     __slots__ = ()
     letters = "W"
@@ -114,7 +114,7 @@ _ROUNDING = 1e-9  # (0.1 + 0.2)/0.1 is 3.0000000000000004 in floats: that must n
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What was measured (or is promised) of one micro-batch; eager-1F1B sets its limits by it.
+    """Durations for one micro-batch, measured or promised, from which eager-1F1B derives limits.
 
     `compute`: seconds in the slowest stage, forward and backward. `trips`: for each stage but the last, the
     seconds that its messages spend on the way to the next stage and back. `held`: seconds that the busiest
@@ -132,7 +132,8 @@ class Pace:
 
     @property
     def cautious(self) -> Pace:
-        """The same, but no trip is shorter than what a micro-batch computes, as none is before it was measured.
+        """The pace with round trips at least as long as the computing of a micro-batch, for use before they are
+        measured.
 
         Where each process measures for itself, and machines are busy now and then, too few in flight cost time; one too
         many costs the memory that it costs without a measurement.
@@ -140,12 +141,12 @@ class Pace:
         return replace(self, trips=tuple(max(trip, self.compute) for trip in self.trips))
 
     def covers(self, trip: float) -> int:
-        """How many micro-batches leave while one is computed a stage further and its gradient comes back."""
+        """The number of micro-batches that start while one is computed a stage further and its gradient comes back."""
         return max(1, math.ceil((self.compute + trip) / self.period - _ROUNDING))
 
 
 def gpipe_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
-    """All of them: nothing goes backward before everything went forward, whatever the pace.
+    """All micro-batches: every forward runs before the first backward, whatever the pace.
 
     >>> gpipe_limit(0, 2, 8)
     8
@@ -154,7 +155,7 @@ def gpipe_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None =
 
 
 def one_f_one_b_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
-    """As many as there are stages from this one to the last: what fills a pipeline whose links take no time.
+    """The number of stages from this one to the last, which fills a pipeline with instantaneous links.
 
     >>> [one_f_one_b_limit(stage, 4, 8) for stage in range(4)]
     [4, 3, 2, 1]
@@ -163,7 +164,7 @@ def one_f_one_b_limit(stage: int, stages: int, micro_batches: int, pace: Pace | 
 
 
 def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
-    """One, and for each hop from here to the last stage as many as its way there and back covers.
+    """One, plus for each hop to the last stage the number of micro-batches that cover its round trip.
 
     With all hops alike and lines faster than the stages: w = p − s + (p − 1 − s)·⌈2·t_c / c⌉. It is rounded
     up hop by hop, not once for all of them: each stage runs its list in order, so each needs a whole
@@ -185,7 +186,9 @@ def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None =
 
 @lru_cache(256)
 def _cover_trips(pace: Pace) -> tuple[int, ...]:
-    """How many micro-batches leave each stage until the gradient of the first one is back, those of later hops too."""
+    """For each stage, the number of micro-batches that start until the gradient of the first one is back, later hops
+    included.
+    """
     return tuple(accumulate(map(pace.covers, reversed(pace.trips)), initial=0))[::-1]
 
 
@@ -203,7 +206,7 @@ def descending(values: Iterable[int]) -> list[int]:
 
 
 def check_count(option: str, value: int) -> None:
-    """Refuse what is not a whole number, or is below one."""
+    """Refuse numbers that are not positive integers."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(
             f"{option}={value!r} is not a count of micro-batches",
@@ -244,7 +247,7 @@ def instructions(
     phase: int = 0,
     delay: int | None = None,
 ) -> Sequence[Instruction]:
-    """The list of one stage for one phase, with so many micro-batches in flight.
+    """The instruction list of one stage for one phase, with this limit of micro-batches in flight.
 
     `fused`: forward and backward are one function, as they are in the last stage unless it is said. `delay`: gradients
     of weights are instructions of their own, each after so many later backwards.
@@ -283,7 +286,7 @@ def delays(
     in_flight: Chosen | None = None,
     recompute: bool = False,
 ) -> tuple[int, ...]:
-    """How many backwards come in each stage between a backward and its gradients of weights, where these are apart.
+    """For each stage, the number of backwards between a backward and its deferred gradients of weights.
 
     As many as fit into the memory of the first stage, which has most in flight: what a stage has in flight and what it
     keeps for gradients of weights is no more than that. Limits of the user's own, one for each stage, are not exceeded.
@@ -306,7 +309,7 @@ def delays(
 
 
 def limit_of(name: str) -> Limit:
-    """Find a schedule by its name, or say what was meant.
+    """Find a schedule by its name; raises with a suggestion for an unknown one.
 
     >>> limit_of("1f1b")(0, 3, 8)
     3
@@ -327,7 +330,7 @@ def limits(
     replicas: Sequence[int] = (),
     orders: Sequence[Order] = (),
 ) -> tuple[int, ...]:
-    """The limits of all stages, of which none is above that of a stage before it (see `descending`).
+    """The limits of all stages, none of which exceeds that of an earlier stage (see `descending`).
 
     `pace` is what was measured. `in_flight` is the user's own word, for all stages or for each, and replaces
     what the schedule would say. Each is that of one replica: where stages have `replicas`, what they hold together is

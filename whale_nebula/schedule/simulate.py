@@ -21,8 +21,8 @@ from whale_nebula.schedule.schedules import DEFAULT, PARTED, Chosen, Instruction
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From `start` to `end`, stage number `place`, in this `replica`, or the line of that name, was busy with one
-    micro-batch.
+    """An interval from `start` to `end` in which a stage (number `place`), in this `replica`, or a line was busy with
+    one micro-batch.
 
     `what` is "F" for forward (or a message of activations), "B" for backward (or a message of gradients), and "W" for
     gradients of weights that are apart from it.
@@ -37,7 +37,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration."""
         return self.end - self.start
 
 
@@ -50,7 +50,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """When the last stage stopped computing."""
+        """The time at which the last stage stops computing."""
         return max((span.end for span in self.spans if isinstance(span.place, int)), default=0.0)
 
     def of(self, place: int | str, replica: int | None = None) -> tuple[Span, ...]:
@@ -59,7 +59,7 @@ class Timeline:
         return tuple(span for span in own if replica in (None, span.replica))
 
     def replicas(self, stage: int) -> range:
-        """The replicas of a stage, of which each has something to do."""
+        """The replicas of a stage that have any work."""
         return range(1 + max((span.replica for span in self.of(stage)), default=0))
 
     def busy(self, place: int | str) -> float:
@@ -142,7 +142,7 @@ def simulate(
 def run_lists(
     lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, *, blocking: bool = False
 ) -> Timeline:
-    """Time instruction lists as they are, whoever made them. Each replica of a stage runs its part of the stage's list.
+    """Simulate instruction lists as given. Each replica of a stage runs its part of the stage's list.
 
     >>> run_lists([instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
     6.0
@@ -151,7 +151,7 @@ def run_lists(
 
 
 class _Run:
-    """The state of one simulation: a heap of what happens when, and what has arrived so far."""
+    """The state of one simulation: an event queue, and the messages that have arrived."""
 
     def __init__(
         self, lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, blocking: bool
@@ -190,7 +190,7 @@ class _Run:
         heapq.heappush(self.events, (when, next(self.order), event))
 
     def advance(self, seat: int, now: float) -> None:
-        """Start the next instruction of a replica, if it is free and all inputs are there."""
+        """Start the next instruction of a replica, if it is free and all inputs have arrived."""
         if self.holds[seat] or self.next[seat] == len(self.lists[seat]):
             return
         instruction, (stage, replica) = self.lists[seat][self.next[seat]], self.seats[seat]
@@ -205,7 +205,7 @@ class _Run:
         self.at(now, partial(self.finish_instruction, seat, instruction))
 
     def finish_instruction(self, seat: int, instruction: Instruction, now: float) -> None:
-        """Send what an instruction made, and go on."""
+        """Send the result of an instruction, and continue."""
         for what in instruction.letters:
             for message in self.sends[self.seats[seat][0], what]:
                 self.send(seat, message, instruction.micro_batch, now)
@@ -239,7 +239,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What a stage sends after each forward or backward: to which stage, over which line, how much."""
+    """A message of a stage after each forward or backward: destination, line and size."""
 
     stage: int
     what: str

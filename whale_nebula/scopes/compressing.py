@@ -99,7 +99,7 @@ def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
 
 
 def check_crossing_codec(value: Any) -> str | None:
-    """What `nb.auto_parallel` is told of what crosses, as text: a codec, "auto", or None for as it is."""
+    """The codec option of `nb.auto_parallel` as text: a codec, "auto", or None for no codec."""
     if value is None or value == "none":
         return None
     try:

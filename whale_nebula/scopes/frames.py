@@ -60,7 +60,7 @@ class Frame:
 
 
 class Watcher(Protocol):
-    """Is told of every scope that opens."""
+    """Callback for every scope that opens."""
 
     def enter(self, frame: Frame) -> contextlib.AbstractContextManager[None]:
         """A context that is open as long as the scope is."""
@@ -112,7 +112,7 @@ def open_frames() -> tuple[Frame, ...]:
 
 @contextlib.contextmanager
 def standing(stack: Stack) -> Iterator[None]:
-    """Let `stack` be the stack; watchers are told of the frames in it that were not open before."""
+    """Make `stack` the stack of open scopes; watchers are called for frames that were not open before."""
     before = _STACK.get()
     fresh = [frame for frame in stack.frames if frame not in before.frames]
     _STACK.set(stack)
@@ -189,7 +189,6 @@ def innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
 
 cluster_block_of = partial(innermost, "cluster")
 replica_of = partial(innermost, "replica")
-pipeline_of = partial(innermost, "pipeline")
 stage_of = partial(innermost, "stage")
 compress_of = partial(innermost, "compress")
 split_of = partial(innermost, "split")

@@ -48,13 +48,13 @@ def running_home(cluster: str) -> str:
 
 
 def worker_speeds() -> Mapping[str, Sequence[float]]:
-    """The speeds of the workers of each cluster whose config says that they differ."""
+    """The speeds of the workers of each cluster with different configured speeds."""
     return _speeds
 
 
 def find_own_home(frames: Sequence[Frame]) -> str:
-    """The cluster whose copy of a model is trained here, where each cluster trains one: this process's, or the first,
-    where one process has all clusters.
+    """The cluster whose copy of a model is trained here under local SGD: this process's, or the first if one process
+    runs all clusters.
     """
     return _own or home_of(frames)
 

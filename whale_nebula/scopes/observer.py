@@ -14,7 +14,7 @@ from whale_nebula.scopes import hints
 
 
 class PlanShown(BaseException):
-    """Ends a script that is only shown: what was asked for is known.
+    """Ends a script that is only shown, as the requested plan is known.
 
     It is no Exception, so that neither Keras nor a script that catches errors takes it for one.
     """
@@ -24,7 +24,7 @@ class Observer(Protocol):
     """Looks at the steps of a script."""
 
     def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
-        """The config and the links that a run opens with, given those that the script asks for."""
+        """The config and links to open a run with, in place of the script's."""
 
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Look at a call of a step; gives (what stands for its results,), or None where it is to run as it is."""

@@ -43,7 +43,7 @@ def scope(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Opener(Generic[P, T]):
-    """The function of a scope, as an object: `with` asks the class of what it is given how to enter it."""
+    """The function of a scope, as an object with which `with` can explain a missing call."""
 
     def __init__(self, function: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)

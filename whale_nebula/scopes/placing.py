@@ -31,7 +31,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """A line of the map whose layers' variables are divided, as by an `nb.split` around their calls."""
+    """A line of the map whose layers' variables are sharded, as by an `nb.split` around their calls."""
 
     pattern: re.Pattern[str]
     frame: Frame

@@ -1,5 +1,5 @@
-"""What an account may use. Its owner says it, and the certificates of the account carry it, signed: so whoever is shown
-one knows it, on hosts that have no registry.
+"""Resource limits of accounts. The owner sets them, and the account's certificates carry them, signed, so that hosts
+without a registry know them too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SIZES = ("memory", "disk", "line")
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What an account may use, where None is as much as there is: on each host `memory` in bytes, `cpus`, `processes`
-    with their threads, and bytes on `disk`, of all its workers there together; and bytes a day over the `line`, of all
-    its workers behind a gateway together.
+    """Resource limits of an account, None for no limit: on each host `memory` in bytes, `cpus`, `processes` with their
+    threads, and bytes on `disk`, of all its workers there together; and bytes a day over the `line`, of all its workers
+    behind a gateway together.
 
     >>> some = Allowance(memory=4 << 30, cpus=1.5)
     >>> some.encode()
@@ -40,7 +40,7 @@ class Allowance:
 
     @property
     def limits(self) -> dict[str, int | float]:
-        """What is limited."""
+        """The limits that are set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __bool__(self) -> bool:
@@ -53,7 +53,7 @@ class Allowance:
         return ", ".join(words) + " a day" * (self.line is not None)
 
     def encode(self) -> bytes:
-        """How it stands in a registry and in certificates."""
+        """The text form in registries and certificates."""
         return canonical(self.limits)
 
     @classmethod

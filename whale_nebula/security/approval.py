@@ -38,8 +38,8 @@ _SERIAL = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Approval:
-    """What was approved: the script and its modules, the packages, and the plan of each step, by their digests; by
-    whom, why, and until when.
+    """A record of an approval: the digests of the script with its modules, the packages, and each step's plan; the
+    approver, the reason, and the expiry.
     """
 
     run: str

@@ -146,7 +146,7 @@ Clusters = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority: its certificate and its key. `clusters` is empty where nobody said which there are."""
+    """A certificate authority: certificate and key. `clusters` is empty if the clusters are not restricted."""
 
     run: str
     certificate: x509.Certificate
@@ -175,7 +175,7 @@ class Authority:
         return files.authority_clusters(self.certificate)
 
     def check(self, identity: Identity) -> None:
-        """Whether this is somebody whom the authority may name."""
+        """Check that the authority may certify an identity."""
         if identity.run != self.run:
             raise CredentialsError(f"the authority is that of run {self.run!r}, and not of {identity.run!r}")
         if self.bound and identity.cluster not in self.bound:
@@ -214,7 +214,7 @@ def span(days: float) -> timedelta:
 
 
 def clusters_of(config: Config) -> Clusters:
-    """How many workers each cluster of a config has."""
+    """The number of workers of each cluster in a config."""
     return {cluster.name: len(cluster.workers) for cluster in config.clusters.values()}
 
 

@@ -61,7 +61,7 @@ class Credentials:
         self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)")
 
     def check_is(self, identity: Identity) -> None:
-        """Whether it is this process that the certificate names."""
+        """Check that the certificate is for this process."""
         if self.identity == identity:
             return
         what = f"this is {identity.worker}, and its certificate is that of {self.identity.worker}"
@@ -187,7 +187,7 @@ class CurrentCredentials:
 
 
 class Prover:
-    """Proves to a peer who this process is, and checks the peer's proof: signatures over what both have said.
+    """Authenticates this process to a peer, and verifies the peer's proof: signatures over both greetings.
 
     TLS proves it to whoever ends the connection; behind a gateway that is not the peer, and this is.
     """

@@ -45,7 +45,7 @@ _ALERTS: dict[str, tuple[type[IdentityError], str]] = {
 
 
 def read_alert(error: OSError, address: str) -> IdentityError | None:
-    """What the other side says of us in a TLS alert, if it is one.
+    """Parse a TLS alert about our certificate, if there is one.
 
     >>> error = ssl.SSLError(1, "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca")
     >>> read_alert(error, "10.77.0.2:7101").code
@@ -95,7 +95,7 @@ _REFUSED = "Handshake failed with error"
 
 
 def read_refusal(line: str) -> str | None:
-    """What a line of gRPC's log says of somebody with whom TLS did not come about, in our words; None for others.
+    """Translate a line of gRPC's log about a failed TLS handshake; None for other lines.
 
     It does not say who dialled whom: either side writes it that does not take the certificate of the other.
 
@@ -128,7 +128,7 @@ _SPEAKS_SECONDS = 2.0
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong, on which side it must be mended ("here" or "there"), and the error that says so."""
+    """A diagnosed fault: what is wrong, the side that must mend it ("here" or "there"), and the error for it."""
 
     kind: str
     side: str
@@ -237,7 +237,7 @@ def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
 def _wrong_there(
     address: str, secured: ssl.SSLSocket, credentials: Credentials, expected: Identity | None
 ) -> Diagnosis | None:
-    """What is wrong with the certificate that the other side shows."""
+    """The fault of the other side's certificate."""
     shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
     try:
         credentials.trust.check(files.certificate(shown, address), expected, whose=f"the process at {address}")
@@ -247,7 +247,7 @@ def _wrong_there(
 
 
 def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> Diagnosis | None:
-    """What the other side says of us. TLS 1.3 says it after the handshake, so something must be read.
+    """The other side's verdict on our certificate. TLS 1.3 sends it after the handshake, so something must be read.
 
     Who takes us in speaks first (HTTP/2 begins with settings); who does not sends an alert, or just hangs up.
     """

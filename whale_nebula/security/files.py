@@ -73,7 +73,7 @@ class Files(NamedTuple):
 
     @classmethod
     def from_dict(cls, said: Mapping[str, str | None]) -> Files:
-        """What `as_dict` made."""
+        """The inverse of `as_dict`."""
         paths = {part: said.get(part) for part in cls._fields}
         missing = [part for part in ("ca", "cert", "key") if not paths[part]]
         if missing:
@@ -205,8 +205,8 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
 class Peer(NamedTuple):
-    """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key. The
-    `account` is that which it was given to, where its owner has accounts, and `allowance` what that may use.
+    """The identity in a certificate; `fingerprint` is the SHA-256 of the whole certificate, `key` that of its key.
+    `account` is the one it was issued to, if the owner has accounts, and `allowance` that account's limits.
     """
 
     certificate: x509.Certificate
@@ -261,7 +261,9 @@ def certificate(pem: bytes | str, where: str) -> x509.Certificate:
 
 
 def _look_at_all(found: x509.Certificate) -> None:
-    """Parse the parts that the library parses only when they are asked for. Extensions may be malformed: see there."""
+    """Force the parsing of parts that the library parses lazily. Extensions may be malformed, which
+    is handled there.
+    """
     _ = found.version, found.serial_number, found.not_valid_before_utc, found.not_valid_after_utc
     found.subject.rfc4514_string()
     found.issuer.rfc4514_string()
@@ -292,7 +294,7 @@ def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
 
 
 def peer(found: x509.Certificate) -> Peer:
-    """Who a certificate says somebody is."""
+    """The identity in a certificate."""
     uris = alternative_names(found)
     if len(uris) != 1:
         raise WrongNameError(
@@ -319,7 +321,7 @@ def peer(found: x509.Certificate) -> Peer:
 
 
 def _read_allowance(found: x509.Certificate, identity: Identity) -> Allowance:
-    """What an account may use, as its certificate says; nothing is limited where it says nothing."""
+    """The account's limits in a certificate; none without the extension."""
     try:
         value = found.extensions.get_extension_for_oid(OID).value
         return Allowance.decode(value.value if isinstance(value, x509.UnrecognizedExtension) else b"")

@@ -24,7 +24,7 @@ _WORKER = re.compile(rf"({_NAME})/(?:({_INDEX})|({GATEWAY})|{OPERATOR}-({_INDEX}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Identity:
-    """One process of a run; a cluster has one gateway, whose index is 0.
+    """The identity of a process in a run; a cluster has one gateway, with index 0.
 
     >>> one = Identity("mt", "gpu", "worker", 0)
     >>> one.uri, one.worker, one.stem
@@ -55,7 +55,7 @@ class Identity:
 
     @property
     def worker(self) -> str:
-        """What a run calls it: "gpu/0", "gpu/gateway" or "gpu/operator-0"."""
+        """The name within a run: "gpu/0", "gpu/gateway" or "gpu/operator-0"."""
         short = {WORKER: str(self.index), GATEWAY: GATEWAY, OPERATOR: f"{OPERATOR}-{self.index}"}
         return f"{self.cluster}/{short[self.role]}"
 
@@ -70,7 +70,7 @@ class Identity:
 
     @property
     def stem(self) -> str:
-        """How its files are called. Read from the right it can mean one identity only."""
+        """The stem of its files' names. Parsed from the right it is unambiguous."""
         return f"{self.cluster}-{self.role}-{self.index}"
 
     @classmethod
@@ -118,7 +118,7 @@ def name(text: str, what: str) -> str:
 
 
 def command_options(identity: Identity) -> str:
-    """How a command line names somebody.
+    """The command-line options that name an identity.
 
     >>> command_options(Identity("mt", "gpu", "worker", 1)), command_options(Identity("mt", "gpu", "gateway"))
     ('--cluster gpu --index 1', '--cluster gpu --role gateway')
@@ -148,13 +148,13 @@ def cluster_of_uri(uri: str) -> str | None:
 
 
 def run_of(uri: str) -> str | None:
-    """The run whose authority is called so, if it is one."""
+    """The run whose authority has this common name, if it is one."""
     match = _RUN.fullmatch(uri)
     return match[1] if match else None
 
 
 class Call(StrEnum):
-    """What one process can ask of another."""
+    """A request that one process can make to another."""
 
     OPEN_PAIR = "open pair"
     """Talk to a worker, as a worker."""

@@ -26,7 +26,7 @@ _EPHEMERAL_DAYS = 30.0
 
 
 class Issued(NamedTuple):
-    """A certificate that was made. `clipped`: it ends with its authority, before the days that were asked for."""
+    """An issued certificate. `clipped`: it ends with its authority, before the requested days."""
 
     peer: Peer
     files: Files
@@ -212,8 +212,8 @@ def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: st
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:
-    """The deny list of an authority. Where nobody has a certificate yet an empty one is made, so that every host gets
-    one; later a list that is missing, or older than one that was signed here, would take back what was revoked.
+    """The deny list of an authority. Before any certificate exists an empty one is created, so that every host gets
+    one; later a missing list, or one older than the last signed here, would undo revocations, and is refused.
     """
     path = folder / files.REVOKED
     highest = trust.highest_number(path, files.public_key_digest(authority.certificate))
@@ -246,7 +246,7 @@ def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocat
 
 
 def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False) -> SignedList:
-    """Sign the deny list anew, with the next number. With `forget` nobody is on it."""
+    """Sign the deny list anew with the next number; with `forget` it is emptied."""
     path = folder / files.REVOKED
     with files.lock_folder(folder):
         if forget:
@@ -258,8 +258,8 @@ def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False)
 
 
 def list_issued(folder: Path) -> list[Peer]:
-    """Every certificate that was issued here or copied here, the newest of each identity last; a file that does not
-    read is in nobody's way.
+    """All certificates that were issued or copied here, the newest of each identity last;
+    unreadable files are ignored.
     """
     found = {}
     for path in (*folder.glob(f"{home.ISSUED}/*.pem"), *folder.glob("*.pem")):

@@ -1,4 +1,5 @@
-"""Several owners with an authority each: requests for certificates, whose keys never travel, and whom a host trusts.
+"""Several owners with an authority each: certificate requests, with which no key travels, and the authorities that a
+host trusts.
 
 certs/
   gpu-worker-0.key   made on the host of the worker by a request: it stays there
@@ -59,7 +60,7 @@ def request(folder: Path, identity: Identity) -> Requested:
 
 
 def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePublicKey]:
-    """Who asks, and with which key, if he has that key."""
+    """The identity and public key of a certificate request, after the proof of possession is verified."""
     try:
         found = x509.load_pem_x509_csr(data)
         key, right = found.public_key(), found.is_signature_valid
@@ -113,9 +114,8 @@ def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
 def keep_list(
     folder: Path, data: bytes, authorities: Sequence[x509.Certificate], *, refuse: bool = True
 ) -> Path | None:
-    """Keep the deny list of one of these authorities, in the file that holds it already, unless that is as new. One
-    that is older, or of nobody whom this host knows, is refused or left out. Gives the file that was written. The
-    folder is locked.
+    """Store the deny list of one of these authorities, in the file that has an older one. An outdated list, or one of
+    an unknown authority, is refused or skipped. Returns the written file. The caller has locked the folder.
     """
     try:
         listed = trust.parse(data, "the deny list", authorities)

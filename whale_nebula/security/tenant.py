@@ -67,7 +67,7 @@ class Tenant:
 
     @property
     def mark(self) -> dict[str, str]:
-        """What stands in the mark of its folders."""
+        """The content of the mark file in its folders."""
         return {"account": self.account, "cluster": self.cluster, "authority": self.authority}
 
 
@@ -93,7 +93,7 @@ def open_home(base: Path, tenant: Tenant) -> Path:
 
 
 def claim_folder(folder: Path, tenant: Tenant) -> None:
-    """Take a folder for an account, unless it is another's; one of nobody gets its mark."""
+    """Claim a folder for an account, unless it belongs to another one; an unclaimed folder gets a mark."""
     check_folder(folder, tenant)
     if _find_mark(folder) is not None:
         return
@@ -124,7 +124,7 @@ def check_folder(folder: Path, tenant: Tenant | None) -> None:
 
 
 def check_room(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:
-    """Whether an account that keeps what is in these folders may write so many bytes more."""
+    """Check that an account with these folders may write this many more bytes."""
     most = tenant.allowance.disk
     if most is None:
         return
@@ -151,8 +151,8 @@ def count_kept(folders: Iterable[Path]) -> int:
 
 
 def _find_mark(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The nearest mark above what lies in a folder, wherever links lead, by who owns the folder that it is in; one that
-    cannot be read is nobody's.
+    """The nearest mark above a path, after links are resolved, if its owner owns the folder; an unreadable one counts
+    as none.
     """
     real = folder.resolve()
     for place in (real, *real.parents):

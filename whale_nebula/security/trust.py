@@ -55,7 +55,7 @@ Stamp = tuple[int, ...] | None
 
 
 class Revocation(NamedTuple):
-    """One certificate that was taken back: whose it is, when, and why."""
+    """One revoked certificate: its identity, the date, and the reason."""
 
     serial: str
     who: str
@@ -68,7 +68,7 @@ Revocations = Mapping[str, Revocation]
 
 
 class SignedList(NamedTuple):
-    """A deny list whose signature is right: its number, the digest of the key that signed it, what it holds."""
+    """A deny list with a valid signature: number, digest of the signing key, and revocations."""
 
     number: int
     signer: str
@@ -166,7 +166,7 @@ def highest_number(path: Path, signer: str) -> int:
 
 @lru_cache(64)
 def _read_highest(record: Path, signer: str, stamped: Stamp) -> int:
-    """The same of a record as it is now, by its `stamp`: it is asked for more often than it changes, and grows."""
+    """The highest number in a record, cached by the record's `stamp`, as it is read more often than it grows."""
     try:
         lines = record.read_text("ascii", "replace").splitlines()
     except OSError:
@@ -229,7 +229,7 @@ class DenyList:
         self._refuse_missing(known)
 
     def _refuse_missing(self, authorities: Iterable[x509.Certificate]) -> None:
-        """An owner whose list is not here could revoke nobody."""
+        """Refuse a trusted authority without a deny list here, as it could revoke nothing."""
         for each in authorities if self.path is not None else ():
             clusters = files.authority_clusters(each)
             if clusters and files.public_key_digest(each) not in self._lists:
@@ -255,8 +255,8 @@ class DenyList:
     def find(
         self, serial: str, authorities: Iterable[x509.Certificate], signer: x509.Certificate | None = None
     ) -> Revocation | None:
-        """Why a certificate, or what else one of these authorities has signed, is denied, if it is. A new list counts
-        if one of the authorities signed it.
+        """The revocation of a certificate, or of another one signed by these authorities; None if there is none. A new
+        list is valid if one of the authorities signed it.
         """
         known = set(authorities)
         bound = {files.public_key_digest(each) for each in known if files.authority_clusters(each)}
@@ -338,7 +338,7 @@ class Trust:
         whose: str = "",
         at: datetime | None = None,
     ) -> Peer:
-        """Who shows this certificate, or the error that says why he is not trusted. `at` is the present."""
+        """Verify a certificate; returns its identity, or raises. `at` is the present."""
         found = shown if isinstance(shown, x509.Certificate) else files.certificate(shown, whose or "a peer")
         # what a caller knows of him comes before what a stranger says
         names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
@@ -354,7 +354,7 @@ class Trust:
         return peer
 
     def check_denied(self, peer: Peer, signer: x509.Certificate) -> None:
-        """Whether a certificate was taken back: asked again while a channel lives."""
+        """Check a certificate for revocation; repeated while a channel lives."""
         revoked = self.denied.find(peer.serial, self.authorities, signer)
         if revoked is not None:
             raise RevokedError(
@@ -364,8 +364,8 @@ class Trust:
             )
 
     def check_signed(self, found: x509.Certificate, said: str, at: datetime) -> x509.Certificate:
-        """The authority that signed a certificate, if both are within their dates: asked again while a channel lives,
-        as an authority may be taken out of `ca`.
+        """The authority that signed a certificate, if both are within their dates; repeated while a channel lives, as
+        an authority may be removed from `ca`.
         """
         authority = self._authority(found, said)
         check_dates(found, at, f"the certificate of {said}")
@@ -442,7 +442,7 @@ def _check_made_for(found: x509.Certificate, authority: x509.Certificate, identi
 
 
 def wrong_name(found: Identity, expected: Identity) -> WrongNameError:
-    """The error about somebody who is not the one that was expected."""
+    """The error for an identity other than the expected one."""
     other = f"of run {found.run!r}" if found.run != expected.run else "of the same run"
     return WrongNameError(
         f"expected {expected.worker}, and this is {found.worker}",

@@ -66,8 +66,8 @@ def verify(
     trust: Trust | None = None,
     revoked: Revocations = MappingProxyType({}),
 ) -> Verdict:
-    """Follow a log from its first record. `heads` are what a peer has kept; `trust` says whose heads count, and
-    `revoked` whose do no longer.
+    """Verify a log from its first record. `heads` are those that peers have kept; `trust` decides whose heads are
+    valid, and `revoked` whose are no longer.
     """
     files = pieces(Path(path))
     reading = _Reading(list(heads), trust, revoked)
@@ -166,7 +166,7 @@ class _Reading:
         self.last_actions = self.last_actions[1] if head else "", str(record.get("action"))
 
     def end(self) -> None:
-        """The last line was read: whether the log is as long as its peers were told."""
+        """Check after the last line that the log is as long as its peers were told."""
         last = self.link.seq
         if not self.first:
             raise _WrongError(0, "the log is empty")
@@ -194,7 +194,9 @@ class _Reading:
         return unsigned or self.last_actions == (chain.END, chain.HEAD)
 
     def _check_signed(self, last: int) -> None:
-        """A gateway signs a head every 100 records, and its end: who leaves them out has no key."""
+        """Check that heads are signed as often as a gateway signs them, every 100 records and at the end, as a forger
+        without the key would leave them out.
+        """
         unsigned = last - self._vouched - (self._vouched >= 0)  # the head's own record is none of them
         if unsigned > HEAD_EVERY + _BETWEEN:
             raise self._anew(f"{unsigned} records follow the last head, and there is one every {HEAD_EVERY}")
@@ -212,7 +214,7 @@ class _Reading:
             raise _WrongError(0, f"the log of {site.uri} does not say in its first record that it is of run {site.run}")
 
     def _check_own(self, record: Record, seq: int) -> None:
-        """A head in the log is about the record before it, and signed by whose log it is."""
+        """Check that a head in the log matches the record before it, and is signed by the log's owner."""
         said = record.get("head")
         try:
             head = Head.from_dict(said if isinstance(said, dict) else {})
@@ -249,8 +251,8 @@ class _Reading:
         return max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
 
     def _unsure(self, by: Revocation) -> _WrongError:
-        """What a revoked certificate signs, its owner may have written or who has stolen its key. A peer keeps no head
-        of one, so those that it has are of before.
+        """Whether a signature is by a revoked certificate, whose key may have been stolen. Peers keep no heads of a
+        revoked certificate, so those that they have are earlier.
         """
         when, why = escape_foreign_text(by.when, 40), escape_foreign_text(by.why, 200)
         return _WrongError(

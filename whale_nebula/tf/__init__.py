@@ -18,7 +18,7 @@ from whale_nebula.site import script_site
 
 
 class _Lazy:
-    """Has what a module has; the module is loaded when something of it is first asked for.
+    """A lazily loaded module.
 
     >>> _Lazy("math").sqrt(4.0)
     2.0

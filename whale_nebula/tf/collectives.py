@@ -106,7 +106,7 @@ def hash_key(text: str) -> int:
 
 
 def _member(size: int, group: int, instance: Any) -> dict[str, Any]:
-    """What every op of a collective is told: its group, and which of the group's collectives it is."""
+    """The attributes of a collective op: its group, and the instance within the group."""
     return {"group_size": size, "group_key": group, "instance_key": instance, "communication_hint": "auto"}
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from whale_nebula.tf import require_supported
+from whale_nebula.tf.private import list_op_types
 
 require_supported()  # what follows is where it is in these versions only
 
@@ -65,7 +66,7 @@ def below(dataset: Any) -> tf.data.Dataset:
 
 
 class Mapping(NamedTuple):
-    """What `Dataset.map` was told: a function of flat tensors, what it gives, and the other options."""
+    """Arguments of `Dataset.map`: a function of flat tensors, its output structure, and the other options."""
 
     function: Any
     gives: Any
@@ -88,7 +89,7 @@ def mapping(dataset: Any) -> Mapping | None:
 
 
 class Batching(NamedTuple):
-    """What `batch` or `padded_batch` was told; of the latter, shapes and padding values of the tensors."""
+    """Arguments of `batch` or `padded_batch`; for the latter with shapes and padding values of the tensors."""
 
     size: Any
     options: dict[str, Any]
@@ -144,12 +145,10 @@ def apply_again(dataset: Any, source: Any) -> tf.data.Dataset:
 
 def lasting(function: Any) -> str:
     """The type of an op in a function that draws or writes, so that a call changes later ones; "" where none does."""
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-    for node in nodes:
-        known = op_def_registry.get(node.op)
-        if known is None or (known.is_stateful and node.op not in _LASTS_NOT):
-            return str(node.op)
+    for op_type in list_op_types(function.graph):
+        known = op_def_registry.get(op_type)
+        if known is None or (known.is_stateful and op_type not in _LASTS_NOT):
+            return op_type
     return ""
 
 

@@ -1,4 +1,4 @@
-"""First values of variables that a tf.function makes: later than its trace, and computed once.
+"""Initial values of variables that a tf.function creates: assigned after its trace, and computed once.
 
 Each function has a contract test in tests/contract.
 """
@@ -18,8 +18,8 @@ from tensorflow.python.util import object_identity  # noqa: E402
 
 
 def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
-    """Let tracing a tf.function leave the variables that it creates without values. Gives what gives theirs to those of
-    which a predicate says yes; it may be called again for others.
+    """Let tracing a tf.function leave the variables that it creates uninitialised. Returns the function that
+    initialises those for which a predicate is true; it may be called repeatedly.
     """
     pairs: list[tuple[Any, Any]] = []
     function._initialize_uninitialized_variables = pairs.extend
@@ -33,8 +33,8 @@ def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
 
 
 def _give_values(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Give variables the values of tensors of a traced graph. Constants of it are arguments here: TensorFlow would fold
-    them, and compute a large value twice, with three times its memory.
+    """Initialise variables by tensors of a traced graph. Constants become arguments of the initialising function:
+    TensorFlow would fold them, and compute a large value twice, with three times its memory.
     """
     if not pairs:
         return

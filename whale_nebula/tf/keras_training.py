@@ -30,19 +30,16 @@ def lacks_variables(model: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built
 
 
-def create_variables(model: Any, data: Any, later: bool) -> None:
+def create_variables(model: Any, data: Any) -> None:
     """Do all that makes variables in Keras's own train step: forward, loss, optimizer and metrics, in this order.
 
-    Variables get their values at once. With `later` only those of metrics do, and the tf.function that is traced gives
-    all others theirs.
+    Variables of metrics get their values at once; the tf.function that is traced gives all others theirs.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-    with contextlib.nullcontext() if later else tf.variable_creator_scope(_create_at_once):
-        outputs = model(x, training=True) if model._call_has_training_arg else model(x)
-        model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
-        if trained := model.trainable_variables:
-            with contextlib.nullcontext() if later else tf.init_scope():
-                build_optimizer(model.optimizer, trained)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
+    if trained := model.trainable_variables:
+        build_optimizer(model.optimizer, trained)
     with tf.variable_creator_scope(_create_at_once):
         model.compute_metrics(x, y, outputs, sample_weight=weights)
 
@@ -84,8 +81,8 @@ def _find_fits() -> Iterator[dict[str, Any]]:
 
 
 class Fit(NamedTuple):
-    """A `fit` of Keras that runs: its callbacks, in the object that calls them, its data, the epochs that it was asked
-    for, and all its variables by name.
+    """A running `fit` of Keras: its callbacks, in their list object, its data, the requested epochs, and all variables
+    by name.
     """
 
     container: Any
@@ -197,13 +194,6 @@ def list_captured(graph: Any) -> list[Any]:
     return [known[id(outer)] for outer, _ in graph.captures if id(outer) in known]
 
 
-def list_op_types(graph: Any) -> set[str]:
-    """The types of all ops of a graph and of the functions that it calls."""
-    definition = graph.as_graph_def()
-    nodes = [definition.node, *(function.node_def for function in definition.library.function)]
-    return {node.op for each in nodes for node in each}
-
-
 def build_model(model: Any, batch: Any) -> None:
     """Make all variables of a compiled model, its metrics and its optimizer, for batches of such a form."""
 
@@ -224,7 +214,7 @@ def build_model(model: Any, batch: Any) -> None:
 
 
 def begin_with(model: Any, epoch: int) -> None:
-    """Let the `fit` that is about to train begin with an epoch; with 0 it begins as it was asked to."""
+    """Set the initial epoch of the `fit` that is about to train; 0 leaves the requested one."""
     model._initial_epoch = epoch or None
 
 

@@ -95,7 +95,7 @@ Asked = Callable[[int, int], Any]
 
 
 def patch_draws(asked: Asked) -> list[Patch]:
-    """Ask `asked(seed, seed2)` for a variable of `fresh_state` where a seeded random op is made.
+    """Call `asked(seed, seed2)` for a variable of `fresh_state` wherever a seeded random op is created.
 
     The op then draws from that; where the answer is None, the op is made as ever.
     """

@@ -82,7 +82,7 @@ _gradients_helper = gradients_util._GradientsHelper
 
 
 def patch_gradients(asked: Callable[..., list[Any] | None]) -> Patch:
-    """Ask `asked(targets, sources, seeds, stops, unconnected)` where `tf.gradients` is called.
+    """Call `asked(targets, sources, seeds, stops, unconnected)` in place of `tf.gradients`.
 
     So is every v1 optimizer's `compute_gradients` of a tensor. Where the answer is None, TensorFlow goes on.
     """
@@ -182,12 +182,12 @@ _tape_gradient = tf.GradientTape.gradient
 
 
 def tape_open(tape: tf.GradientTape) -> bool:
-    """Whether a tape can still be asked: a plain tape answers once."""
+    """Whether a tape can still compute gradients: a plain tape does so once."""
     return tape._tape is not None
 
 
 def tape_stop(tape: tf.GradientTape) -> None:
-    """Do what `gradient` does first: a plain tape asked inside its own block stops recording."""
+    """Stop recording, as `gradient` of a plain tape inside its own block does."""
     if tape._recording and not tape._persistent:
         tape._pop_tape()
 
@@ -220,6 +220,13 @@ def resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | No
     first = data.shape_and_type[0]
     shape = tf.TensorShape(first.shape)
     return tf.as_dtype(first.dtype).name, None if shape.rank is None else tuple(shape.as_list())
+
+
+def list_op_types(graph: Any) -> list[str]:
+    """The types of all ops of a graph and of the functions that it calls, each once."""
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(function.node_def for function in definition.library.function)]
+    return list(dict.fromkeys(str(node.op) for each in nodes for node in each))
 
 
 def function_graph(graph: Any, name: str) -> Any:
@@ -258,7 +265,7 @@ def number_on(op: Any, name: str) -> int | None:
 
 
 def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
-    """The names of the Keras layers whose calls made an op, outermost first, and the file of the innermost.
+    """The names of the Keras layers whose calls created an op, outermost first, and the file of the innermost.
 
     Each call opens a name scope; TensorFlow numbers those that it has seen before.
     """
@@ -284,13 +291,13 @@ def call_flat(function: Any, tensors: Sequence[Any], captured: Sequence[Any]) ->
 
 
 def entry_layer() -> Any:
-    """The outermost Keras layer whose `call` runs now, or None."""
+    """The outermost running Keras layer call, or None."""
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer
 
 
 def layers_running() -> list[Any]:
-    """The Keras layers whose calls run now, outermost first. Each call has opened a name scope."""
+    """The Keras layers whose calls are running, outermost first. Each call has opened a name scope."""
     calls = [call for call in keras_calls() if call.name == "__call__"]
     return [call.given for call in reversed(calls) if call.frame.f_code.co_filename.endswith(_LAYER_FILE)]
 
@@ -527,7 +534,7 @@ _set_keras_mask = keras_backend.set_keras_mask
 
 
 def patch_masks(hear: Callable[[Any, Any], None]) -> Patch:
-    """Have `hear(tensor, mask)` told of every mask that Keras puts on a tensor: a layer may take it off again."""
+    """Call `hear(tensor, mask)` for every mask that Keras sets on a tensor, as a layer may remove it again."""
 
     def set_keras_mask(x: Any, mask: Any) -> None:
         _set_keras_mask(x, mask)

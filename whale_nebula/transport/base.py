@@ -34,7 +34,7 @@ from whale_nebula.wire.tensor import Bytes
 
 @dataclass(frozen=True, slots=True)
 class CarrierState:
-    """How a carrier stands, how many connections there were, and the last trouble.
+    """State of a carrier: whether it is connected, the number of connections so far, and the last error.
 
     `refusal` is why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
     """
@@ -52,7 +52,7 @@ class Receiver(Protocol):
     """
 
     def up(self, connection: int) -> None:
-        """There is a fresh connection, the `connection`-th: greet over it."""
+        """A new connection is established, the `connection`-th: start the greeting."""
 
     def message(self, data: bytes) -> None:
         """One whole frame has come."""
@@ -77,16 +77,16 @@ class Carrier(Protocol):
         """Hand one frame over, once this connection takes it; False if it is gone, though there be another."""
 
     def opened(self) -> None:
-        """The greeting over the present connection is done: a carrier of several lanes may now use them all."""
+        """The greeting on the current connection is complete: a carrier with several lanes may use them all."""
 
     def drop(self, why: str) -> None:
         """Break the present connection; another will be made."""
 
     def pace(self, rate: float) -> None:
-        """The link has seen the line carry so many bytes per second: deadlines follow from it."""
+        """Report a measured rate of the line in bytes a second, from which deadlines follow."""
 
     def close(self) -> None:
-        """Let what was sent leave, and end for good."""
+        """Flush what was sent, and close for good."""
 
     def state(self) -> CarrierState:
         """The state of the connection."""
@@ -121,7 +121,7 @@ class Link(ABC):
         """
 
     def receive(self, key: Key, deadline: float) -> Payload:
-        """Wait for the tensor with this key. Keys may be asked for in any order, each once.
+        """Wait for the tensor with this key. Each key is received once, in any order.
 
         What comes must not be written to either.
         """
@@ -129,7 +129,7 @@ class Link(ABC):
         return self._inbox.take(key, deadline)
 
     def later(self, key: Key) -> None:
-        """Say that the tensor with this key will be received, but perhaps after those of later steps."""
+        """Announce that the tensor with this key will be received, possibly after those of later steps."""
         self._check(key, self.there, self.here)
         self._inbox.later(key)
 
@@ -142,7 +142,7 @@ class Link(ABC):
         return self._inbox.take_message(kind, deadline)
 
     def totals(self) -> LinkTotals:
-        """What was sent over this end so far."""
+        """Statistics of what was sent from this end."""
         return self._totals
 
     def begin_session(self, epoch: int) -> None:
@@ -151,11 +151,11 @@ class Link(ABC):
 
     @abstractmethod
     def fail(self, reason: Mapping[str, Any]) -> None:
-        """Tell the other worker that this one failed and why; it overtakes tensors that wait for the line."""
+        """Notify the other worker of a failure and its cause, ahead of queued tensors."""
 
     @abstractmethod
     def close(self) -> None:
-        """End in order: what was sent before still arrives. Closing twice does nothing."""
+        """Close in order: everything sent before still arrives. Idempotent."""
 
     def _count_message(self, size: int) -> int:
         """Count one control message; gives its bytes on the wire."""
@@ -176,7 +176,7 @@ class Link(ABC):
 
 
 def refuse_reserved(message: Mapping[str, Any]) -> None:
-    """Keep the messages that links say themselves for the methods that say them, and refuse what no registry has."""
+    """Refuse message kinds that links reserve for themselves, and unregistered ones."""
     if message.get("kind") in (BYE, FAIL):
         raise LocalProtocolError(f"{message['kind']} is not posted", mend="call fail(reason) or close()")
     require_known(message)
@@ -257,7 +257,8 @@ _CHANCES = 8  # for a frame to come undamaged
 
 
 class Faults:
-    """When to give up on what comes wrong: the same place twice is meant so, damage may strike it by chance.
+    """Policy on invalid frames: when to give up on a connection. Damage may be random, so the same place gets several
+    chances; a deliberate fault gets few.
 
     `chances` is how often what is no damage may come wrong at one place.
     """

@@ -1,4 +1,4 @@
-"""All deadlines of a link in one place: given ones, and those derived from them or from measurements."""
+"""All deadlines of a link: configured ones, and those derived from them or from measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRAWN = random.SystemRandom()  # `random` itself is the script's: what it draws
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a link waits, in seconds, before it does what.
+    """The timeouts of a link in seconds.
 
     `patience`: how long somebody who is not heard, or who has not come yet, is waited for. `silence`: within
     which time it is noticed and said that nothing is heard. `gateway_grace`: how long a gateway may refuse.
@@ -36,16 +36,16 @@ class Deadlines:
 
     @property
     def beat(self) -> float:
-        """After how long without a frame this side says that it is there."""
+        """Interval of heartbeats: how long this side may be silent."""
         return self.silence / 4
 
     @property
     def keepalive(self) -> float:
-        """After how long without a byte a connection is asked whether it still is one."""
+        """Idle time after which a connection is probed."""
         return self.silence * 0.375
 
     def ping(self, rate: float | None) -> float:
-        """How long the answer to that may take: the rest of `silence`, or what a slow line's queue takes.
+        """Timeout of the probe's answer: the rest of `silence`, or the time of a slow line's queue.
 
         `rate` is what the line was seen to carry, in bytes per second.
         """
@@ -53,7 +53,8 @@ class Deadlines:
         return max(usual, 1.5 * _BACKLOG_BYTES / rate) if rate else usual
 
     def stall(self, waiting: int, rate: float | None) -> float:
-        """How long a send may wait for room: `patience`, or twice the time that a working line needs for it.
+        """Timeout of a send that waits for room: `patience`, or twice the time that the line needs at its measured
+        rate.
 
         >>> Deadlines().stall(waiting=64 << 20, rate=100_000)
         1342.17728
@@ -61,7 +62,7 @@ class Deadlines:
         return max(self.patience, 2 * waiting / rate) if rate else self.patience
 
     def retry_pause(self, attempt: int, draw: float | None = None) -> float:
-        """How long to wait before the `attempt`-th try (from 0) to connect again; `draw` is random in [0, 1)."""
+        """Backoff before the `attempt`-th reconnection (from 0); `draw` is random in [0, 1)."""
         draw = _DRAWN.random() if draw is None else draw
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
 
@@ -80,7 +81,7 @@ class Meter:
             self._since, self._bytes = now, 0
 
     def note_carried(self, size: int, now: float, *, more: bool) -> None:
-        """So many bytes have arrived; `more`: others are still on their way."""
+        """Count bytes that have arrived; `more` means that others are in flight."""
         if self._since is None:
             return
         self._bytes += size
@@ -132,12 +133,12 @@ Announce: TypeAlias = Callable[[Wait], None]
 
 
 def log_wait(wait: Wait) -> None:
-    """Say it in the log, as a warning; that it is over, too: who has read that somebody waits wants to know."""
+    """Log a wait as a warning, and its end too."""
     _LOG.warning("%s", wait)
 
 
 class Waiting:
-    """One thing that may have to be waited for again and again: said at once, every ten seconds, and at its end.
+    """Progress messages of a recurring wait: at its start, every ten seconds, and at its end.
 
     The owner calls `on` whenever it sees that it still waits, and `off` when what it waited for is there. When it
     waits no more for another reason it calls `drop`, and nothing is said.
@@ -164,11 +165,13 @@ class Waiting:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is waited for, and that was said."""
+        """Whether a wait is in progress and was announced."""
         return self._since is not None
 
     def on(self, why: str, *, limit: float | None = None, since: float | None = None) -> None:
-        """It is waited for, at most `limit` seconds if there is one, counted from `since` or the first call."""
+        """Start or continue the wait, with a `limit` in seconds, if there is one, counted from `since` or the first
+        call.
+        """
         now = self._now()
         if self._since is None:
             self._since = now if since is None else since
@@ -178,14 +181,14 @@ class Waiting:
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))
 
     def off(self) -> None:
-        """What was waited for is there: say so, if the wait was announced."""
+        """End the wait with success; logged if its start was."""
         if self._since is not None:
             seconds = self._now() - self._since
             self._since = None
             self._announce(Wait(self._who, self._where, self._why, seconds, seconds, over=True))
 
     def drop(self) -> None:
-        """It is no longer waited for."""
+        """Abandon the wait."""
         self._since = None
 
 
@@ -194,7 +197,7 @@ _OVERSLEEP = 0.00025  # a timed wait ends about so much too late
 
 
 class Clock(Protocol):
-    """Tells the time and waits for a condition."""
+    """Source of time, and of waits for a condition."""
 
     def now(self) -> float:
         """Seconds from some fixed moment; it never goes back."""
@@ -211,7 +214,7 @@ class MonotonicClock:
         return time.monotonic()
 
     def wait(self, condition: threading.Condition, seconds: float) -> None:
-        """Wait for the condition, at most so long, and wake early rather than late: who asked looks again.
+        """Wait for the condition with a timeout; may wake early, so callers check again.
 
         So the end of a wait is hit closer than the system's timers alone would hit it.
         """

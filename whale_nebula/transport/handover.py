@@ -1,6 +1,5 @@
-"""Connections that a gateway hands over to a service of the same host, as they are: the kernel passes the open socket
-from one process to the other, so the service sees the bytes and the address of who dialled, and no byte of it passes
-through the gateway.
+"""Hand connections over from a gateway to a service on the same host: the kernel passes the open socket (SCM_RIGHTS),
+so the service sees the bytes and the address of the dialler, and no byte passes through the gateway.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def socket_path(folder: Path, protocol: str, cluster: str) -> Path:
 
 
 def hand_over(line: socket.socket, path: Path) -> None:
-    """Hand a connection over to the service at a path. Waits for nothing: an `OSError` says that nobody takes it."""
+    """Hand a connection over to the service at a path. Never blocks: an `OSError` means that no service takes it."""
     with _shorten_path(path) as name, socket.socket(socket.AF_UNIX) as door:
         door.setblocking(False)
         door.connect(name)
@@ -46,8 +45,8 @@ def hand_over(line: socket.socket, path: Path) -> None:
 
 @contextlib.contextmanager
 def receive_connections(path: Path, take: Take) -> Iterator[None]:
-    """Give each connection that is handed over at a path to `take`, with the address of who dialled, while this is
-    open. Who may enter the folder, and is of its group, may hand over.
+    """Pass each connection that is handed over at a path to `take`, with the dialler's address, while this is open.
+    Members of the folder's group may hand over.
     """
     listening, over = _listen(path), threading.Event()
     thread = threading.Thread(target=_receive, args=(listening, take, over), name="nebula-handed", daemon=True)

@@ -34,7 +34,7 @@ class _Item(NamedTuple, Generic[T]):
 
 
 class _End(NamedTuple):
-    """Why nothing more will come. `at_once`: even what has arrived is no longer given out."""
+    """Why no more messages will come. `at_once`: what has arrived is discarded too."""
 
     due: float
     error: Callable[[], NebulaError]
@@ -42,7 +42,7 @@ class _End(NamedTuple):
 
 
 def unsent_error(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
-    """The other worker is there, and what was awaited has not come."""
+    """The error for a message that a live worker has not sent in time."""
     return DeadlineError(
         f"worker '{here}' waited {seconds:g} s for worker '{there}'",
         where=awaited,
@@ -52,7 +52,7 @@ def unsent_error(here: str, there: str, awaited: str, seconds: float) -> NebulaE
 
 
 class Waiters:
-    """The threads of a process that wait at its links, for what has not come or for room to send.
+    """The threads of a process that wait at its links, to receive or for room to send.
 
     A process that waits holds no sender at any of its links, so no two can wait for each other in a circle.
     """
@@ -82,7 +82,7 @@ class Waiters:
 
 
 class Mailbox:
-    """Tensors by key and messages by kind, from one worker to another, in whatever order they are asked for.
+    """Received tensors by key and messages by kind, from one worker, in whatever order they are requested.
 
     Every key comes once, and none comes late: a second copy, or a tensor of a step before the newest one
     that was taken (of the same program), is a protocol error of the class `fault`, unless somebody waits
@@ -135,7 +135,7 @@ class Mailbox:
 
     @property
     def flows(self) -> bool:
-        """Whether there is room for more, or somebody waits. It may be read without the lock."""
+        """Whether more may be received: there is room, or somebody waits. May be read without the lock."""
         if not self._full or self._closed or self._end is not None:
             return True
         return self._waiters.count > 0 and (not self._beyond or self._has_room_beyond())
@@ -170,7 +170,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def put_message(self, message: dict[str, Any], due: float = 0.0, *, size: int = 0) -> None:
-        """A control message, of so many bytes, arrives."""
+        """Store a received control message, whose size counts."""
         with self._changed:
             if self._closed:
                 return
@@ -191,8 +191,8 @@ class Mailbox:
             self._changed.notify_all()
 
     def end(self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False) -> None:
-        """Nothing more will come: whoever waits, now or later, gets this error. The first end stays, but a
-        failure (`at_once`) replaces a mere close.
+        """No more messages will come: current and later waits raise this error. The first end stays, but a failure
+        (`at_once`) replaces an orderly close.
         """
         with self._changed:
             if self._end is None or (at_once and not self._end.at_once):
@@ -211,7 +211,7 @@ class Mailbox:
             return True
 
     def check_open(self) -> None:
-        """Raise the end's error if there is one by now: for who is about to send."""
+        """Raise the error of the end, if there is one, before a send."""
         with self._changed:
             self._raise_end(self._clock.now())
 
@@ -265,7 +265,7 @@ class Mailbox:
 
     @contextlib.contextmanager
     def _asking(self, find: Callable[[], _Item[Any] | None], deadline: float) -> Iterator[None]:
-        """Around a wait: what has not come must be able to come, and what is taken makes room."""
+        """Context of a wait: makes sure that the message can arrive, and frees its room afterwards."""
         with self._changed:
             waits = deadline > 0 and find() is None
         full = self._full
@@ -286,9 +286,9 @@ class Mailbox:
                 self._let_go(key, self._tensors.pop(key).cost)
 
     def _hold(self, key: Key, cost: int, window: int) -> None:
-        """Count a tensor that was not requested yet, and refuse more of them than a sender that keeps to the plan
-        sends. Of the kinds that belong to no step, such a sender sends only a few beyond the window: those before one
-        that this side waits for.
+        """Count a tensor that was not requested yet, and refuse more than a sender that follows the plan would send. Of
+        kinds that belong to no step, such a sender sends only a few beyond the window: those before one that this side
+        waits for.
         """
         if key.kind in _APART:
             most = window + _OVERRUN_BYTES + (_MOST_ROUNDS * cost if key.kind == "round" else 0)
@@ -305,7 +305,7 @@ class Mailbox:
             self._apart = 0
 
     def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, promised: bool = False) -> bool:
-        """Whether it came in time."""
+        """Wait for a condition; returns whether it held in time."""
         start = self._clock.now()
         limit = start + deadline
         while True:

@@ -31,7 +31,9 @@ from whale_nebula.wire.tensor import dtype_code
 
 
 class Passage(NamedTuple):
-    """When the first byte of a message enters the line, when its last leaves, and when that arrives."""
+    """Times of a message on an emulated line: when its first byte enters, when its last byte leaves, and when that
+    arrives.
+    """
 
     start: float
     left: float
@@ -49,7 +51,7 @@ class EmulatedLine:
         self._free_at = 0.0
 
     def occupy(self, size: int, *, overtakes: bool = False) -> Passage:
-        """Put so many bytes on the line."""
+        """Occupy the line for the time of a message."""
         with self._lock:
             now = self._clock.now()
             start = now if overtakes else max(now, self._free_at)
@@ -87,14 +89,14 @@ class MemoryLink(Link):
         self._outbox.put_message(decode_message(data), self._line.occupy(self._count_message(len(data))).due)
 
     def fail(self, reason: Mapping[str, Any]) -> None:
-        """Tell the other worker that this one failed and why."""
+        """Notify the other worker of a failure and its cause."""
         data = encode_message({"kind": FAIL, "reason": dict(reason)})
         due = self._line.occupy(self._count_message(len(data)), overtakes=True).due
         told = decode_message(data)["reason"]
         self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=True)
 
     def close(self) -> None:
-        """End in order: what was sent before still arrives. Closing twice does nothing."""
+        """Close in order: everything sent before still arrives. Idempotent."""
         if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             due = self._line.occupy(self._count_message(len(encode_message({"kind": BYE})))).due
             self._outbox.end(lambda: closed_by_error(self.here), due=due)
@@ -143,7 +145,7 @@ class MemoryNetwork:
 
 
 def _checked_size(array: Payload, size: int | None) -> int:
-    """The payload's bytes, after refusing what a real link would refuse."""
+    """The size of a payload, after the checks that a real link makes."""
     if isinstance(array, Packed):
         return check_packed(array).nbytes
     dtype = getattr(array, "dtype", None)

@@ -43,7 +43,7 @@ class Shipment(NamedTuple):
 
 
 class Outbox:
-    """What one link sends, and the order in which its frames leave. Any thread may call it.
+    """Send queue of a link, which decides the order of frames. Thread-safe.
 
     `put` blocks while more than `budget` bytes wait (one parcel is always let in), inside of `waiting`. Before what is
     put there go the greeting, frames that are sent again, what is urgent, and acknowledgements. One thread takes `next`
@@ -122,7 +122,9 @@ class Outbox:
             return True
 
     def forget(self) -> None:
-        """Drop what waits and is not urgent, the rest of a tensor too, now and from now on: nobody wants it."""
+        """Drop queued frames that are not urgent, also the rest of a tensor, now and in future, as the other side needs
+        them no longer.
+        """
         with self.changed:
             self._forgets = True
             self._parcel = None
@@ -148,7 +150,7 @@ class Outbox:
             self._notify_all()
 
     def done(self, size: int) -> None:
-        """So many bytes of the budget have left."""
+        """Release budget: these bytes have left."""
         with self.changed:
             self.written += size
             self.waiting -= size
@@ -178,19 +180,19 @@ class Outbox:
     # What goes next. `changed` is held.
 
     def connect(self, connection: int, packets: Iterable[Packet]) -> None:
-        """There is a connection, on which these go first."""
+        """A connection is established, on which these frames go first."""
         self.connection = connection
         self._first = deque(packets)
         self._again.clear()
 
     def disconnect(self) -> None:
-        """There is none; what was to be sent first, or again, is asked for anew on the next."""
+        """The connection is lost; frames to be sent first, or again, are determined anew for the next one."""
         self.connection = None
         self._first.clear()
         self._again.clear()
 
     def broken(self, connection: int) -> None:
-        """That connection takes nothing more, as is about to be told: until then nothing is given out for it."""
+        """The connection accepts no more frames and is about to report its loss; until then nothing is sent."""
         if self.connection == connection:
             self.connection = None
 
@@ -199,7 +201,7 @@ class Outbox:
         self._first.extend(packets)
 
     def again(self, packets: Iterable[Packet]) -> None:
-        """These must be sent again before anything new."""
+        """Queue frames for retransmission before anything new."""
         self._again.extend(packets)
 
     def quiet_for(self) -> float | None:

@@ -143,7 +143,7 @@ class PeerLink(Link):
         self._watcher.start()
 
     def state(self) -> CarrierState:
-        """How its carrier stands."""
+        """The state of its carrier."""
         return self._carrier.state()
 
     # What its owner calls.
@@ -165,15 +165,13 @@ class PeerLink(Link):
         self._count_message(parcel.payload.size)
 
     def begin_session(self, epoch: int) -> None:
-        """Let the conversation know, by which processes are told apart."""
+        """Begin a session, whose epoch distinguishes restarted processes."""
         super().begin_session(epoch)
         with self._changed:
             self._conversation.begin_session(epoch)
 
     def fail(self, reason: Mapping[str, Any]) -> None:
-        """Tell the other worker that this one failed and why, before everything that is queued; what waits for the line
-        is dropped, as it ends there.
-        """
+        """Notify the other worker of a failure and its cause, ahead of the queue, which is dropped as the link ends."""
         failpoint("failure.telling")
         cut = {name: value[:_LONGEST_REASON] if isinstance(value, str) else value for name, value in reason.items()}
         parcel = self._parcel({"kind": FAIL, "reason": cut})
@@ -190,7 +188,7 @@ class PeerLink(Link):
             self._say_farewell()
 
     def close(self) -> None:
-        """Send what is queued and a farewell, wait until it has arrived and for the other side's, and end."""
+        """Flush the queue and a farewell, wait for its acknowledgement and the other side's farewell, and end."""
         self.part()
         if self._closed:
             return
@@ -222,7 +220,7 @@ class PeerLink(Link):
             self._count_message(self._farewell.payload.size)
 
     def _drain(self) -> None:
-        """Wait for the end of the conversation, as long as there is hope of it."""
+        """Wait for the end of the conversation as long as it can be reached."""
         with self._changed:
             sent, received, since = self._progress(), self._conversation.received, self._now()
             taken = since  # when the other side last took something; what it sends itself is no reason to stay
@@ -260,13 +258,15 @@ class PeerLink(Link):
         return self._outbox.waiting + self._conversation.unacked
 
     def _worth_waiting(self) -> bool:
-        """Whether more than a farewell has not arrived yet, at somebody who wants it: that is worth patience."""
+        """Whether more than a farewell is unacknowledged by a worker that still needs it, so that waiting is
+        worthwhile.
+        """
         ending = self._failed or self._fail_heard or self._bye_heard
         return self._met and not ending and self._unsent > self._farewell.size + _SEAL_BYTES
 
     @property
     def _over(self) -> bool:
-        """Both sides have said goodbye, and all that this one sent has arrived; or there is nobody to listen to."""
+        """Whether both sides have said farewell and all frames were acknowledged, or no peer is left."""
         if self._deaf:
             return self._conversation.ready and not self._outbox.urgent
         if self._fail_heard:
@@ -420,8 +420,8 @@ class PeerLink(Link):
             _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
 
     def _accept(self, event: TensorArrived | MessageArrived) -> bool:
-        """Put what has come whole where it is waited for. What is wrong with it ends the link: the frame was taken, so
-        it does not come again, and nothing heals.
+        """Deliver complete messages to the mailbox. A fault in one ends the link, since its frame was acknowledged and
+        does not come again.
         """
         message = isinstance(event, MessageArrived)
         failpoint("message.received" if message else "tensor.received", self._carrier.drop)
@@ -452,7 +452,7 @@ class PeerLink(Link):
             self._inbox.put_message(message, size=size)
 
     def _find_bound(self, header: Header) -> Bound | None:
-        """What the plan allows for a tensor that begins: asked before anything is allocated for it."""
+        """The plan's limit of the size of an incoming tensor, checked before memory is allocated."""
         if self._expect is None:
             return None
         key = self._roster.key(header)
@@ -462,12 +462,14 @@ class PeerLink(Link):
         return bound
 
     def _find_due(self, key: Key) -> float:
-        """How many bytes of a tensor that has come the plan and the step account for."""
+        """The number of bytes that the plan and the step allow for a received tensor."""
         bound = self._expect(key) if self._expect is not None else None
         return math.inf if bound is None else bound.due
 
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
-        """A frame is wrong: damage heals, as the frame comes again on the next connection; intent does not."""
+        """Handle an invalid frame: after random damage it is sent again on the next connection; a deliberate one would
+        be invalid again.
+        """
         if isinstance(error, ExpiredError):  # it may be renewed any moment
             self._healing = error
             self._carrier.drop(error.what)
@@ -497,7 +499,7 @@ class PeerLink(Link):
         self._carrier.drop(error.what)
 
     def _refuse(self, error: NebulaError) -> None:
-        """What comes is not to be trusted from here on: say so to both sides, if there still is a way to say it."""
+        """Stop trusting the peer: report it to both sides, as far as they can be reached."""
         with self._changed:
             if self._deaf:
                 return
@@ -539,8 +541,8 @@ class PeerLink(Link):
             self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._heard)
 
     def _check_peer(self, certificate: str, ready: bool) -> None:
-        """End a connection to a worker whose certificate has expired since it greeted, and the link to one whose
-        certificate was taken back: the former may be renewed.
+        """End the connection to a worker whose certificate has expired, which may be renewed, and the link to one whose
+        certificate was revoked.
         """
         try:
             if self._prover is not None:
@@ -571,13 +573,13 @@ class PeerLink(Link):
         return self._unheard_error(quiet if self._met else seconds, self._trouble(ready))
 
     def _unheard_error(self, seconds: float, why: str) -> NebulaError:
-        """Nothing was heard from the other worker for so long, if it was ever there."""
+        """The error for a worker that has been silent for too long, or was never connected."""
         error = (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
         error.peer = self.there
         return error
 
 
 def _wrap_unexpected(error: Exception) -> RemoteProtocolError:
-    """An error of another kind than ours, which what has come brought about: it must not be lost in silence."""
+    """Wrap an unexpected exception in the processing of received data, so that it is reported."""
     _LOG.error("what has come was taken for an error of the other side", exc_info=error)
     return RemoteProtocolError("what has come cannot be taken", why=f"{type(error).__name__}: {str(error)[:200]}")

@@ -1,4 +1,4 @@
-"""What crosses a link: tensors by their keys, as payloads, what of them a plan allows, and how much was sent."""
+"""What crosses a link: tensors as payloads with their keys, what a plan allows of them, and statistics."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Packed(NamedTuple):
         return raw_bytes(dtype_code(self.dtype), self.dims)
 
     def describe(self, header: Header) -> Header:
-        """The header with what it says of this payload."""
+        """The header for this payload."""
         dtype, dims = dtype_code(self.dtype), tuple(self.dims)
         return header._replace(codec=self.codec, state=self.state, dtype=dtype, dims=dims)
 
@@ -81,7 +81,7 @@ def check_packed(packed: Packed) -> Packed:
 
 
 class Described(NamedTuple):
-    """A payload on its way out: its header, its bytes, and what it was before a codec."""
+    """An outgoing payload: its header, its bytes, and its form before encoding."""
 
     header: Header
     data: Bytes
@@ -105,7 +105,7 @@ def describe_payload(header: Header, payload: Payload) -> Described:
 
 
 def read_payload(event: TensorArrived) -> Payload:
-    """What came, as it was sent."""
+    """Decode a received payload."""
     header, dtype = event.header, dtype_of(event.header.dtype)
     if not header.encoded or dtype is None:
         return event.array
@@ -114,7 +114,7 @@ def read_payload(event: TensorArrived) -> Payload:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which tensor of a run it is: `slot` is its number in the plan, `micro_batch` -1 where there is none.
+    """Identity of a tensor in a run: `slot` is its number in the plan, `micro_batch` -1 if it has none.
 
     `part` is a gradient part of a variable that two stages hold, `round` what a cluster that trains apart has gone.
 
@@ -139,7 +139,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class LinkTotals:
-    """What one worker has handed to one link so far.
+    """Statistics of what one worker has sent on one link.
 
     `payload_bytes` are the tensors as they were sent, `bytes` everything (frame headers and control
     messages too), `raw_bytes` the same tensors in their own element type, before any codec.

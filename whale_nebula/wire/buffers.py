@@ -1,5 +1,5 @@
-"""What a conversation keeps: frames sent and not yet acknowledged, frames that came before their turn, and tensors of
-which some chunks have come, checked against what the plan allows.
+"""Buffers of a conversation: sent frames that are unacknowledged, frames that arrived early, and partly received
+tensors, within the limits of the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OVERHEAD = 512  # of one held frame, in memory
 
 
 def held_bytes(size: int) -> int:
-    """What a frame of so many bytes takes in memory while it waits: both sides count budgets in it."""
+    """Memory of a waiting frame of this size, in which both sides count budgets."""
     return size + _OVERHEAD
 
 
@@ -50,7 +50,7 @@ class Replay:
 
     @property
     def room(self) -> int:
-        """How many bytes may still be kept. The frame that makes it negative was still let in."""
+        """The remaining budget in bytes; the frame that exceeds it is still accepted."""
         return self.budget - self.bytes - len(self._kept) * held_bytes(0)
 
     def keep(self, packet: Packet) -> None:
@@ -60,12 +60,12 @@ class Replay:
         self.next += 1
 
     def check(self, ack: int) -> None:
-        """The other side cannot expect what was never sent."""
+        """Refuse an acknowledgement of frames that were never sent."""
         if ack > self.next:
             raise RemoteProtocolError(f"frame {ack} is asked for, and only {self.next - FIRST} were sent")
 
     def acknowledge(self, ack: int) -> list[Acknowledged]:
-        """All frames before this number have come; an older number than one told before says nothing new."""
+        """Drop all frames before this number; older acknowledgements have no effect."""
         self.check(ack)
         before = len(self._kept), self.bytes
         while self._kept and self.oldest < ack:
@@ -75,7 +75,7 @@ class Replay:
         return [done] if done.frames else []
 
     def since(self, number: int) -> list[Packet]:
-        """What is to be sent again to a side that expects this number."""
+        """The frames to retransmit to a side that expects this number."""
         if not self.oldest <= number <= self.next:
             raise LocalProtocolError(f"frame {number} is not kept", why=f"kept are {self.oldest} to {self.next - 1}")
         return [packet for at, packet in enumerate(self._kept, start=self.oldest) if at >= number]
@@ -92,7 +92,7 @@ _MOST_HELD = 1 << 14
 
 
 class Arrivals(Generic[T]):
-    """The order of what comes. A frame that is early is held, in all up to `window` bytes; 0 allows no gap."""
+    """Reorders received frames. Early frames are held, up to `window` bytes in total; with 0 there may be no gap."""
 
     def __init__(self, window: int = 0) -> None:
         self.expected = FIRST
@@ -101,7 +101,7 @@ class Arrivals(Generic[T]):
         self._held: dict[int, tuple[T, int]] = {}
 
     def add(self, number: int, frame: T, size: int) -> None:
-        """The frame with this number has come: it is due, or is held until those before it have come."""
+        """Add a received frame: it is due, or held until the frames before it have arrived."""
         if number < self.expected or number in self._held:
             raise RemoteProtocolError(
                 f"frame {number} came twice over one connection",
@@ -127,7 +127,7 @@ class Arrivals(Generic[T]):
         self.expected += 1
 
     def forget(self) -> None:
-        """Let go what is held: it comes again on the next connection."""
+        """Drop held frames; they are retransmitted on the next connection."""
         self._held.clear()
         self.bytes = 0
 
@@ -138,7 +138,7 @@ _NO_MORE = 2**32 - 1  # the largest size that a header has room for: a bound tha
 
 
 class Bound(NamedTuple):
-    """What the plan allows a tensor to be: its element type and, for every axis, the largest size.
+    """The plan's limits of a tensor: element type, and the largest size of every axis.
 
     `codecs` are those that may have encoded it (none, unless the plan says so), and `extra` is how many bytes more
     than the tensor itself what they made may have: heads of what was packed, and rows that did not get smaller.
@@ -166,12 +166,12 @@ class Bound(NamedTuple):
         return fits and dtype == self.dtype
 
     def admits_encoded(self, codec: int, size: int, raw: int) -> bool:
-        """Whether this codec may have made so many bytes of a tensor of `raw` bytes."""
+        """Whether a codec may have produced this many bytes from a tensor of `raw` bytes."""
         return codec in self.codecs and size <= raw + self.extra
 
 
 class TensorArrived(NamedTuple):
-    """A whole tensor; the header is that of its last frame. Of one that is encoded, `array` are the codec's bytes."""
+    """A complete tensor, with the header of its last frame. For an encoded one, `array` holds the codec's bytes."""
 
     header: Header
     array: npt.NDArray[Any]
@@ -196,7 +196,7 @@ class Assembly:
         self._received = 0  # of that tensor, in bytes
 
     def keep(self, header: Header, chunk: Bytes) -> bool:
-        """Take the only chunk of a tensor as it lies where it came, if nobody can change it there: it is not copied."""
+        """Use a tensor's only chunk in place, without a copy, if its buffer cannot change."""
         if self._tensor is not None or header.length != header.whole or chunk.flags.writeable:
             return False
         self._check(header)
@@ -204,7 +204,7 @@ class Assembly:
         return True
 
     def place(self, header: Header) -> Bytes:
-        """Where the chunk of this (checked) header belongs."""
+        """The destination of the chunk with this (validated) header."""
         if self._tensor is None and header.offset == 0:
             self._check(header)
             self._tensor, self._received = (_common(header), _allocate(header.whole)), 0
@@ -251,7 +251,7 @@ def _allocate(size: int) -> Bytes:
 
 
 def _common(header: Header) -> Header:
-    """What is the same in all frames of one tensor."""
+    """The fields that are the same in all frames of one tensor."""
     return header._replace(sequence=0, ack=0, offset=0, length=0, flags=header.flags & ~Flag.LAST)
 
 

@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Both sides have proven who they are: send these now, which the other side lacks, then go on.
+    """Event: both sides are authenticated. These frames, which the other side lacks, are to be sent first.
 
     `resumed`: this is not the first connection.
     """
@@ -76,7 +76,7 @@ _Frame: TypeAlias = tuple[Header, Bytes]
 
 
 class Conversation:
-    """What worker `here` and worker `there` (their numbers on the wire) say to each other.
+    """The protocol state machine between worker `here` and worker `there` (their numbers on the wire), without I/O.
 
     `expect` and `limit` bound what may arrive, as for `Assembly`; `budget` is how many bytes are kept until they are
     acknowledged; `window` how many may arrive too early (more than 0 where several connections carry the frames, none
@@ -140,23 +140,23 @@ class Conversation:
 
     @property
     def states(self) -> tuple[State, State]:
-        """Where this side and the other one are."""
+        """The states of this side and of the other one."""
         return self._ours.state, self._theirs.state
 
     @property
     def peer_certificate(self) -> str | None:
-        """The certificate with which the other side has proven who it is, on the present connection or the one before;
+        """The certificate by which the other side has authenticated, on the current connection or the previous one;
         None before that, and without a prover.
         """
         return self._introduction.certificate
 
     @property
     def error(self) -> NebulaError | None:
-        """What the other side did wrong on the present connection: the next call of `receive` raises it."""
+        """The protocol error of the other side on the current connection, which the next call of `receive` raises."""
         return self._error
 
     def room(self) -> int:
-        """How many bytes may still be sent before some are acknowledged; none at 0 or below."""
+        """The number of bytes that may be sent before an acknowledgement is needed; none at 0 or below."""
         return self._replay.room
 
     def begin_session(self, epoch: int) -> None:
@@ -217,23 +217,23 @@ class Conversation:
         return packet
 
     def due(self) -> Packet | None:
-        """A frame that only says what has arrived, when it is time for one."""
+        """A bare acknowledgement, if one is due."""
         return self._bare(Kind.ACK) if self.owes else None
 
     @property
     def owes(self) -> bool:
-        """Whether it is time to say what has arrived."""
+        """Whether an acknowledgement is due."""
         ended = self._theirs.state in _ENDED
         return self.ready and self._heard > (0 if ended else self._ack_bytes) and (ended or self._flows())
 
     def beat(self) -> Packet:
-        """A frame that says that this side lives, and what has arrived."""
+        """A heartbeat frame, which also acknowledges."""
         if not self.ready:
             raise LocalProtocolError("nothing is sent before the greeting is over")
         return self._bare(Kind.BEAT)
 
     def _acknowledge(self) -> int:
-        """The number to acknowledge up to, in what is sent now."""
+        """The number up to which the next frame acknowledges."""
         if self._theirs.state in _ENDED or self._flows():
             self._released, self._heard = self._arrivals.expected, 0
         return self._released
@@ -250,8 +250,9 @@ class Conversation:
     # What comes in.
 
     def receive(self, message: bytes | bytearray | memoryview) -> list[Event]:
-        """Take one whole frame; give what it completes, in order. What is wrong is raised, now and at every later call;
-        but where frames that waited for this one were good, their events are given now, and it is raised from then on.
+        """Process one whole frame; returns the events that it completes, in order. Errors are raised now and at every
+        later call; if valid frames waited for this one, their events are returned now, and the error is raised from
+        then on.
         """
         if self._error is not None:
             raise self._error
@@ -312,7 +313,7 @@ class Conversation:
                 self._arrivals.advance()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
-        """The events of the frame that is due. One that is refused has changed nothing."""
+        """The events of the frame that is due. A refused frame changes nothing."""
         self._replay.check(header.ack)
         if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
             raise RemoteProtocolError("a frame is not sealed where all are")

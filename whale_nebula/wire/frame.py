@@ -41,7 +41,7 @@ MESSAGE_BYTES = FRAME_CAP - HEADER_BYTES - TAG_BYTES  # the longest control mess
 
 
 class Kind(IntEnum):
-    """What a frame carries."""
+    """The type of a frame's content."""
 
     BOUNDARY = 1
     PART = 2
@@ -116,12 +116,12 @@ class Header(NamedTuple):
 
 
 def wire_bytes(payload_bytes: int) -> int:
-    """How many bytes a tensor of so many bytes is on the wire, headers included."""
+    """Bytes of a tensor of this size on the wire, headers included."""
     return payload_bytes + HEADER_BYTES * frame_count(payload_bytes)
 
 
 def frame_count(payload_bytes: int) -> int:
-    """How many frames carry a tensor of so many bytes."""
+    """The number of frames for a tensor of this size."""
     return max(1, -(-payload_bytes // CHUNK_BYTES))
 
 
@@ -144,7 +144,7 @@ def pack(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
 
 
 def sealed_header_bytes(header: Header) -> bytes:
-    """What a seal binds its chunk to: the header's bytes without `ack` and the checksums."""
+    """The header bytes that a seal authenticates with its chunk: all but `ack` and the checksums."""
     return lay_out(header._replace(ack=0), 0)
 
 
@@ -158,7 +158,7 @@ def lay_out(header: Header, payload_crc: int) -> bytes:
 
 
 def is_bare(frame: bytes) -> bool:
-    """Whether a frame, which nobody has checked yet, is a header that only says what has arrived, or a sign of life."""
+    """Whether a frame, not validated yet, is only a header: an acknowledgement or a heartbeat."""
     return len(frame) == HEADER_BYTES and frame[_KIND_AT] in BARE
 
 
@@ -201,7 +201,7 @@ def open_header(header: Header) -> Header:
 
 
 def find_fault(header: Header, *, sealed: bool = False) -> str | None:
-    """What breaks the rules within one header, in words, or None. The rules are the same for both sides."""
+    """The violation of a rule within one header, in words, or None. The rules are the same for both sides."""
     if header.kind in BARE:
         said = Header(
             header.kind, Flag.LAST, header.conversation, 0, header.ack, 0, 0, header.source, header.destination

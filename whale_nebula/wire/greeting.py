@@ -71,11 +71,13 @@ class Hello:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def message(self) -> dict[str, Any]:
-        """As a control message."""
+        """The greeting as a control message."""
         return {"kind": "HELLO", **asdict(self)}
 
     def lasting(self) -> dict[str, Any]:
-        """What stays the same on every connection of a process. Its certificate may be renewed."""
+        """The fields that stay the same on every connection of a process, without its certificate, which may be
+        renewed.
+        """
         return {name: value for name, value in asdict(self).items() if name not in _CHANGING}
 
 
@@ -92,7 +94,7 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
 
 
 def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
-    """What the worker `signer` signs: both greetings, and that it is the one who signs."""
+    """The bytes that the worker `signer` signs: both greetings, and the signer's role."""
     said = [asdict(hello) for hello in _sort_hellos(hellos)]
     return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
 
@@ -142,13 +144,13 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def fresh_nonce() -> bytes:
-    """Random bytes, which nobody has drawn before."""
+    """Random bytes for one use."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who this side is, whom it speaks to, and in which run and epoch of it; `versions` are only told.
+    """Identity of this side, of the expected peer, and of the run and its epoch; `versions` are for information.
 
     `counts` are the numbers of workers of the clusters, where they may change. The run may go on without the other
     side, which is `absent` then: one that greets has come.
@@ -165,11 +167,11 @@ class Greeting:
 
 
 class Prover(Protocol):
-    """Proves to the other side who this one is, and checks the other's proof."""
+    """Authenticates this side to the other one, and verifies the other's proof."""
 
     @property
     def certificate(self) -> str:
-        """The certificate of this worker, as PEM; it may have been renewed since it was last asked for."""
+        """The certificate of this worker, as PEM; it may have been renewed."""
 
     def sign(self, transcript: bytes) -> bytes:
         """A signature with the certificate's key."""
@@ -212,7 +214,7 @@ class Introduction:
         self._epoch, self._in_session = epoch, True
 
     def hello(self, received: int, acknowledged: int) -> dict[str, Any]:
-        """What to say first on a new connection."""
+        """The first message on a new connection."""
         self._theirs = None
         self._ours = Hello(
             run=self._greeting.run,
@@ -301,7 +303,7 @@ def _check(ours: Hello, theirs: Hello) -> None:
 
 
 def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
-    """Tell apart who belongs to another epoch of the run; `met` is what the process said that was met before, if any.
+    """Compare epochs of the run; `met` is the identity of the process met before, if any.
 
     Processes that have just begun may name different epochs: with all others they agree on the highest.
     """
@@ -332,8 +334,8 @@ def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
 
 
 def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
-    """Tell apart who knows of other numbers of workers. Each cluster's own is what its workers say, and a cluster that
-    others have gone on without has none: who knows the older numbers ends, to be started again.
+    """Compare the numbers of workers. Those of a cluster are what its own workers say; a cluster that the others run
+    without has none. The side with the older numbers ends, to be restarted.
     """
     own, other = (hello.worker.rpartition("/")[0] for hello in (ours, theirs))
     if absent and not theirs.counts:
@@ -385,7 +387,7 @@ class Exchange:
 
 
 class Sealer:
-    """Seals what goes out and opens what comes in, between the workers with these numbers."""
+    """Encrypts and decrypts frames between the workers with these numbers."""
 
     def __init__(self, material: bytes, here: int, there: int) -> None:
         first, second = material[:_KEY_BYTES], material[_KEY_BYTES:]

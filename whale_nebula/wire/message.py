@@ -36,7 +36,7 @@ _UINT8 = dtype_code("uint8")
 
 
 class Word(StrEnum):
-    """What one side says, in kinds that the table of states tells apart."""
+    """The kinds of messages that the state table distinguishes."""
 
     HELLO = "HELLO"
     AUTH = "AUTH"
@@ -62,7 +62,7 @@ def _is_text(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a number that counts something."""
+    """Whether a value is a valid count."""
     return type(value) is int and 0 <= value <= MOST_NUMBER
 
 
@@ -100,8 +100,8 @@ def _is_fingerprint(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class MessageKind:
-    """A kind of control message: its word in the table of states, and the fields that it must and may have. An `open`
-    kind may have other fields besides.
+    """A kind of control message: its word in the state table, and its required and optional fields. An `open` kind
+    allows further fields.
     """
 
     word: Word
@@ -110,7 +110,7 @@ class MessageKind:
     open: bool = False
 
     def find_fault(self, fields: Mapping[str, Any]) -> str:
-        """What is wrong with the fields of a message, or ""."""
+        """The fault of a message's fields, or ""."""
         missing = sorted(self.required.keys() - fields.keys())
         if missing:
             return f"without {', '.join(missing)}"
@@ -222,7 +222,7 @@ def build_message(kind: str, about: str | None = None, **fields: Any) -> dict[st
 
 
 def require_known(message: Mapping[str, Any]) -> None:
-    """Refuse to send what the other side would refuse."""
+    """Refuse to send a message that the other side would refuse."""
     if fault := find_fault(message):
         raise LocalProtocolError(f"a control message {fault}", mend="add it to KINDS in wire/message.py")
 
@@ -260,12 +260,14 @@ def decode_message(data: bytes) -> dict[str, Any]:
 
 
 def message_header(size: int, source: int = 0, destination: int = 0) -> Header:
-    """The header of a control message of so many bytes, as `chunks` takes it."""
+    """The header of a control message of this size, as `chunks` takes it."""
     return Header(Kind.CONTROL, source=source, destination=destination, dtype=_UINT8, dims=(size,))
 
 
 def _find_excess(data: bytes) -> str | None:
-    """What is too large about a message, found before it is parsed: as objects it takes many times its bytes."""
+    """What is too large about a message, in words, found before it is parsed, as parsed objects take many times its
+    bytes.
+    """
     lines = is_lines(data)
     cap = MESSAGE_BYTES if lines else _MOST_BYTES
     if len(data) > cap:
@@ -278,7 +280,7 @@ def _find_excess(data: bytes) -> str | None:
 
 
 def is_lines(data: bytes) -> bool:
-    """Whether these bytes, which nobody has parsed yet, are the lines of a program: they may be larger than others."""
+    """Whether unparsed bytes are the lines of a program, which may be larger than other messages."""
     return data.startswith(_LINES)
 
 
@@ -301,7 +303,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class State(StrEnum):
-    """Where one side of a conversation is."""
+    """State of one side of a conversation."""
 
     START = "START"  # of a connection: nothing is said on it yet
     GREETED = "GREETED"
@@ -349,7 +351,7 @@ _WORDS: Mapping[int, Word] = {Kind.VALUE: Word.VALUE, Kind.ROUND: Word.ROUND}
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Where a side is, moved by what it says."""
+    """State machine of one side, driven by its messages."""
 
     state: State = State.START
     before: State | None = None  # where it was when the connection was cut

@@ -40,7 +40,7 @@ DTYPE_NAMES = tuple(_CODES)
 
 
 def dtype_code(name: str) -> int:
-    """The number of an element type on the wire; what has none (strings, variants) is refused by name."""
+    """The number of an element type on the wire; types without one (strings, variants) are refused by name."""
     code = _CODES.get(name)
     if code is None:
         raise LocalProtocolError(
@@ -57,7 +57,7 @@ def dtype_of(code: int) -> np.dtype[Any] | None:
 
 
 def raw_bytes(code: int, dims: tuple[int, ...]) -> int:
-    """How many bytes a tensor of this (known) element type and these sizes has."""
+    """Bytes of a tensor of this (known) element type and these sizes."""
     return math.prod(dims) * _TYPES[code - 1].itemsize
 
 
@@ -69,5 +69,5 @@ def array_bytes(array: npt.NDArray[Any]) -> Bytes:
 
 
 def array_from(data: Bytes, code: int, dims: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The array whose bytes these are, without a copy. The caller has checked that their number is right."""
+    """A view of bytes as an array. The caller has checked the size."""
     return data.view(_TYPES[code - 1]).reshape(dims)

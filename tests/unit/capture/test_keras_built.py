@@ -108,13 +108,22 @@ def place(model: keras.Model) -> None:
     nb.place(model, {f"{first.name}(/.*)?": "gpu", f"{second.name}(/.*)?": "npu"})
 
 
-def trained(kind: str, way: str, first: str) -> keras.Model:
+class Drawn(TwoStages):
+    """Its initial values are drawn, and computed, in several ways."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.first = keras.layers.Dense(4, kernel_initializer="orthogonal", bias_initializer="random_normal")
+        self.second = keras.layers.Dense(1, kernel_initializer="truncated_normal")
+
+
+def trained(kind: str, way: str, first: str, optimizer: Any = "adam") -> keras.Model:
     global _scoped
     keras.backend.clear_session()
     keras.utils.set_random_seed(7)
-    made, x = MODELS[kind]
+    made, x = MODELS.get(kind, (Drawn, X))
     model = made(name="net")
-    model.compile("adam", "mse")
+    model.compile(optimizer, "mse")
     _scoped = way == "scopes"
     try:
         if way == "place":
@@ -146,3 +155,8 @@ def test_it_is_built_as_keras_builds_it(kind: str, way: str, first: str, tmp_pat
     model.save(tmp_path / "net.keras")
     loaded = keras.models.load_model(tmp_path / "net.keras", compile=first in ("fit", "train_on_batch"))
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_its_weights_have_the_initial_values_of_the_uncut_model() -> None:
+    plain, cut = (trained("drawn", way, "fit", keras.optimizers.SGD(0.0)).get_weights() for way in ("plain", "scopes"))
+    assert [each.tobytes() for each in cut] == [each.tobytes() for each in plain]

@@ -63,7 +63,7 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("", 2, "which command?"),
+        ("", 2, "which of publish"),
         ("publsh", 2, "did you mean 'publish'"),
         ("publish", 2, "One FILE"),
         ("publish a b", 2, "One FILE"),

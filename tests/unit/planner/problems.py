@@ -22,9 +22,9 @@ from whale_nebula.planner.problem import (
     Problem,
     Shape,
     Site,
-    Wire,
 )
 from whale_nebula.planner.score import score
+from whale_nebula.schedule.lines import Line
 
 
 def draw_problem(seed: int, kind: str = "") -> Problem:
@@ -42,7 +42,7 @@ def draw_problem(seed: int, kind: str = "") -> Problem:
         np.ones(blocks + 1, bool),
     )  # fmt: skip
     lines = {
-        pair: Wire(float(draw.choice([7.5e6, 15e6, 1e8])), float(draw.choice([0.001, 0.01, 0.02])))
+        pair: Line(rate=float(draw.choice([7.5e6, 15e6, 1e8])), delay=float(draw.choice([0.001, 0.01, 0.02])))
         for pair in itertools.permutations(range(clusters), 2)
     }
     sites = tuple(_draw_site(draw, number, seconds) for number in range(clusters))
@@ -82,7 +82,7 @@ def _draw_site(draw: Any, number: int, seconds: Any) -> Site:
     forward = np.stack([draw.uniform(0, 2e-4, len(seconds)), seconds / draw.choice([0.5, 1, 1, 2, 4])])
     memory, rate = float(draw.choice([math.inf, 3e6, 8e6, 14e6])), float(draw.choice([math.inf, 1e9, 1e8]))
     workers = int(draw.integers(1, 3))
-    return Site(f"c{number}", workers, forward, 2 * forward, seconds * 0.2, 5e-4, memory, Wire(rate, 5e-5))
+    return Site(f"c{number}", workers, forward, 2 * forward, seconds * 0.2, 5e-4, memory, Line(rate=rate, delay=5e-5))
 
 
 def find_best(problem: Problem, known: float = math.inf) -> Candidate | None:

@@ -8,9 +8,10 @@ import pytest
 
 from tests.unit.planner.test_explanation import make_problem, shape
 from whale_nebula.planner.correction import Observed, correct, find_better, find_slowness, slow_down
-from whale_nebula.planner.problem import Candidate, Problem, Shape, Wire
+from whale_nebula.planner.problem import Candidate, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
+from whale_nebula.schedule.lines import Line
 
 BEST = search(make_problem()).candidates[0]
 """What is chosen by rates as they are told: the first cluster is twice as fast."""
@@ -73,10 +74,10 @@ def test_of_a_cluster_that_has_run_nothing_is_known_what_is_known_of_one_like_it
     before = make_problem()
     before = replace(before, sites=(*before.sites, replace(before.sites[0], name="gpu2")))
     told = replace(BEST, shape=shape((0, 0, 5, 1), count=1), compute=(1e-3,))
-    corrected = correct(before, told, Observed(0.1, (5e-3,), {(0, 1): Wire(1e6, 0.2)}))
+    corrected = correct(before, told, Observed(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
     for site, times in enumerate([5.0, 1.0, 5.0]):
         assert (corrected.sites[site].forward == times * before.sites[site].forward).all()
-    assert corrected.line(0, 1) == Wire(1e6, 0.2) and corrected.line(1, 0) == before.line(1, 0)
+    assert corrected.line(0, 1) == Line(rate=1e6, delay=0.2) and corrected.line(1, 0) == before.line(1, 0)
 
 
 def test_a_slow_cluster_takes_longer_for_gradients_of_weights_too() -> None:

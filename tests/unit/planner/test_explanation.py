@@ -14,10 +14,11 @@ from tests.golden.files import check_golden
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
-from whale_nebula.planner.problem import Chain, Excess, Fixed, Options, Part, Problem, Shape, Site, Wire
+from whale_nebula.planner.problem import Chain, Excess, Fixed, Options, Part, Problem, Shape, Site
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds
+from whale_nebula.schedule.lines import Line
 
 NAMES = ("model/embedding", "model/block0/wide", "model/block0/narrow", "model/block1/wide", "model/head")
 MIB, ROWS = 2.0**20, 32
@@ -30,15 +31,14 @@ def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options
     crossing = np.array([0, 8, 32, 8, 8, 0]) * 256.0
     sites = (
         Site("gpu", 1, forward / 2, forward, weights * 1e-11, call=5e-4, memory=memory),
-        Site("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inside=Wire(1e9, 5e-5)),
+        Site("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inside=Line(rate=1e9, delay=5e-5)),
     )
     chain = Chain(
         NAMES, weights, weights * 2, weights, np.full(5, 4096.0), np.zeros(5), crossing, crossing, np.zeros(6),
         np.ones(6, bool),
     )  # fmt: skip
-    return Problem(
-        chain, sites, ROWS, {(0, 1): Wire(rate, 0.005), (1, 0): Wire(rate, 0.005)}, options or Options(most=8)
-    )
+    lines = dict.fromkeys([(0, 1), (1, 0)], Line(rate=rate, delay=0.005))
+    return Problem(chain, sites, ROWS, lines, options or Options(most=8))
 
 
 def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> Decision:
@@ -96,7 +96,7 @@ def test_curves_fall_with_the_rate_and_none_is_below_the_best() -> None:
 
 def test_free_lines_have_no_rate_to_draw_by() -> None:
     assert decide(make_problem(math.inf), (ONE,)).curves() is None
-    uneven = replace(make_problem(), lines={(0, 1): Wire(7.5e6), (1, 0): Wire(1e6)})
+    uneven = replace(make_problem(), lines={(0, 1): Line(rate=7.5e6), (1, 0): Line(rate=1e6)})
     assert decide(uneven).curves().rate is None
 
 

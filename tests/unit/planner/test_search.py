@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.unit.planner.problems import draw_problem, find_best
-from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire
+from whale_nebula.planner.problem import Chain, Options, Problem, Site
 from whale_nebula.planner.search import search
+from whale_nebula.schedule.lines import Line
 
 SEEDS = {"": (2, 4, 8, 11, 12, 14, 115), "written": (12, 25, 30, 34, 35), "split": (12, 14, 23)}
 MORE = {"": (6, 10, 131), "written": (11, 36, 38, 40, 48), "split": (16, 19, 21)}
@@ -27,7 +28,7 @@ def alike(blocks: int, clusters: int, workers: int, **options: object) -> Proble
     sites = tuple(
         replace(Site(f"c{n}", workers, seconds, 2 * seconds, 0 * ones, 1e-4), **options) for n in range(clusters)
     )
-    lines = {(a, b): Wire(7.5e6, 0.01) for a in range(clusters) for b in range(clusters) if a != b}
+    lines = {(a, b): Line(rate=7.5e6, delay=0.01) for a in range(clusters) for b in range(clusters) if a != b}
     return Problem(chain, sites, 32, lines)
 
 
@@ -64,7 +65,7 @@ def test_the_sample_has_problems_of_each_kind() -> None:
 
 def test_one_cluster_that_nothing_helps_does_all() -> None:
     """Two clusters beyond a line on which a message takes longer than the whole step."""
-    problem = replace(alike(4, 2, 1), lines={(0, 1): Wire(1e3), (1, 0): Wire(1e3)})
+    problem = replace(alike(4, 2, 1), lines={(0, 1): Line(rate=1e3), (1, 0): Line(rate=1e3)})
     shape = search(problem).candidates[0].shape
     assert [(part.site, part.begin, part.end, part.replicas) for part in shape.parts] == [(0, 0, 4, 1)]
     assert shape.micro_batches == 1

@@ -14,7 +14,6 @@ from whale_nebula.scopes.frames import (
     cluster_block_of,
     compress_of,
     open_frames,
-    pipeline_of,
     reenter,
     stage_of,
 )
@@ -163,13 +162,12 @@ def test_what_is_found_among_frames() -> None:
     with (
         nb.cluster() as cluster,
         outer,
-        nb.pipeline(2) as pipeline,
+        nb.pipeline(2),
         nb.stage() as stage,
         nb.compress("bf16") as last,
     ):
         frames = open_frames()
     assert cluster_block_of(frames) is cluster
-    assert pipeline_of(frames) is pipeline
     assert stage_of(frames) is stage
     assert compress_of(frames) is last
     assert stage_of(()) is None

@@ -45,7 +45,7 @@ GATEWAY = "gateway"
 
 
 class Target(NamedTuple):
-    """Somebody whom `here` must reach at an address; `dials` if it is `here` that dials, and not the other one."""
+    """An identity that `here` must reach at an address; `dials` if `here` is the one that dials."""
 
     here: str
     there: str
@@ -86,17 +86,17 @@ class Host:
         return Identity.of_worker(self.config.run_name, name)
 
     def address(self, name: str) -> str:
-        """Where somebody listens who is here."""
+        """The address at which an identity of this host listens."""
         return self.workers[name] if name in self.workers else self.config.gateway_of(self.cluster) or ""
 
     def files(self, name: str) -> Files | None:
-        """Where the certificates of somebody are who is here; None where the config is insecure."""
+        """The certificate files of an identity of this host; None if the config is insecure."""
         if self.config.security.insecure:
             return None
         return Files.of(self.config.security, self.identity(name), os.path.dirname(os.path.abspath(self.path)))
 
     def credentials(self, name: str) -> Credentials | None:
-        """What somebody who is here shows; None if it is not as it should be, which is a check of its own."""
+        """The credentials of an identity of this host; None if they are invalid, which is a check of its own."""
         files = self.files(name)
         try:
             return None if files is None else Credentials.of(files)
@@ -104,7 +104,7 @@ class Host:
             return None
 
     def targets(self) -> Iterator[Target]:
-        """Whom those who are here reach: their gateway, or the workers of other clusters if there is none."""
+        """The identities that this host must reach: its gateway, or the workers of other clusters without one."""
         own = self.config.gateway_of(self.cluster)
         for name in self.here:
             if name.endswith(f"/{GATEWAY}"):
@@ -145,7 +145,7 @@ _SOON = timedelta(days=2)
 
 
 def certificate_checks(host: Host) -> Iterator[Check]:
-    """Two for each who is here, and those of the authority."""
+    """Two checks for each identity of this host, and those of the authority."""
     authority: list[Check] = []
     for name in host.here:
         files = host.files(name)
@@ -176,7 +176,7 @@ def _time_left(label: str, ends: datetime, what: str, mend: str) -> Check:
 
 
 def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
-    """Private keys that lie beside this one and belong to nobody on this host."""
+    """Private keys in the same folder that belong to no identity of this host."""
     here = {host.identity(each).stem for each in host.here}
     others = [path.name for path in find_other_keys(files) if path.stem not in here and path.name != AUTHORITY_KEY]
     if others:
@@ -185,8 +185,8 @@ def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
 
 
 def _authority(credentials: Credentials) -> Iterator[Check]:
-    """Its dates; its key, which belongs where certificates are issued; and its deny list, whose number is the same on
-    all hosts that have the newest.
+    """Checks of the authority: its dates; its key, which belongs where certificates are issued; and its deny list,
+    whose number is the same on all up-to-date hosts.
     """
     ca = credentials.files.ca
     ends = max(each.not_valid_after_utc for each in credentials.trust.authorities)
@@ -355,7 +355,7 @@ def clock_check(is_set: bool | None) -> Check:
 
 
 def _clock_is_set() -> bool | None:
-    """What adjtimex says when it is asked to change nothing."""
+    """Whether the clock is synchronised, by adjtimex without changes."""
     try:
         found = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):
@@ -391,7 +391,7 @@ def _resolve_name(name: str) -> tuple[bool, str]:
 
 # ---------------------------------------------------------------------- own ports
 def _port(host: Host, name: str, address: str) -> Check:
-    """Whether who is here can listen where the config says."""
+    """Whether an identity of this host can listen at its configured address."""
     label = f"port of {name}"
     try:
         found = listening(Placement((name,), {name: address}), written=True)[name]
@@ -410,7 +410,7 @@ def _port(host: Host, name: str, address: str) -> Check:
 
 # ---------------------------------------------------------------------- others
 def reach_checks(host: Host) -> list[Check]:
-    """Whether everybody is there whom this host must reach, and what each would say to its certificates."""
+    """Whether all targets of this host are reachable, and would accept its certificates."""
     targets = list(host.targets())
     with ThreadPoolExecutor(_AT_ONCE) as beside:
         return list(beside.map(lambda target: _reached_check(host, target), targets))
@@ -437,7 +437,7 @@ def _reached_check(host: Host, target: Target) -> Check:
 
 
 def _closed_check(label: str, target: Target, found: str, why: str) -> Check:
-    """What listens nowhere yet may do so later; who is not heard at all stands behind something."""
+    """The check of a target that does not listen yet; one that does not answer at all is behind a firewall."""
     if found == "refused":
         command = "gateway" if target.there.endswith("gateway") else "run"
         said = "its host answers, and nothing listens there yet; start it, then ask again to see more"

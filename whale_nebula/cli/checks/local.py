@@ -192,7 +192,7 @@ def _numbers(version: str) -> list[int]:
 
 @cache
 def requirements() -> dict[str, str]:
-    """Package to the versions that this one asks for, as its own metadata says."""
+    """The required versions by package, from this package's metadata."""
     try:
         lines = metadata.requires(OURS) or []
     except metadata.PackageNotFoundError:
@@ -278,7 +278,7 @@ def tensorboard_check() -> Check:
 
 
 def machine_checks(*, training: bool = True) -> list[Check]:
-    """All that can be told of this machine and its packages; without `training` it is that of a gateway alone."""
+    """All checks of this machine and its packages; without `training` those of a gateway only."""
     packages = [package_check(package, training=training) for package in NEEDED]
     settings = [tensorboard_check(), backend_check(), threads_check(), onednn_check(), memory_check()]
     return [python_check(), check_own_package(), *packages, *settings]

@@ -1,4 +1,4 @@
-"""What an op does to axes: one description for each op type, in labels, as in an einsum.
+"""Axis descriptions of ops: one for each op type, with labels as in an einsum.
 
 Equal labels are the same axis. A label that no output has is folded away; one that no input has is made new. An axis in
 `mixed` cannot be cut: what the op makes of an entry depends on its neighbours along it. ::

@@ -22,7 +22,7 @@ _TURNS = 8
 
 @rule("PartitionedCall", "StatefulPartitionedCall", raw=True, positions=True)
 def call(site: Site) -> Result:
-    """What the body makes of the arguments."""
+    """The states of a function call's results, from its body with the states of the arguments."""
     return _run(site, site.op.functions[0], _forget_sources(site.folds), len(site.op.outputs))
 
 
@@ -145,7 +145,7 @@ def resize_list(site: Site) -> Result:
 
 @rule("TensorListLength", "TensorListElementShape")
 def length(site: Site) -> Result:
-    """As many turns in every micro-batch."""
+    """The length of a list, which is the same in every micro-batch."""
     if site.op.type == "TensorListElementShape" and site.folds[0].kind == ROWS:
         return site.couple("the shape of a list's elements is asked for")
     return whole()
@@ -159,6 +159,6 @@ def put_behind(site: Site) -> Result:
 
 @rule("EagerPyFunc", "PyFunc", "PyFuncStateless")
 def python(site: Site) -> Result:
-    """It sees one micro-batch at a time."""
+    """A Python function sees one micro-batch at a time."""
     called = "tf.py_function" if site.op.type == "EagerPyFunc" else "tf.numpy_function"
     return site.couple(f"{called} runs Python, which may do anything to the rows that it is given")

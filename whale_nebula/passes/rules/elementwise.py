@@ -155,7 +155,7 @@ _SAME = """
 
 @rule(_SAME, axes=describe_entries, literal=True, raw=True, positions=True)
 def same(site: Site) -> Result:
-    """What goes in comes out."""
+    """The state of the input."""
     return site.folds[0]
 
 
@@ -167,7 +167,7 @@ def _describe_each(site: Site) -> Axes:
 
 @rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
 def each_the_same(site: Site) -> Result:
-    """What goes in comes out."""
+    """The states of the inputs."""
     return site.folds
 
 

@@ -32,7 +32,7 @@ _BADNESS = {AFTER: 1, COUPLED: 2}
 
 
 class Edge(NamedTuple):
-    """Where one op reads one value."""
+    """One input of one op."""
 
     consumer: int
     position: int
@@ -40,7 +40,9 @@ class Edge(NamedTuple):
 
 
 class Recount(NamedTuple):
-    """Where a shape of a model's output is read: it is to be `sizes`, None the count of rows along `axis` of `rows`."""
+    """A read of the shape of a model's output, to be replaced by `sizes`, in which None is the count of rows along
+    `axis` of `rows`.
+    """
 
     edge: Edge
     rows: Value
@@ -70,7 +72,7 @@ def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tu
 
 
 def list_check_inputs(site: Site) -> list[Value]:
-    """What an assertion should read of the whole batch: numbers of inputs alone.
+    """The inputs of an assertion that should be those of the whole batch: numbers that depend on inputs only.
 
     That something holds for all rows can be asserted of each micro-batch, which then has a name.
     """

@@ -44,7 +44,7 @@ _HELD = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 
 @dataclass(frozen=True)
 class Folding:
-    """How each value was folded, and what must be done for it to be so.
+    """The fold of each value, and the changes to the graph that it requires.
 
     `wholes` come from the user's inputs alone: they are evaluated once, on the whole batch, and all who
     read them read that. At `grows` an op must read the value times rows / rows_m, and only there. At `recounts` it
@@ -74,7 +74,7 @@ def fold(
     apart: bool = False,
     grouped: bool = True,
 ) -> Folding:
-    """How the batch axis is folded into each value of a step that is cut into micro-batches.
+    """Determine the fold of the batch axis in each value of a step that is divided into micro-batches.
 
     `batched` says for the ops that hold inputs where the batch lies; the others are the same in every
     micro-batch. `targets` are what is differentiated: there, and only there, a value may be grown. `skip`
@@ -111,7 +111,7 @@ def _ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
 
 
 class Bodies:
-    """What bodies of functions make of their arguments; each question is answered once."""
+    """Interpretations of function bodies for states of their arguments, cached."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, tuple[Fold, ...], int], tuple[Fold, ...]] = {}

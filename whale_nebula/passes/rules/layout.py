@@ -181,7 +181,7 @@ def reshape(site: Site) -> Result:
 
 
 class _Move(NamedTuple):
-    """Where the batch goes, the sizes before and behind it, old and new, and its length as counted."""
+    """A move of the batch axis by a reshape: old and new position, the sizes before and behind it, and its length."""
 
     place: int
     heads: tuple[Sizes, Sizes]
@@ -232,7 +232,7 @@ def read_target(site: Site) -> Sizes | None:
 
 
 def _batch_place(site: Site, after: Sizes) -> int:
-    """Where the batch lies in the new shape: at the count, or else at the -1."""
+    """The position of the batch axis in the new shape: at the count, otherwise at the -1."""
     parts = site.parts(1)
     if parts is None:
         places = [axis for axis, size in enumerate(after) if size is None]
@@ -320,7 +320,7 @@ def _shape(site: Site, place: int) -> Fold:
 
 
 def long(fold: Fold) -> Fold:
-    """How many entries lie along the batch axis."""
+    """The number of entries along the batch axis."""
     if fold.ragged:
         return Fold(SUM)
     return count(fold.per if not fold.order or fold.order[0] >= 0 else UNKNOWN)
@@ -328,7 +328,7 @@ def long(fold: Fold) -> Fold:
 
 @rule("Size", literal=True, positions=True)
 def size(site: Site) -> Result:
-    """As many entries as rows have."""
+    """The number of entries: a multiple of the rows."""
     fold, sizes = site.folds[0], site.spec(0).shape
     if fold.kind != ROWS:
         return whole() if fold.good else site.nonlinear([fold])
@@ -407,7 +407,7 @@ def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
 
 @rule("ConcatOffset", literal=True)
 def offsets(site: Site) -> Result:
-    """Where each tensor of a concatenation begins, given its axis and all shapes."""
+    """The offsets of the inputs of a concatenation, from its axis and all shapes."""
     axis, lanes = site.int_at(0), [site.parts(place) for place in range(1, len(site.folds))]
     known = [lane for lane in lanes if lane is not None]
     if axis is None or len(known) < len(lanes):
@@ -462,7 +462,7 @@ def summed_axes(site: Site) -> Result:
 
 
 def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
-    """Where the first of a pair is 1 and the second is not; a size that is not known may be 1."""
+    """The axes that a broadcast repeats: the first size is 1 and the second is not; unknown sizes may be 1."""
     found: list[int] = []
     for axis, (one, other) in enumerate(pairs):
         if one.kind == WHOLE and one.literal is None and other.literal != (1,) and one != other:

@@ -95,7 +95,7 @@ def transposed_convolution(site: Site) -> Axes:
 
 @axes("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter", rest=multiply_folds)
 def filters_gradient(site: Site) -> Axes:
-    """What each sample adds to the filters' gradient is summed."""
+    """The gradient of filters is a sum over samples."""
     return _describe_convolution(site, 0, -1, 2)
 
 

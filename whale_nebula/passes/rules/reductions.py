@@ -177,7 +177,7 @@ def segments(site: Site) -> Result:
 
 @rule("DenseBincount", "Bincount")
 def heights(site: Site) -> Result:
-    """How often each number occurs, or whether: of each row, or of the batch, where only how often is a sum."""
+    """Counts of each number, or whether it occurs: for each row, or for the batch, where only counts are a sum."""
     data, number, weights = site.folds
     if ROWS not in (data.kind, weights.kind):
         return site.nonlinear(site.folds)

@@ -114,7 +114,7 @@ class Fold(NamedTuple):
 
     @property
     def bare(self) -> Fold:
-        """The state without what is known of its numbers."""
+        """The state without known numbers."""
         return self._replace(literal=None, parts=None)
 
     @property
@@ -140,7 +140,7 @@ class Fold(NamedTuple):
 
 
 def whole(*literal: Number) -> Fold:
-    """The same in every micro-batch; with numbers, these."""
+    """The state of a value that is the same in every micro-batch, optionally with known numbers."""
     return Fold(WHOLE, literal=literal or None)
 
 
@@ -177,11 +177,11 @@ FIXED = "rows are given a fixed shape"
 
 
 class Undecided(Exception):
-    """It cannot be told what an op does to axes, or to rows: the reason. Rows are coupled then."""
+    """The effect of an op on axes or rows is unknown, for this reason; rows count as coupled then."""
 
 
 class Caller(Protocol):
-    """Who can say what a function's body makes of its arguments."""
+    """Interpreter of function bodies for given states of arguments."""
 
     def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
         """The states of the results of the body `name`."""
@@ -199,7 +199,7 @@ class Site:
     specs: Mapping[Value, Spec] = field(default_factory=dict)
 
     def spec(self, place: int) -> Spec:
-        """Element type and shape of an input; `specs` are those that are known better than where it was traced."""
+        """Element type and shape of an input, refined where `specs` has better ones than the trace."""
         value = self.op.inputs[place]
         return self.specs.get(value) or self.graph.spec(value)
 
@@ -236,7 +236,7 @@ class Site:
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def parts(self, place: int) -> tuple[Fold, ...] | None:
-        """The states of a vector's entries, where they can be told apart; rows are no vector, see `columns`."""
+        """The states of a vector's entries, if they can be distinguished; for rows see `columns`."""
         fold, rank = self.folds[place], self.rank(place)
         if fold.parts is not None and fold.kind != ROWS and rank in (1, None):
             return fold.parts
@@ -274,7 +274,7 @@ class Site:
         return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
 
     def couple(self, reason: str) -> Fold:
-        """What a row gets here depends on other rows."""
+        """The state of a result whose rows depend on each other."""
         return Fold(COUPLED, blame=self.owner, reason=self._inside(reason))
 
     def after(self, reason: str) -> Fold:
@@ -312,7 +312,7 @@ class Axes(NamedTuple):
     mixed: Mapping[str, str] = {}
 
     def __str__(self) -> str:
-        """As in an einsum.
+        """The description in einsum notation.
 
         >>> print(Axes(("mk", "kn"), ("mn",)))
         mk, kn -> mn
@@ -335,7 +335,7 @@ def find_axes(describe: Describe, site: Site) -> Axes | str:
 
 
 class Entry(NamedTuple):
-    """What is known of an op type: what it does to axes, the rule for micro-batches, and when that is asked.
+    """The registered rules of an op type: its axes, its rule for micro-batches, and the condition of that rule.
 
     `literal`: also where all inputs are whole, because it knows their numbers. `raw`: also where an input is
     coupled. `positions`: also for numbers of rows.

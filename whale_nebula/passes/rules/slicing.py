@@ -32,8 +32,8 @@ _CUT = "the batch axis is sliced: which rows are taken depends on the other rows
 
 
 class _Taken(NamedTuple):
-    """What a slice does with one axis: a new one is `added`, one is `dropped`, or entries are taken from `begin` to
-    `end` by steps of `stride`, which are None where nothing is said of them.
+    """The effect of a slice on one axis: `added`, `dropped`, or entries from `begin` to `end` with `stride`, None for
+    defaults.
     """
 
     added: bool = False
@@ -66,7 +66,7 @@ class _Taken(NamedTuple):
 
 
 def _read_slice(site: Site, rank: int | None) -> list[_Taken] | None:
-    """What `begin` and `size`, one each an axis, take."""
+    """Parse `begin` and `size` of a slice, one for each axis."""
     begins, sizes = site.parts(1), site.parts(2)
     if begins is None or sizes is None:
         return None
@@ -75,7 +75,7 @@ def _read_slice(site: Site, rank: int | None) -> list[_Taken] | None:
 
 
 def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
-    """What begins, ends and strides with their masks take; axes behind the last are left alone."""
+    """Parse begins, ends and strides with their masks; axes behind the last are kept whole."""
     begins = site.parts(1)
     if begins is None:
         return None
@@ -348,7 +348,7 @@ def one_hot(site: Site) -> Axes:
 
 @rule("Where")
 def where(site: Site) -> Result:
-    """Where a mask of rows holds: each row gives as many entries as it has."""
+    """The positions at which a mask holds: each row gives as many entries as hold in it."""
     mask, rank = site.folds[0], site.rank(0)
     if mask.kind != ROWS:
         return site.nonlinear(site.folds)

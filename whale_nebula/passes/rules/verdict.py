@@ -41,8 +41,8 @@ class Mends(NamedTuple):
 
 
 def mends(asked: int, *, copied: bool) -> Mends:
-    """Those for a batch that `nb.pipeline` asks to be cut into so many parts, and that is cut for replicas too, where
-    the step is `copied`.
+    """The mends for a batch that `nb.pipeline` divides into this number of micro-batches, and replicas too, where the
+    step is `copied`.
 
     >>> mends(4, copied=False).alone, mends(1, copied=True).alone
     ('nb.pipeline(micro_batch=1)', 'nb.replica(1), or leave nb.replica out')
@@ -90,7 +90,7 @@ def _find_baked(graph: Graph, op: Op) -> _Found | None:
 
 
 def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
-    """Where rows got the fixed number with which they do not fit others at `op`.
+    """The op before `op` at which rows got a fixed number that does not match others.
 
     Inputs that are reshaped alone are read whole, so it comes to light only where they meet what is cut.
     """
@@ -117,7 +117,7 @@ def free(sizes: Sequence[int], shape: Sequence[int | None]) -> list[int]:
 
 
 def _row(shape: Sequence[int | None]) -> int:
-    """How many numbers a row has."""
+    """The number of entries in a row."""
     return math.prod(size or 1 for size in shape[1:])
 
 
@@ -182,7 +182,7 @@ _RULES = {
 
 
 def merge_rule(fold: Fold) -> str:
-    """How the values of the micro-batches become the whole's.
+    """How the values of micro-batches are combined into the whole's.
 
     "same", "sum", "mean" and "concat:<axis>" say just that; "vector:<rule>,<rule>" says it entry by entry;
     "whole": do not merge, evaluate it once on the whole batch (it comes from inputs alone); "after": compute

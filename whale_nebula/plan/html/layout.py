@@ -58,7 +58,9 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What crosses from one stage to another; `channel` is the height at which it passes by others, if it must."""
+    """An arrow for what crosses between two stages; `channel` is the height at which it passes other stages, if it
+    must.
+    """
 
     source: int
     destination: int
@@ -77,7 +79,7 @@ class Tie:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plan's graph with all its places; all stages are as tall as the one of which there is most to say."""
+    """A plan's graph with all coordinates; all stages have the height of the one with the most text."""
 
     nodes: tuple[Node, ...]
     boxes: tuple[Box, ...]
@@ -101,7 +103,7 @@ class _Layout:
 
     @cached_property
     def tall(self) -> float:
-        """How tall a stage is drawn."""
+        """The height of a stage."""
         stages = self.plan.stages.values()
         return HEIGHT + LINE * max((sum(1 for _ in list_device_facts(self.plan, stage)) for stage in stages), default=0)
 
@@ -136,7 +138,7 @@ class _Layout:
 
     @cached_property
     def columns(self) -> list[int]:
-        """The column of each stage: one more than the last of those that it reads from."""
+        """The column of each stage: one more than the last of its inputs' columns."""
         found = [0] * len(self.cluster_of)
         for source, destination in sorted(self.pairs, key=lambda pair: pair[1]):
             found[destination] = max(found[destination], found[source] + 1)
@@ -157,7 +159,7 @@ class _Layout:
 
     @cached_property
     def channels(self) -> Counter[str]:
-        """How many arrows pass by others in each lane."""
+        """The number of arrows that pass other stages in each lane."""
         return Counter(self.lane(self.cluster_of[pair[1]]) for pair in self.pairs if self.span(pair) > 1)
 
     def span(self, pair: tuple[int, int]) -> int:
@@ -173,7 +175,7 @@ class _Layout:
         return found
 
     def drawing(self) -> Drawing:
-        """Everything with its place; short arrows first: long ones pass above them."""
+        """All elements with coordinates; short arrows first, as long ones pass above them."""
         nodes = tuple(map(self.node, range(len(self.cluster_of))))
         boxes = tuple(self.box(cluster, nodes) for cluster in self.clusters)
         used: Counter[str] = Counter()
@@ -198,7 +200,7 @@ class _Layout:
         return [stages for stages in self.tied if self.lane(self.cluster_of[stages[0]]) == lane]
 
     def first_row(self, cluster: str) -> float:
-        """Where the stages of a cluster begin: above them is room for its name and for arrows that pass by."""
+        """The top of a cluster's stages, with room above for its name and passing arrows."""
         count = self.channels[self.lane(cluster)]
         return self.tops[cluster] + _TOP + _CHANNEL * count + _SPARE * bool(count)
 

@@ -45,7 +45,7 @@ _HEAD = ("layer", "ops", "parameters", "FLOPs a step", "keeps")
 
 @dataclass
 class Branch:
-    """A layer with what lies in it; its counts are those of the whole branch."""
+    """A layer with its sublayers; its counts are those of the whole branch."""
 
     name: str
     own: PlanLayer | None = None
@@ -206,7 +206,7 @@ def _figures(plan: Plan) -> Iterator[Markup]:
 
 
 def _candidates(plan: Plan) -> Iterator[Markup]:
-    """What the planner has found, where it has chosen this plan."""
+    """The planner's candidates, if it has chosen this plan."""
     if plan.considered:
         table = _table("candidates", HEAD, candidate_rows(plan), range(1, 6))
         note = element("p", "Found by nb.auto_parallel; the first one was chosen.", class_="note")
@@ -214,7 +214,7 @@ def _candidates(plan: Plan) -> Iterator[Markup]:
 
 
 def _schedule(plan: Plan) -> dict[str, Markup]:
-    """The drawings of the schedule, and what chooses one of them."""
+    """The drawings of the schedule, with a switch between them."""
     drawn = scenes(plan)
     choices, shown = [], []
     for number, scene in enumerate(drawn):
@@ -292,7 +292,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbe
 
 
 def _bar(stage: PlanStage, most: int) -> Markup:
-    """What a stage's memory is made of, beside the one that has most."""
+    """A bar of a stage's memory by kind, relative to the largest stage."""
     sizes = (stage.kept_bytes, stage.variable_bytes, stage.gradient_bytes, stage.slot_bytes)
     parts = [(name, part, f"{text}: {size(part)}") for (name, text), part in zip(_MEMORY.items(), sizes, strict=True)]
     pieces = [
@@ -305,7 +305,7 @@ def _bar(stage: PlanStage, most: int) -> Markup:
 
 # ---------------------------------------------------------------------- panels
 def _panels(plan: Plan) -> Iterator[Markup]:
-    """What opens with a stage, and with an arrow."""
+    """The details that open with a stage or an arrow."""
     for number, stage in enumerate(plan.stages.values()):
         yield _panel(f"stage-{number}", *_stage_panel(plan, stage))
     for number, arrow in enumerate(layout(plan).arrows):

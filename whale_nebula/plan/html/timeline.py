@@ -35,7 +35,7 @@ _MOST = 24
 
 @dataclass(frozen=True)
 class Scene:
-    """One drawing of the schedule: what it takes for granted, and what comes of it."""
+    """One drawing of the schedule, with its assumptions and results."""
 
     title: str
     note: str

@@ -18,6 +18,7 @@ from whale_nebula.runtime.checkpoint.fitting import program_of, to_tensors, vari
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import keras_training
 from whale_nebula.tf.patch import apply_patches, fresh_state, patch_draws
+from whale_nebula.tf.private import list_op_types
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
@@ -85,7 +86,7 @@ class PlainStep:
         counted = self.name in self._checkpoints.position.programs
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
         self._checkpoints.take_variables(self.name, variables, needed)
-        self._checkpoints.tell_draws(self.name, () if graph is None else keras_training.list_op_types(graph))
+        self._checkpoints.tell_draws(self.name, () if graph is None else list_op_types(graph))
         if self._checkpoints.known.was_reached(self.name, needed):
             self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
 

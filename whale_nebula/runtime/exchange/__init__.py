@@ -1,1 +1,1 @@
-"""Exchange of boundary tensors between workers: codecs, statistics, and what is expected to arrive."""
+"""Exchange of boundary tensors between workers: codecs, statistics, and the admission of expected tensors."""

@@ -32,7 +32,7 @@ _UNKNOWN = (1, 4096)  # a tensor of which not even the number of axes is known b
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of a step before it begins.
+    """Estimates for a step before it begins.
 
     `rows` are those of its micro-batches, `compute` the seconds that the slowest stage computes (None: not measured
     yet). By link, "a->b": `rates` are bytes a second, and a link that is not there takes no time; `carried` are the
@@ -58,7 +58,7 @@ class Direction(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A rung for a link, and how long that holds it, against what is computed meanwhile."""
+    """The rung for a link, with its transfer time and the computing time that may hide it."""
 
     rung: int
     held: float
@@ -80,7 +80,7 @@ class Auto:
     _steps: int = 0
 
     def choose(self, outlook: Outlook, last: Mapping[str, BoundaryReport], tally: Tally) -> None:
-        """Before a step; `last` is what the step before told of its boundaries."""
+        """Choose rungs before a step; `last` is the previous step's report of its boundaries."""
         self._steps += 1
         first = outlook.compute is not None and not self._measured
         begun = [each for each in self.directions if self._has_begun(each)]
@@ -141,7 +141,7 @@ def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
 
 
 def mildest(held: Sequence[float], compute: float, now: int) -> int:
-    """The first rung whose link time hides under the computing; the last one, where none does.
+    """The least lossy rung whose transfer time hides under the computing, otherwise the last one.
 
     >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)
     (2, 3)

@@ -39,7 +39,7 @@ _SLACK = 16  # bytes that packed whole numbers may take more than the numbers th
 
 
 class _Made(NamedTuple):
-    """What crosses, the codec, what stays, and what the other side reads of the rows that are sent."""
+    """An encoded tensor: payload, codec, residue, and the decoded rows."""
 
     payload: Any
     codec: Codec | None
@@ -53,8 +53,8 @@ class _Made(NamedTuple):
 
 @dataclass
 class _End:
-    """An end of a boundary, or of its gradient (`back`). `name` is that of reports, `key` that of its state; samples
-    whose differences are sent take at most `limit` bytes here.
+    """One end of a boundary, or of its gradient (`back`). `name` is that of reports, `key` that of its state; cached
+    samples for differences take at most `limit` bytes.
     """
 
     name: str
@@ -70,14 +70,14 @@ class _End:
 
 @dataclass
 class Outgoing(_End):
-    """Makes tensors small. `stage` makes what is sent."""
+    """The encoding end. `stage` computes the tensor."""
 
     stage: str = ""
 
     def send(
         self, x: Any, at: At, tally: Tally, residue: Residue | None = None, rows: Any = None, ids: Any = None
     ) -> tuple[Any, Residue]:
-        """What crosses for a micro-batch, and what its gradient will be treated with. `ids` are those of samples."""
+        """Encode a micro-batch's tensor: the payload, and the residue for its gradient. `ids` are those of samples."""
         began = perf_counter()
         state, asked = self._begin(x, at)
         residue = residue or Residue(None if rows is None else _mark_rows(rows, x, asked), dims=tuple(x.shape))
@@ -159,8 +159,8 @@ class Outgoing(_End):
         return _Made(payload, codec, residue, state, made.clamped, _CLAMPED if made.clamped else (), None, made.data)
 
     def _refresh(self, structure: Structure, kept: Any, state: ChannelState, at: At) -> tuple[ChannelState, Any]:
-        """What the structure wants the other side to know: with the first micro-batch of a step, and with the first of
-        all that it is used for.
+        """The structure's news for the other side: with the first micro-batch of a training step, and with the first
+        use.
         """
         dims = tuple(kept.shape)
         known = state.structure is not None and structure.fits(state.structure, dims)
@@ -176,7 +176,7 @@ class Outgoing(_End):
         return Packed(data, self.way.numbers[codec], version, x.dtype.name, tuple(x.shape))
 
     def _measure_error(self, x: Any, made: _Made, state: ChannelState) -> float:
-        """How far what the other side reads is from what is sent."""
+        """Relative error of the decoded tensor."""
         rows, again = made.residue.rows, made.again
         kept = x if rows is None else _select_rows(x, rows)
         if again is not None:
@@ -209,15 +209,15 @@ class Outgoing(_End):
 
 @dataclass
 class Incoming(_End):
-    """Makes tensors whole again. `dtype` is the type of a tensor that crosses as an array of another one."""
+    """The decoding end. `dtype` is the type of a tensor that crosses as an array of another type."""
 
     dtype: str = ""
 
     def take(
         self, came: Any, tally: Tally, residue: Residue | None = None, ids: Any = None, *, first: bool = False
     ) -> tuple[Any, Residue]:
-        """The tensor of a micro-batch, and what its gradient will be treated with. `ids` are those of its samples;
-        `first` says that it is the first of a step of training.
+        """Decode a micro-batch's tensor: the tensor, and the residue for its gradient. `ids` are those of its samples;
+        `first` marks the first one of a training step.
         """
         began, before, residue = perf_counter(), self.states.of(self.key), residue or Residue()
         if isinstance(came, Packed):
@@ -268,7 +268,7 @@ class Incoming(_End):
         return read_payload(came.data, prod(came.dims[:-1]), news, most, zstd=self.way.zstd)
 
     def _decode_changes(self, codec: Codec | None, payload: Payload, came: Packed, ids: Any) -> Any:
-        """The tensor of which changes of samples came, to what both sides must hold alike."""
+        """Decode a tensor sent as differences to cached samples, which both sides must hold alike."""
         state = self.states.of(self.key)
         held = self._cache(state)
         if ids is not None and held.stamp(ids) != came.state:
@@ -278,7 +278,7 @@ class Incoming(_End):
         return made
 
     def _learn_state(self, codec: Codec | None, payload: Payload, came: Packed, dims: Dims) -> ChannelState:
-        """The state after the news, which must be the one that the other side has."""
+        """Update the state by received news; it must then equal that of the other side."""
         state, structure = self.states.of(self.key), None if codec is None else codec.structure
         if structure is None or not dims or not structure.news(dims):
             return state

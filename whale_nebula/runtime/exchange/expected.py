@@ -90,13 +90,11 @@ class Expected:
         self._steps[program] = _Step(-1, ())
 
     def begin_step(self, program: int, step: int, rows: Sequence[int]) -> None:
-        """A step begins, of so many rows in each micro-batch, as far as that is known: call it before the others are
-        told that it does.
-        """
+        """Begin a step with these rows in each micro-batch, if known. Called before the step is announced to others."""
         self._steps[program] = _Step(step, tuple(rows))
 
     def add_round(self, number: int, most: int) -> None:
-        """Take in what clusters that train apart tell one another: rows of so many bytes at most."""
+        """Admit the exchange of local SGD: rows of at most this size."""
         self._rounds[number] = Bound("uint8", (most,))
 
     def add_value(self, key: Key, dtype: str, shape: Iterable[int | None]) -> None:
@@ -104,11 +102,11 @@ class Expected:
         self._values[key] = Bound(dtype, tuple(ANY_SIZE if axis is None else axis for axis in shape))
 
     def drop_value(self, key: Key) -> None:
-        """It was received."""
+        """Stop expecting a value that was received."""
         self._values.pop(key, None)
 
     def __call__(self, key: Key) -> Bound:
-        """What the tensor of this key may be."""
+        """The admissible forms of the tensor with this key."""
         if key in self._values:
             return self._values[key]
         if key.kind == "round" and key.program in self._rounds:
@@ -134,7 +132,7 @@ class Expected:
 
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    """Everything that crosses between workers in a step, and what it may be."""
+    """Everything that crosses between workers in a step, with its admissible forms."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     for each in Crossings(cut, cut.routing).by_value.values():
         near, far = _bound_of(each.spec), _bound_of(each.spec, each.way)
@@ -159,7 +157,7 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
 
 
 def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
-    """Of boundaries whose first axis only a step knows: how many entries a row of the batch has there."""
+    """For boundaries whose first axis only a step knows: the number of entries for each row of the batch."""
     open_first = [each for each in Crossings(cut, cut.routing).of_boundaries if (each.spec.shape or (0,))[0] is None]
     tensors = {each.value: each.boundary.value for each in open_first if each.boundary is not None}
     found = entries_per_row(cut.program, set(tensors.values()))

@@ -79,7 +79,7 @@ class Post:
                 self._send(crossing, lane.home, host, micro_batch, packed, tensor)
 
     def _send(self, crossing: Crossing, home: str, host: str, micro_batch: int, given: Any, tensor: Any) -> None:
-        """Send what crosses in the place of a tensor."""
+        """Send an encoded tensor."""
         raw = int(tensor.shape.num_elements()) * tensor.dtype.size  # tf.size would run an op
         if isinstance(given, Packed):
             size = given.nbytes
@@ -89,7 +89,7 @@ class Post:
         self.links[home, host].send(self._key(crossing, micro_batch, home, host), given, raw_bytes=raw, size=size)
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
-        """Take a value; the first stage of a host to ask for it waits at the link for all."""
+        """Receive a value; the first stage of a host that needs it receives it for all."""
         crossing = self.crossings.by_value[value]
         lane = self.crossings.lane(crossing, micro_batch)
         host, seat = lane.seats[stage]
@@ -115,7 +115,7 @@ class Post:
 
     # ------------------------------------------------------------------ codecs
     def _pack(self, crossing: Crossing, lane: Lane, micro_batch: int, tensor: Any, rows: Any) -> Any:
-        """What crosses for a tensor."""
+        """Encode a tensor."""
         at = At(self.step, micro_batch, self.channels.training, self.channels.seed, lane.lead)
         end = self.channels.end(crossing, lane.home, lane.name, out=True)
         place, ids = (lane.home, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
@@ -153,8 +153,8 @@ class Post:
 
     @contextlib.contextmanager
     def _coding(self, what: str, crossing: Crossing, lane: Lane, place: Place, seat: Seat) -> Iterator[None]:
-        """A codec takes the time of the stage that sends, or that is the first to read. What an end of a channel
-        remembers goes from micro-batch to micro-batch, whichever replica here is faster.
+        """Context of a codec, whose time counts for the stage that sends, or that reads first. Codec state passes from
+        micro-batch to micro-batch in order, whichever local replica is faster.
         """
         host, value, micro_batch = place
         clock = None if crossing.way.plain else self.clocks.get(seat)
@@ -194,12 +194,12 @@ class Post:
         )
 
     def abort(self, failure: BaseException) -> None:
-        """A stage failed: whoever waits on the shelf stops waiting."""
+        """Wake all waits on the shelf, as a stage failed."""
         with self._changed:
             self._failed = self._failed or failure
             self._changed.notify_all()
 
     @property
     def leftover(self) -> int:
-        """Values that nobody took; 0 after a step."""
+        """The number of values that were never received; 0 after a step."""
         return len(self._shelf)

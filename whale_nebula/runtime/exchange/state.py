@@ -46,13 +46,13 @@ class ChannelState:
     error: float | None = None
 
     def copy(self) -> ChannelState:
-        """As it is now, whatever is written to what it holds."""
+        """A snapshot that later writes do not affect."""
         return self if self.held is None else replace(self, held=self.held.copy())
 
 
 @dataclass
 class States:
-    """The states of a run by name: steps of all programs of a model that a boundary is in share them."""
+    """Codec states of a run by name, shared by the steps of all programs of a boundary's model."""
 
     held: dict[str, ChannelState] = field(default_factory=dict)
     model: int = 0
@@ -72,8 +72,8 @@ class States:
             del self.held[name]
 
     def versions(self, ends: Iterable[str] = ()) -> dict[str, int]:
-        """Those that both sides must have alike, by channel: the highest that an end of it holds here. Of `ends`, the
-        channels that have one here, it is 0 where nothing is held.
+        """The versions that both sides must have alike, by channel: the highest of the local ends. Channels in `ends`
+        without a state have version 0.
         """
         found = dict.fromkeys((f"model {self.model}: {name}" for name in ends), 0)
         for name, state in self.held.items():
@@ -98,11 +98,11 @@ class States:
         return unlike
 
     def copy(self) -> dict[str, ChannelState]:
-        """All of them as they are now: what a failed step goes back to."""
+        """A snapshot of all states, for the rollback of a failed step."""
         return {name: state.copy() for name, state in self.held.items()}
 
     def restore(self, saved: dict[str, ChannelState]) -> None:
-        """As it was."""
+        """Restore a snapshot."""
         self.held.clear()
         self.held.update(saved)
 
@@ -130,13 +130,13 @@ class Models:
         return len(self._known) - 1
 
     def find_gone(self) -> set[int]:
-        """The models of which nothing is left."""
+        """The models that were garbage-collected."""
         return {number for number, refs in enumerate(self._known) if refs and all(ref() is None for ref in refs)}
 
 
 class At(NamedTuple):
-    """Where a tensor belongs: the step of its program, the micro-batch, and whether the step trains; `lead` is the
-    first micro-batch of a step that goes between the same two hosts.
+    """Position of a tensor: its program's step, the micro-batch, and whether the step trains; `lead` is the first
+    micro-batch of the step between the same two hosts.
     """
 
     step: int
@@ -147,14 +147,14 @@ class At(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether it is the first of a step that these two hosts see."""
+        """Whether it is the step's first tensor between these two hosts."""
         return self.micro_batch == self.lead
 
 
 @dataclass(frozen=True)
 class Residue:
-    """What the gradient of a micro-batch is treated with: the rows that were sent, whether the tensor was `taken` by a
-    structure and what that left, and the sizes of the tensor, which are its own.
+    """Encoder information for a micro-batch's gradient: the rows that were sent, whether a structure was applied
+    (`taken`) and its residue, and the tensor's sizes.
     """
 
     rows: Any = None
@@ -164,7 +164,7 @@ class Residue:
 
 
 class StepLines(NamedTuple):
-    """Lines about a step: those that are new, for the log, all of them, for its report, and why it was left out."""
+    """Lines about a step: new ones, for the log; all, for its report; and why it was skipped."""
 
     fresh: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ class StepLines(NamedTuple):
 
 @dataclass
 class Tally:
-    """What is told of one step, summed up when it is over. Stages call it from their threads.
+    """Statistics of one step's channels, summed up at its end. Thread-safe.
 
     What was sent and what was taken in are kept apart: in one process both ends of a boundary are here, and its bytes
     count once. `left_out` says why the step is to be left out, and is empty where it is not.
@@ -201,15 +201,15 @@ class Tally:
         self.left_out = self.left_out or why
 
     def reports(self) -> dict[str, BoundaryReport]:
-        """By name, with what changed among the notes."""
+        """Statistics by name, with changes among the notes."""
         return {name: self._merge_ends(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
 
     def changes(self) -> tuple[str, ...]:
-        """What changed in this step, in words."""
+        """The changes of this step in words."""
         return tuple(f"{name}: {what}" for name, what in self._changes)
 
     def notes(self) -> tuple[str, ...]:
-        """What is otherwise than one would think, and stays so."""
+        """Lasting notes on unexpected conditions."""
         both = (*self._sent.items(), *self._taken.items())
         return tuple(
             dict.fromkeys(f"{name}: {note}" for name, reports in both for each in reports for note in each.notes)
@@ -228,8 +228,8 @@ class Tally:
 def note_changes(
     tally: Tally, name: str, way: Way, before: ChannelState, after: ChannelState, codec: Codec | None
 ) -> ChannelState:
-    """Tell, at either end, what is otherwise than in the step of training before: the codec, or the state that it works
-    with. Gives the state that remembers it; an error that was measured of another codec is none of this one.
+    """Report at either end what differs from the previous training step: the codec, or its state. Returns the state
+    that remembers it; an error measured with another codec is discarded.
     """
     if way.lossless:  # whole numbers cross as they are where that is less
         return replace(after, error=0.0)
@@ -243,7 +243,7 @@ def note_changes(
 
 
 def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> BoundaryReport:
-    """What is told of a tensor that has crossed as a payload."""
+    """Statistics of a tensor that has crossed as a payload."""
     raw = prod(x.shape) * int(tf.as_dtype(x.dtype).size)
     size = payload.nbytes if isinstance(payload, Packed) else prod(payload.shape) * int(tf.as_dtype(payload.dtype).size)
     return BoundaryReport(codec_name(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)

@@ -1,1 +1,1 @@
-"""Local SGD: each cluster trains its own copy, and the copies are averaged every so many steps."""
+"""Local SGD: each cluster trains its own copy of the weights, and the copies are averaged every few steps."""

@@ -56,7 +56,7 @@ class Server:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def begin(self, shared: Numbers) -> None:
-        """From these weights on."""
+        """Initialise the shared weights."""
         self.shared = shared.copy()
         self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
         self._back = {cluster: Differences(self.way) for cluster in self.ends.firsts}
@@ -81,7 +81,7 @@ class Server:
             return self._settled_weights(cluster, when) if last else self._answer(cluster)
 
     def again(self, shared: Numbers) -> None:
-        """From these weights on; all clusters have them, and none has pushed anything since they met."""
+        """Reset the shared weights to values that all clusters have, with no pushes pending."""
         with self._changed:
             self.shared = shared.copy()
             self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
@@ -99,7 +99,7 @@ class Server:
         return 0 if self.shared is None else self.shared.size
 
     def _wait_for_others(self, cluster: str, last: bool) -> None:
-        """Until a cluster may go on; raises if none of those that it waits for pushes anything for too long."""
+        """Block a cluster that is too far ahead; raises if the clusters that it waits for push nothing for too long."""
 
         def is_done() -> bool:
             return self._over or self.failure is not None or self._may_go(cluster, last)
@@ -122,7 +122,7 @@ class Server:
         return self._rounds[cluster] - min(self._rounds.values()) <= self.staleness
 
     def _answer(self, cluster: str) -> Bytes:
-        """What has changed since this cluster asked last, as far as it was told."""
+        """The change of the shared weights since this cluster's last pull, as the cluster decodes it."""
         known = self._known[cluster]
         shared = known if self.shared is None else self.shared
         data, there = self._back[cluster].encode(_WHOLE, shared - known)
@@ -130,7 +130,7 @@ class Server:
         return data
 
     def _settled_weights(self, cluster: str, when: int) -> Bytes:
-        """The weights themselves, for all clusters the same; the last one to have them opens the next rounds."""
+        """The shared weights, the same for all clusters; the last one to receive them starts the next rounds."""
         shared = self._known[cluster] if self.shared is None else self.shared
         self._known[cluster] = shared.copy()
         self._back[cluster].forget()
@@ -159,7 +159,7 @@ class Server:
             raise
 
     def _fail(self, failure: BaseException) -> None:
-        """Note why a cluster is gone, and wake those that wait for it."""
+        """Record why a cluster failed, and wake those that wait for it."""
         with self._changed:
             if not self._over:
                 self.failure = failure
@@ -185,14 +185,14 @@ class Pushes(Meetings):
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-pushes"))
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """The server begins with what all share, too."""
+        """Initialise the shared weights, the server's too."""
         begun = self._shared is not None
         super().begin(shared)
         if not begun and self.server is not None and self._shared is not None:
             self.server.begin(self._shared)
 
     def tell(self) -> None:
-        """A step is over: every so many, take the answer to the last push, and push again."""
+        """After a step: if a push is due, apply the answer to the last one, and push again."""
         self.steps += 1
         if self.steps % self.every == 0:
             self._take()
@@ -202,7 +202,7 @@ class Pushes(Meetings):
         """Answers are taken before the next push."""
 
     def settle_tell(self) -> None:
-        """Everybody wants the weights now: push what was gone since."""
+        """Push the rest, as all clusters need the shared weights now."""
         if not self.settled:
             self._take()
             self._push(last=True)
@@ -225,11 +225,11 @@ class Pushes(Meetings):
         return lambda: {"steps": steps}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on after so many steps."""
+        """Continue after this number of steps."""
         self.steps = self._told = int(state["steps"])
 
     def digest(self) -> int:
-        """A checksum of what all had when they met last."""
+        """A checksum of the weights that all clusters had at the last synchronisation."""
         return self._agreed
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Clusters that train apart: the engine's view of them, and the rounds of a run from their opening to its end.
+"""Clusters that train apart (local SGD), as the engine sees them, and the lifecycle of a run's rounds.
 
 Rounds are opened for a set of weights, settled before reads, and restarted after writes.
 """
@@ -56,7 +56,7 @@ _OWN = 1 << 10
 
 @dataclass
 class Opened:
-    """All rounds of a run; those of a set of weights are the same for every step that trains them."""
+    """All rounds of a run; steps that train the same set of weights share one."""
 
     run: Run
     copies: Copies = field(default_factory=Copies)
@@ -68,7 +68,9 @@ class Opened:
 
     @property
     def own_cluster(self) -> str:
-        """The cluster whose copy is in the variables of this process: its own, or where it has all, the first."""
+        """The cluster whose copy the variables of this process hold: its own, or the first if the process runs all
+        clusters.
+        """
         return self.names[0] if self.run.alone else self.run.here().cluster
 
     def list_rounds(self) -> list[Mapping[str, Meetings]]:
@@ -87,7 +89,7 @@ class Opened:
 
     @cached_property
     def asked(self) -> Asked:
-        """Who was asked to leave this run."""
+        """The requests to leave of all workers of this run."""
         session = self.run.ledger.session
         return Asked(session.worker, session.links)
 
@@ -125,7 +127,7 @@ class Opened:
             raise
 
     def settle_to_leave(self) -> None:
-        """All leave after this step: what is on its way is not lost, or else checkpoints have it."""
+        """All workers leave after this step: finish exchanges that are in flight, unless checkpoints contain them."""
         if self.run.checkpoints is None:
             self.settle()
 
@@ -143,7 +145,7 @@ class Opened:
             self.copies.left(self._variables.values())
 
     def _meet(self, rounds: Meetings) -> None:
-        """All processes come to the same meeting, and what they shared before it must be the same bits."""
+        """Synchronise all processes, and verify that the weights that they shared before are bit-identical."""
         session, shared = self.run.ledger.session, rounds.digest()
         told = session.exchange(
             f"a meeting of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
@@ -255,7 +257,9 @@ def _meetings(
     apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, exchanged: Exchanged | None,
     waits: bool = False, *, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> Meetings:  # fmt: skip
-    """What a cluster does between its steps. `models_own` are the model's variables, of which `weights` are copies."""
+    """The synchronisation of a cluster between its steps. `models_own` are the model's variables, of which `weights`
+    are copies.
+    """
     if exchanged is not None:
         return make_one_bit_rounds(
             weights, ends, Differences(parse_way("none")), sites.shares, exchanged, copy, models_own
@@ -271,7 +275,7 @@ def _meetings(
 
 @dataclass(frozen=True)
 class OfClusters:
-    """A step of which each cluster trains, or only runs, a copy."""
+    """Training or evaluation of a step on a cluster's own copy of the weights."""
 
     apart: Apart
     captured: Captured
@@ -298,7 +302,7 @@ class OfClusters:
         return tuple(worker for worker, cluster in self.run.workers.items() if cluster != own)
 
     def check(self, cut: Cut) -> None:
-        """Every worker of this cluster has a copy of all that is trained: what it tells the others is one thing."""
+        """Verify that every worker of this cluster has all trained weights, as the cluster sends one difference."""
         own = [worker.name for worker in cut.workers]
         weights = weights_of(self.captured.program, self.captured.variables, self.models)
         self._check_weights(weights)
@@ -313,7 +317,7 @@ class OfClusters:
                 )
 
     def _check_weights(self, weights: Mapping[str, Any]) -> None:
-        """What would be another thing after a meeting."""
+        """Refuse weights that a synchronisation cannot average."""
         if not self.captured.program.requests or len(self.sites.names) == 1:
             return
         wide = next((path for path, variable in weights.items() if variable.dtype.size > _BYTES), None)
@@ -349,7 +353,7 @@ class OfClusters:
             )
 
     def alone(self) -> None:
-        """A process that is all of its cluster: variables have their values now, and all of them are here."""
+        """Initialise variables in a process that is a whole cluster, and register them as held here."""
         if self.run.alone:
             return
         self.captured.begin(lambda variable: True)
@@ -358,8 +362,8 @@ class OfClusters:
         self.run.ledger.settle(self.captured.variables, held, self.far)
 
     def around(self, inner: Runner) -> Runner:
-        """What runs the cluster's step, and then what is due between the clusters; steps that do not train meet nobody,
-        nor does a cluster that is the only one.
+        """Wrap the runner of a cluster's step in the synchronisation after it; only for steps that train, and with more
+        than one cluster.
         """
         program, variables, run = self.captured.program, self.captured.variables, self.run
         if not program.requests or len(self.sites.names) == 1:
@@ -384,7 +388,7 @@ class OfClusters:
 
 
 def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
-    """Who trains this apart. Those that do agree on what it is that they tell each other of."""
+    """The local-SGD view of a step whose clusters train apart, after they have agreed on what they exchange."""
     if run.rounds is None:
         run.rounds = Opened(run)
         run.closers.append(run.rounds.close)
@@ -406,7 +410,7 @@ _BYTES = 4
 
 
 def _tell_alone(apart: Apart, name: str) -> None:
-    """There is nobody to meet."""
+    """Warn that there is no other cluster to synchronise with."""
     option = f'exchange="{apart.exchange}"' if apart.exchange else f"sync_every={apart.every}"
     warn_once(
         script_site(),
@@ -419,7 +423,7 @@ def _tell_alone(apart: Apart, name: str) -> None:
 
 
 def _lines(apart: Apart, captured: Captured, models: Sequence[Any], sites: Sites) -> tuple[str, ...]:
-    """What must be the same in all clusters: how they train apart, how fast each is, and their weights."""
+    """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = weights_of(captured.program, captured.variables, models)
     speeds = (f"cluster {name} of speed {speed:g}" for name, speed in sites.speeds.items())
     held = (f"weight {path} {variable.dtype.name}{list(variable.shape)}" for path, variable in weights.items())

@@ -27,7 +27,7 @@ _SCALE_BYTES = 4
 
 
 class Slots(NamedTuple):
-    """What an optimizer keeps of a weight: its momentum, and all else; and what the weight is kept within."""
+    """Optimizer slots of a weight: its momentum and the others; and the weight's constraint."""
 
     momentum: Any
     others: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Slots(NamedTuple):
 
 
 class MomentumOptimizer(Protocol):
-    """What the exchange asks of an optimizer."""
+    """The interface of an optimizer whose momenta are exchanged."""
 
     iterations: Any
     freeze_step: int
@@ -50,7 +50,7 @@ class MomentumOptimizer(Protocol):
         """The learning rate of a step, counted from 0."""
 
     def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
-        """By what momenta are multiplied before they are compressed, once the variance is frozen."""
+        """Preconditioner by which momenta are multiplied before compression, once the variance is frozen."""
 
     def advance(
         self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
@@ -74,8 +74,8 @@ class Exchanged(NamedTuple):
 
 
 def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Exchanged:
-    """The one optimizer that trains some of these weights in a step that touches `variables`: momenta of another one,
-    which a model was compiled with before, are not among them. The other weights are averages that layers keep.
+    """Find the one optimizer that trains these weights in a step that touches `variables`; an optimizer with which the
+    model was compiled earlier does not count. Other weights are moving averages of layers.
     """
     touched = {id(variable) for variable in variables.values()}
     found = []
@@ -94,8 +94,8 @@ def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], whe
 
 
 def compress_signs(numbers: Numbers, ends: Sequence[int]) -> tuple[Bytes, Numbers]:
-    """The bytes of scales and signs, and what they stand for: each number of a part, which `ends` there, is plus or
-    minus the root mean square of that part.
+    """One-bit compression: the bytes of scales and signs, and their decoded values. Each number of a part, which `ends`
+    at these positions, becomes plus or minus the part's root mean square.
 
     >>> data, there = compress_signs(np.float32([3.0, -4.0, 0.0, 2.0]), [3, 4])
     >>> data.nbytes, [round(float(each), 3) for each in there]
@@ -108,7 +108,7 @@ def compress_signs(numbers: Numbers, ends: Sequence[int]) -> tuple[Bytes, Number
 
 
 def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
-    """What the bytes of so many scales and signs stand for."""
+    """Decode scales and signs."""
     count, size = _SCALE_BYTES * len(ends), ends[-1]
     if data.nbytes != count + -(-size // 8):
         raise RemoteProtocolError(f"{data.nbytes} bytes of signs came where {count + -(-size // 8)} were due")
@@ -118,9 +118,9 @@ def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
 
 @dataclass(repr=False)
 class OneBitRounds(Meetings):
-    """One cluster's side. `flat` are all weights, of which `trained` have slots; the others, averages that layers keep,
-    are sent as they are. `shares` are the weights of the clusters in the mean, by name. `_step` is the one at hand,
-    from 0, as the optimizer counts: so a model that was loaded goes on.
+    """Exchange of one-bit compressed momenta with error feedback, for one cluster. `flat` are all weights, of which
+    `trained` have slots; the others are moving averages, which are sent uncompressed. `shares` are the clusters'
+    weights in the mean. `_step` is the optimizer's step count, so that a loaded model continues.
     """
 
     optimizer: MomentumOptimizer = field(kw_only=True)
@@ -137,9 +137,7 @@ class OneBitRounds(Meetings):
     _update: Any = None
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Take the weights and slots that all clusters have, before each step: what a script has written since the last
-        one, in all of them, is among these.
-        """
+        """Read the weights and slots before each step, as the script may have changed them, in all clusters alike."""
         self._shared = self._read_all() if shared is None else shared.copy()
         self._read_slots()
 
@@ -190,25 +188,25 @@ class OneBitRounds(Meetings):
         self._told = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take the state: what was left out so far, and how it crosses."""
+        """Take a snapshot of the state: compression errors, and codec states."""
         arrays = {"error": self._error, "server": self._server_error, "mask": self._mask, "scales": self._scales}
         state = {"steps": self.steps, "met": self.met, **{name: each.copy() for name, each in arrays.items()}}
         return lambda: state
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; slots are those that the optimizer has now."""
+        """Restore a state; slots keep the optimizer's current values."""
         self.steps = self._told = int(state["steps"])
         self.met = int(state["met"])
         names = ("error", "server", "mask", "scales")
         self._error, self._server_error, self._mask, self._scales = (np.asarray(state[name]) for name in names)
 
     def restart(self) -> None:
-        """Nothing of what was left out belongs to the new weights."""
+        """Discard compression errors, which belong to other weights."""
         super().restart()
         self._error, self._server_error = np.zeros_like(self._error), np.zeros_like(self._server_error)
 
     def close(self) -> None:
-        """There are no threads."""
+        """No threads have to end."""
 
     # ------------------------------------------------------------------ what crosses
     @property
@@ -222,7 +220,7 @@ class OneBitRounds(Meetings):
 
     @property
     def _ends(self) -> list[int]:
-        """Where the parts of the momentum end that have a scale each: one for each weight, or one for all."""
+        """The ends of the parts of the momentum that share a scale: one part for each weight, or one for all."""
         ends = list(np.cumsum([np.prod(each.momentum.shape, dtype=int) for each in self.slots]))
         return ends[-1:] if self.optimizer.fused else ends
 
@@ -231,7 +229,7 @@ class OneBitRounds(Meetings):
         return self._step >= self.optimizer.freeze_step
 
     def _encode(self, momentum: Numbers) -> tuple[Bytes, Numbers]:
-        """The bytes that cross, and what they stand for."""
+        """The bytes that cross, and their decoded values."""
         if not self._compresses:  # also where an optimizer began anew: then its variance is frozen once more
             self._mask = np.zeros(0, np.float32)
             return momentum.view(np.uint8), momentum
@@ -252,7 +250,7 @@ class OneBitRounds(Meetings):
         return restore_signs(data[:size], self._ends) * self._mask, kept
 
     def _compress_mean(self, mean: Numbers) -> Numbers:
-        """The mean as servers would send it, of which each cluster is one for its part: all know what all have said, so
+        """Compress the mean as parameter servers would, each cluster for its part; all clusters know all momenta, so
         nothing more crosses.
         """
         wanted = mean + self._server_error
@@ -279,7 +277,9 @@ class OneBitRounds(Meetings):
         self._before = [tuple(each.read_value() for each in (own.momentum, *own.others)) for own in self.slots]
 
     def _make_update(self, momentum: Numbers) -> None:
-        """From the weights and slots of before the step, and the momentum of all: the same in all clusters."""
+        """Compute new weights and slots from those before the step and the mean momentum,
+        identically in all clusters.
+        """
         if self._update is None:
             self._update = tf.function(self._compute_update, autograph=False, reduce_retracing=True)
         weights = [tf.reshape(numbers, v.shape) for v, numbers in Flat(self.trained).divide(self._trained_before())]
@@ -315,8 +315,8 @@ def make_one_bit_rounds(
     weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float], exchanged: Exchanged,
     copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> OneBitRounds:  # fmt: skip
-    """The rounds of a cluster whose variables are `weights`; `models_own` are those of the model, which the optimizer
-    knows, and `copy` gives this cluster's copy of one.
+    """The rounds of a cluster with these `weights`; `models_own` are the model's variables, which the optimizer knows,
+    and `copy` gives this cluster's copy of one.
     """
     optimizer, trained = exchanged
     slots = [own for path in trained if (own := optimizer.slots_of(models_own[path])) is not None]

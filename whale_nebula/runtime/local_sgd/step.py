@@ -29,7 +29,7 @@ _LEAVING = "LEAVING"
 
 @dataclass
 class Asked:
-    """Who was asked to leave, by the number of the program whose step they say: one for all steps of a run."""
+    """Requests of workers to leave, by the number of the program that they refer to, for all steps of a run."""
 
     worker: str
     links: Mapping[str, Link]
@@ -38,7 +38,7 @@ class Asked:
     _told: bool = False
 
     def tell(self, program: int, at: int, why: str) -> None:
-        """The worker was asked, and leaves with all others after this step of this program. It says so once."""
+        """Announce once that this worker was asked to leave: all leave after this step of this program."""
         if not self._told:
             self._told = True
             for link in self.links.values():
@@ -46,19 +46,19 @@ class Asked:
             self._take(self.worker, program, at, why)
 
     def hear(self) -> None:
-        """Take what others have said by now. Raises where one of them is gone."""
+        """Collect the announcements of others. Raises if one of them is gone."""
         for peer, link in self.links.items():
             with contextlib.suppress(DeadlineError):  # it has said nothing
                 said = link.take(_LEAVING, 0.0)
                 self._take(peer, said["program"], said["step"], said["why"])
 
     def after(self, program: int, steps: int) -> bool:
-        """Whether so many steps of this program were the last."""
+        """Whether a step was the last one of this program."""
         return program in self._at and steps >= self._at[program]
 
     def leave(self, program: int) -> None:
-        """All have met after the last step of a program: the next one is not begun. What was said of a later step, or
-        of another program, some have not heard yet, so it counts for nobody.
+        """End after the last step of a program, when all have synchronised. Announcements for a later step or another
+        program are discarded, as some workers have not received them yet.
         """
         last = program, self._at[program]
         departure.settle({who: why for who, (*said, why) in self._why.items() if tuple(said) == last})
@@ -70,7 +70,8 @@ class Asked:
 
 @dataclass
 class LeavesTogether:
-    """What the steps of one program know of it. `ahead` is how many rounds another cluster may be ahead.
+    """Agreement on leaving, for the steps of one program. `ahead` is the maximum number of rounds by which another
+    cluster may be ahead.
 
     Nobody passes the end of the next but one meeting (and as many rounds more) without having heard what this worker
     had to say before it: so that is where all leave. Where several are asked, the first of these steps counts.
@@ -82,7 +83,7 @@ class LeavesTogether:
     ahead: int = 0
 
     def look(self, steps: int) -> None:
-        """Before a step, after `steps` others: tell the peers if this worker was asked to leave, and hear who else was.
+        """Before a step, after `steps` others: announce if this worker was asked to leave, and collect announcements.
         Raises if a peer is gone, and when all have agreed to leave.
         """
         departure.begin()
@@ -91,7 +92,9 @@ class LeavesTogether:
         self.asked.hear()
 
     def count_to_common(self, steps: int) -> int:
-        """The number of steps, after `steps`, until one that no cluster begins without the notice that is sent now."""
+        """The number of steps, after `steps`, until one that no cluster begins before it has received an announcement
+        of now.
+        """
         return (steps // self.every + 2 + self.ahead) * self.every - steps
 
     def now(self, steps: int) -> bool:
@@ -101,8 +104,8 @@ class LeavesTogether:
 
 @dataclass
 class BetweenClusters(Runner):
-    """Runs a step of its clusters by an `inner` runner, and what is due between the clusters after it. `make` gives the
-    rounds of each cluster that is here, at the first step.
+    """Runner that runs a step of its clusters by an `inner` runner, and synchronises afterwards. `make` creates the
+    rounds of each local cluster at the first step.
     """
 
     meets_clusters = True
@@ -116,12 +119,12 @@ class BetweenClusters(Runner):
 
     @property
     def innermost(self) -> Runner:
-        """What runs the step of one cluster."""
+        """The runner of a single cluster's step."""
         return self.inner.innermost
 
     @cached_property
     def rounds(self) -> Mapping[str, Meetings]:
-        """Those of each cluster that is here, made together with the other clusters at the first step."""
+        """The rounds of each local cluster, created together with the other clusters at the first step."""
         made = self.make()
         self._sent = count_sent(made)
         return made
@@ -135,8 +138,8 @@ class BetweenClusters(Runner):
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
 
     def _count_step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
-        """Where a cluster stands with the others; time counts from the first meeting on, before which steps are traced,
-        each in its own time.
+        """The progress of a cluster relative to the others; time counts from the first synchronisation, as steps before
+        it include tracing.
         """
         if self._waited is None and rounds.met >= rounds.fragments:
             self._waited = rounds.waited
@@ -159,11 +162,11 @@ class TrainsApart(BetweenClusters):
     settle: Callable[[], None] = field(kw_only=True)
 
     def count_to_common(self) -> int:
-        """The number of steps until one that no cluster begins without the notice that is sent now."""
+        """The number of steps until one that no cluster begins before it has received an announcement of now."""
         return self.leaving.count_to_common(self.rounds[self.cluster].steps)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step; what fails here is told to all."""
+        """Run one step; a failure is announced to all workers."""
         try:
             return self._run(tensors)
         except Leaving:  # so do all others
@@ -198,14 +201,14 @@ def select_own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites
 
 @dataclass
 class Copies:
-    """What the clusters but the first hold of the variables of a run, by the variables' ids."""
+    """The copies of a run's variables that belong to clusters but the first, by the variables' ids."""
 
     kept: dict[str, dict[int, Any]] = field(default_factory=dict)
     last: dict[int, Any] = field(default_factory=dict)
     seeds: set[int] = field(default_factory=set)
 
     def of(self, cluster: str, variables: Mapping[str, Any], place: int) -> dict[int, Any]:
-        """A cluster's copies of these variables, made from the model's where there are none yet."""
+        """A cluster's copies of these variables, created from the model's variables on first use."""
         own = self.kept.setdefault(cluster, {})
         fresh = {path: variable for path, variable in variables.items() if id(variable) not in own}
         made = {path: tf.Variable(variable, trainable=False) for path, variable in fresh.items()}
@@ -219,8 +222,8 @@ class Copies:
         self.last.update({id(variable): variable.read_value() for variable in variables})
 
     def follow(self, variables: Iterable[Any]) -> None:
-        """What was written to the model's variables since (a learning rate, a layer's weights) is written in every
-        process of a run: so it is in all copies.
+        """Propagate writes to the model's variables (a learning rate, a layer's weights) to all copies, as every
+        process of a run makes them.
         """
         for variable in variables:
             before = None if id(variable) in self.seeds else self.last.get(id(variable))
@@ -239,7 +242,9 @@ class Copies:
 
 @dataclass
 class TakesTurns(BetweenClusters):
-    """Runs a step as each cluster in turn. Its results are those of the first, on that one's rows."""
+    """Runner that runs a step for each cluster in turn, in one process. Results are those of the first cluster, on its
+    rows.
+    """
 
     variables: Mapping[str, Any] = field(kw_only=True)
     copies: Copies = field(kw_only=True)
@@ -265,7 +270,7 @@ class TakesTurns(BetweenClusters):
 
     @contextlib.contextmanager
     def _turn(self, cluster: str) -> Iterator[None]:
-        """Inside, the model's variables have what this cluster has."""
+        """Swap a cluster's copies into the model's variables while this is open."""
         own = self.copies.of(cluster, self.variables, self.sites.names.index(cluster))
         first = {path: tf.identity(variable) for path, variable in self.variables.items()}
         for variable in self.variables.values():
@@ -284,5 +289,5 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def count_sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkTotals]:
-    """What all clusters have sent so far, by the names of links."""
+    """The bytes that all clusters have sent so far, by link."""
     return {name: totals for each in rounds.values() for name, totals in each.ends.count_sent().items()}

@@ -25,7 +25,7 @@ from whale_nebula.schedule.rounds import Timetable, ranges
 
 
 class Sent(NamedTuple):
-    """A fragment that is on its way: what the cluster had then, and the shared weights that will come of it."""
+    """A fragment in flight: the cluster's weights when it was sent, and the shared weights that will result."""
 
     fragment: int
     own: Numbers
@@ -46,18 +46,18 @@ class Rounds(Meetings):
     _hearing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-hears"))
 
     def tell(self) -> None:
-        """A step is over: send what is due after it."""
+        """After a step: send the fragments that are due."""
         self.steps += 1
         for fragment in self.table.sends(self.steps):
             self._send(fragment)
 
     def take(self) -> None:
-        """Take in what is due now; it waits for what has not come yet."""
+        """Apply the fragments that are due now; waits for those that have not arrived."""
         for fragment in self.table.takes(self.steps):
             self._take(fragment)
 
     def settle_tell(self) -> None:
-        """Everybody wants the weights now: take in what is on its way, then send all that was gone since."""
+        """Apply fragments in flight, then send all differences, as all clusters need the shared weights now."""
         if self.settled:
             return
         while self._on_way:
@@ -72,7 +72,9 @@ class Rounds(Meetings):
         self._told = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take the state; the threads that tell and hear say theirs when they have done what was sent before."""
+        """Take a snapshot of the state; the threads for sending and receiving add theirs when they have finished
+        earlier work.
+        """
         plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._told}
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
         shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round it
@@ -87,7 +89,7 @@ class Rounds(Meetings):
         return collect
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; what was on its way has arrived."""
+        """Restore a state; fragments in flight count as arrived."""
         self.steps, self._when, self.met, self._told = (int(state[name]) for name in ("steps", "when", "met", "told"))
         self._shared = self._shared if state["shared"] is None else state["shared"]
         self.differences.resume(state["left"])
@@ -106,7 +108,7 @@ class Rounds(Meetings):
 
     @property
     def fragments(self) -> int:
-        """How many fragments there are that hold anything."""
+        """The number of fragments that are not empty."""
         return sum(begin < end for begin, end in self._ranges)
 
     # ------------------------------------------------------------------ a fragment's way

@@ -62,7 +62,7 @@ class Ends:
 
     @property
     def program(self) -> int:
-        """What stands for these rounds where others have the number of a program."""
+        """The number of these rounds where links expect that of a program."""
         return PROGRAMS + self.number
 
     def tell(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
@@ -75,7 +75,7 @@ class Ends:
             self._send(self._key(when, fragment, self._place(cluster), self.worker, first), data, raw)
 
     def hear(self, when: int, fragment: int) -> Mapping[str, Bytes]:
-        """What the other clusters tell, each by its name."""
+        """Receive a message from each other cluster, by name."""
         return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
 
     def send_start(self, worker: str, data: Bytes) -> None:
@@ -83,7 +83,7 @@ class Ends:
         self._send(self._key(0, 0, 0, self.worker, worker), data, data.nbytes)
 
     def receive_start(self, worker: str) -> Bytes:
-        """What this one is to begin with, from another worker."""
+        """Receive the initial weights from another worker."""
         return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
 
     def _receive_from(self, when: int, fragment: int, cluster: str) -> Bytes:
@@ -99,16 +99,16 @@ class Ends:
 
     @property
     def server(self) -> str:
-        """Where the server is, in a run that has one."""
+        """The worker of the parameter server, in asynchronous mode."""
         return next(iter(self.firsts.values()))
 
     def push(self, when: int, data: Bytes, raw: int) -> None:
-        """Give a server what this cluster has gone."""
+        """Send this cluster's difference to the server."""
         if self.leads:
             self._send(self._key(when, 0, self._place(self.cluster), self.worker, self.server), data, raw)
 
     def pull(self, when: int) -> Bytes:
-        """What the server answers; the others of this cluster have it from its first worker."""
+        """Receive the server's answer; the cluster's first worker passes it on to the others."""
         place, first = len(self.firsts), self.firsts[self.cluster]
         source = self.server if self.leads else first
         data = np.asarray(self._receive(self._key(when, 0, place, source, self.worker)))
@@ -116,12 +116,12 @@ class Ends:
         return data
 
     def pass_on(self, when: int, data: Bytes) -> None:
-        """Give the others of this cluster what the server has answered."""
+        """Send the server's answer to the others of this cluster."""
         for mate in self.mates if self.leads else ():
             self._send(self._key(when, 0, len(self.firsts), self.worker, mate), data, data.nbytes)
 
     def receive_push(self, when: int, cluster: str, deadline: float) -> Bytes:
-        """At the server: what a cluster has gone."""
+        """Receive a cluster's difference, on the server."""
         key = self._key(when, 0, self._place(cluster), self.firsts[cluster], self.worker)
         return np.asarray(self.links[key.source].receive(key, deadline))
 
@@ -142,29 +142,31 @@ class Ends:
         return Key("round", self.program, when, place, -1, fragment, source, destination)
 
     def count_sent(self) -> Mapping[str, LinkTotals]:
-        """What has gone to each other cluster so far, by the name of the link."""
+        """The bytes sent to each other cluster so far, by link."""
         return {f"{self.cluster}->{cluster}": self.links[first].totals() for cluster, first in self.others.items()}
 
 
 class Sites(NamedTuple):
-    """Clusters by name, each with its speed; in several processes also their workers, the first of them first."""
+    """Clusters by name with their speeds; in several processes also their workers."""
 
     speeds: Mapping[str, float]
     workers: Mapping[str, tuple[str, ...]]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order in which differences are added."""
+        """The clusters in the order in which differences are added."""
         return tuple(self.speeds)
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """What each one's difference counts in their mean: as much as it has of the rows."""
+        """The weight of each cluster in the mean: its share of the rows."""
         whole = sum(self.speeds.values())
         return {name: speed / whole for name, speed in self.speeds.items()}
 
     def rows(self, cluster: str, rows: int) -> tuple[int, int]:
-        """From which row to which a cluster works on a batch; all work on all of one that has too few for them."""
+        """The range of a batch's rows for a cluster; if the batch has too few rows, all clusters
+        compute all of them.
+        """
         if rows < len(self.speeds):
             return 0, rows
         return shared_out(rows, tuple(self.speeds.values()))[self.names.index(cluster)]
@@ -206,7 +208,7 @@ _MORE = 64  # bytes that a codec's own may be more than the numbers were
 
 @dataclass
 class Differences:
-    """One cluster's side of a way: encodes by fragment, and keeps by fragment what was left out.
+    """Encoder of one cluster's differences, with error feedback for each fragment.
 
     >>> from whale_nebula.codec.way import parse_way
     >>> ours = Differences(parse_way("int4"))
@@ -222,7 +224,7 @@ class Differences:
     _left: dict[int, Numbers] = field(default_factory=dict)
 
     def encode(self, fragment: int, numbers: Numbers) -> tuple[Bytes, Numbers]:
-        """The bytes that cross, and what the others will make of them."""
+        """The bytes that cross, and their decoded values."""
         if not self._codec(numbers.size) and not self.way.zstd:
             return numbers.view(np.uint8), numbers
         wanted = numbers + self._left[fragment] if fragment in self._left else numbers
@@ -233,7 +235,7 @@ class Differences:
         return data, there
 
     def decode(self, data: Bytes, size: int) -> Numbers:
-        """So many numbers again."""
+        """Decode `size` numbers."""
         if not self._codec(size) and not self.way.zstd:
             return read_numbers(data, size)
         dims = dims_of(size)
@@ -243,15 +245,15 @@ class Differences:
 
     @property
     def left(self) -> Mapping[int, Numbers]:
-        """What was left out so far, by fragment."""
+        """The compression errors so far, by fragment."""
         return dict(self._left)
 
     def resume(self, left: Mapping[int, Numbers]) -> None:
-        """What was left out before."""
+        """Restore compression errors."""
         self._left = dict(left)
 
     def forget(self) -> None:
-        """The weights were replaced: nothing of what was left out belongs to them."""
+        """Discard compression errors, as the weights were replaced."""
         self._left.clear()
 
     def _codec(self, size: int) -> Codec | None:
@@ -260,7 +262,7 @@ class Differences:
 
 @contextlib.contextmanager
 def naming(worker: str) -> Iterator[None]:
-    """What is wrong with what a worker has sent says whose it is."""
+    """Add the sending worker's name to errors about its message."""
     try:
         yield
     except RemoteProtocolError as error:
@@ -269,14 +271,14 @@ def naming(worker: str) -> Iterator[None]:
 
 
 def read_numbers(data: Bytes, size: int) -> Numbers:
-    """So many numbers, as they crossed; another count would be spread over all weights."""
+    """Decode numbers, and refuse any other count, which broadcasting would spread over all weights."""
     if data.nbytes != 4 * size:
         raise RemoteProtocolError(f"{data.nbytes} bytes of weights came where {4 * size} were due")
     return np.ascontiguousarray(data).view(np.float32)
 
 
 def dims_of(size: int) -> tuple[int, int]:
-    """A codec sees rows: of the grain, or one row of as many numbers as there are."""
+    """The sizes in which a codec sees numbers: rows of the grain, or a single row."""
     return (1, size) if size <= GRAIN else (-(-size // GRAIN), GRAIN)
 
 
@@ -309,7 +311,7 @@ class Flat:
 
     @property
     def total(self) -> int:
-        """How many numbers there are."""
+        """The number of all numbers."""
         return self._ends[-1] if self._ends else 0
 
     def read(self, where: Range) -> Numbers:
@@ -327,7 +329,7 @@ class Flat:
             variable.assign(tf.reshape(tf.convert_to_tensor(whole), variable.shape))
 
     def add(self, where: Range, numbers: Numbers) -> None:
-        """Add these numbers to what is there."""
+        """Add numbers to the current ones."""
         self.write(where, self.read(where) + numbers)
 
     def divide(self, numbers: Numbers) -> Iterator[tuple[Any, Numbers]]:
@@ -352,13 +354,13 @@ _STRIDE = 0x3779B9  # between the seeds of two clusters
 
 
 def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[Any]) -> Mapping[str, Any]:
-    """What is trained, and the averages that layers of these models keep of their batches; in the order of their paths.
+    """The trained weights, and the moving averages of layers of these models, ordered by path.
 
     What an optimizer remembers stays where it is, and so do metrics.
     """
     asked_for = {op for request in program.requests for op in request.origins}
     trained = {program.variable_ops[op].path for op in asked_for & program.variable_ops.keys()}
-    kept = {id(_plain(each)) for model in models for each in model.non_trainable_weights}
+    kept = {id(getattr(each, "value", each)) for model in models for each in model.non_trainable_weights}
     asked = {path for path, variable in variables.items() if path in trained or id(variable) in kept}
     return {path: variables[path] for path in sorted(asked) if variables[path].dtype.is_floating}
 
@@ -375,14 +377,11 @@ def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
         variable.assign_add(first * tf.cast(place * _STRIDE, variable.dtype))
 
 
-def _plain(variable: Any) -> Any:
-    """TensorFlow's own variable behind one of Keras's."""
-    return getattr(variable, "value", variable)
-
-
 @dataclass(repr=False)
 class Meetings(ABC):
-    """One cluster's side. `met` counts what was exchanged, `waited` are the seconds that steps waited for it."""
+    """Synchronisation of one cluster with the others. `met` counts exchanges, `waited` the seconds that steps waited
+    for them.
+    """
 
     flat: Flat
     ends: Ends
@@ -394,19 +393,19 @@ class Meetings(ABC):
     _told: int = 0
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Take these weights, or the current ones, once, as those that all clusters share; from here on they train
-        apart.
+        """Take these weights, or the current ones, as those that all clusters share; afterwards they train apart. Only
+        the first call has an effect.
         """
         if self._shared is None:
             self._shared = self._read_all() if shared is None else shared.copy()
 
     @abstractmethod
     def tell(self) -> None:
-        """A step is over: send what is due after it."""
+        """After a step: send what is due."""
 
     @abstractmethod
     def take(self) -> None:
-        """Take in what is due now; it waits for what has not come yet."""
+        """Apply what is due now; waits for messages that have not arrived."""
 
     @abstractmethod
     def settle_tell(self) -> None:
@@ -423,7 +422,7 @@ class Meetings(ABC):
 
     @property
     def fragments(self) -> int:
-        """How many exchanges tell the others of all weights once."""
+        """The number of exchanges in which all weights are sent once."""
         return 1
 
     waits_for_all: ClassVar[bool] = False
@@ -442,16 +441,16 @@ class Meetings(ABC):
 
     @abstractmethod
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that was captured; the weights that all know of are those that `begin` has taken."""
+        """Restore a captured state; the shared weights are those of `begin`."""
 
     def restart(self) -> None:
-        """The weights were replaced, in all clusters by the same ones: what was remembered belongs to others."""
+        """Reset the state, as the weights were replaced, in all clusters by the same ones."""
         if self._shared is not None:
             self._shared = self._read_all()
             self.differences.forget()
 
     def digest(self) -> int:
-        """A checksum of what all share: the same in all clusters after as many rounds."""
+        """A checksum of the shared state: equal in all clusters after the same number of rounds."""
         return google_crc32c.value(b"" if self._shared is None else self._shared.tobytes())
 
     @abstractmethod

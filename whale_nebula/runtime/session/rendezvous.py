@@ -32,14 +32,16 @@ from whale_nebula.transport import Link
 
 
 class Joined(NamedTuple):
-    """Links by the worker at their other end, and what closes them all, where that is not each for itself."""
+    """Links by the worker at their other end, and a common function to close them, if they are not
+    closed one by one.
+    """
 
     links: Mapping[str, Link]
     close: Callable[[], None] | None = None
 
 
 def join_links(attachment: Attachment, expected: Expected, config: Config) -> Joined:
-    """Open every link; what comes over one must be `expected`."""
+    """Open every link; tensors received on one must be `expected`."""
     absent = {worker: address for worker, address in attachment.absent.items() if _may_come(attachment, worker)}
     if not attachment.peers and not absent:
         return Joined({})
@@ -167,7 +169,7 @@ _ALIKE = {
 
 
 def config_sheet(config: Config) -> dict[str, Any]:
-    """What is told of a config."""
+    """The description of a config for the comparison between processes."""
     forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
     limits = {name: [each.least, each.most] for name, each in sorted(config.elastic.items())}
     return {"results": config.results, "weights": config.weights, "inputs": forms, "elastic": limits}
@@ -187,8 +189,8 @@ def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Map
 
 
 def host_digest(run: str, worker: str, home: str | None = None) -> str:
-    """What a worker says of its host and folder: processes that share a file system write a file once. Those of an
-    account have its `home` in common, and with others nothing.
+    """Digest that identifies a worker's host and folder: processes that share a file system write a file once.
+    Processes of an account share its `home`, and nothing with others.
 
     It names neither, and the random number that a kernel draws when it starts keeps anybody from guessing them. Who is
     here can make the digest of every worker, and who is elsewhere that of none: to repeat what another says proves

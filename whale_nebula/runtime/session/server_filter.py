@@ -68,7 +68,9 @@ def _wait_accepted(listener: socket.socket) -> None:
 
 
 def _count_queued(listener: socket.socket) -> int:
-    """How many connections of a listener are not accepted yet: the kernel says it where others have lost segments."""
+    """The number of a listener's connections that are not accepted yet, from a field of TCP_INFO that counts segments
+    for other sockets.
+    """
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     return int(struct.unpack_from("=I", info, _TCP_INFO_BYTES - 4)[0])
 
@@ -101,7 +103,7 @@ def rules(networks: Sequence[Network]) -> list[Rule]:
 
 
 def _match_network(network: Network) -> list[Rule]:
-    """Take what comes from one network, if it has its version of IP; else go on behind this."""
+    """Filter code that accepts packets of one network, and otherwise continues."""
     source = 12 if network.version == 4 else 8
     words = zip(_words(network.network_address), _words(network.netmask), strict=True)
     tests: list[Rule] = []
@@ -118,7 +120,7 @@ def _words(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
 
 
 def _sockets(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process that listen at a port, and those of the connections with it."""
+    """The sockets of this process that listen at a port, and those connected to it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the folder's own descriptor is closed by now
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):

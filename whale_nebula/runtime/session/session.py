@@ -1,4 +1,4 @@
-"""The session with the other workers: who they are, and that all of them run the same programs and steps.
+"""The session with the other workers: identities, and agreement on programs and steps.
 
 HELLO when they meet (versions, seed, what the config says), AGREE for each program (its digest), STEP at each step
 (rows and a fingerprint of the inputs), MEET around a read of the whole model. All say the same things in the same
@@ -109,7 +109,7 @@ _LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
 
 @dataclass
 class Session:
-    """The links of this process to its peers (worker name to link), how long it waits for them, and what may come.
+    """The links of this process to its peers by name, their timeouts, and the expected tensors.
 
     In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program. `epoch` says how
     often the run was started again: the highest that any worker names.
@@ -126,14 +126,16 @@ class Session:
     _line: str = ""
 
     def among(self, mates: Collection[str]) -> Session:
-        """The same conversation with some of the peers only; all hear of a failure. It is not closed by itself."""
+        """A view of the session with a subset of the peers; failures are announced to all. It is
+        not closed separately.
+        """
         links = {peer: link for peer, link in self.links.items() if peer in mates}
         whole, private, epoch = self, self.private, self.epoch
         return Session(self.worker, links, self.patience, self.expected, whole=whole, private=private, epoch=epoch)
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
-        """Tell every peer who this process is; gives what each said. Unlike versions are refused. All know the epoch of
-        the run from then on, and nobody of another one can take part.
+        """Greet every peer; returns their greetings. Different versions are refused. Afterwards all know the run's
+        epoch, and processes of another epoch cannot take part.
         """
         failpoint("hello.before")
         self._say("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
@@ -222,7 +224,9 @@ class Session:
         failpoint("step.announced")
 
     def check_step(self, sheet: Sheet, mark: int = 0) -> Mapping[str, Sheet]:
-        """Every peer must have announced the same step of the same program on the same rows; gives what each said."""
+        """Verify that every peer has announced the same step of the same program with the same rows; returns the
+        announcements.
+        """
         told = self._hear("STEP", _step(sheet))
         for peer, theirs in told.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
@@ -233,8 +237,8 @@ class Session:
         return told
 
     def vote(self, name: str, step: int, phase: int, why: str) -> list[str]:
-        """Between the micro-batches of a phase and its update: say why this step is to be left out, or "", and hear
-        what all others say. Gives the reasons that there are, the same in every process.
+        """Vote between the micro-batches of a phase and its update on skipping the step: a reason, or "". Returns all
+        reasons, the same in every process.
         """
         doing = f"phase {phase} of step {step} of {name!r}"
         self._say("VOTE", doing, {"why": why})
@@ -257,7 +261,7 @@ class Session:
             raise
 
     def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
-        """Tell some peers something and hear theirs: the workers of one cluster, of what is nobody else's business."""
+        """Exchange a message with some peers, such as the workers of one cluster."""
         self._say("MEET", doing, sheet, mates)
         told = self._hear("MEET", doing, mates)
         for peer, theirs in told.items():
@@ -304,7 +308,7 @@ class Session:
         return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
 
     def _hear(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
-        """What each peer says, which must be about the same."""
+        """Receive a message of each peer, which must be about the same subject."""
         told = {}
         for peer, link in self._links_of(peers):
             with self._name_lost_peer(doing, peer):
@@ -323,7 +327,7 @@ class Session:
 
     @contextlib.contextmanager
     def _name_lost_peer(self, doing: str, peer: str) -> Iterator[None]:
-        """Where a peer is no more, say what this process still wanted to do with it."""
+        """Add to the error of a lost peer what this process was about to do with it."""
         try:
             yield
         except LinkClosedError as closed:
@@ -337,7 +341,7 @@ class Session:
             raise error from closed
 
     def fail(self, failure: BaseException) -> None:
-        """Tell every peer that this process failed."""
+        """Announce to every peer that this process failed."""
         parts = failure_fields(failure, private=self.private)
         for link in (self.whole or self).links.values():
             link.fail(parts)

@@ -18,7 +18,7 @@ from whale_nebula.tf import collectives as tf_collectives
 
 
 def take(device: str, worker: str) -> None:
-    """Let this process have the CPU alone, or one GPU besides. TensorFlow must not have begun to compute.
+    """Make only the CPU, or one GPU in addition, visible to this process. TensorFlow must not be initialised yet.
 
     >>> take("CPU", "gpu/0")
     """

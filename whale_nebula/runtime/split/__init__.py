@@ -1,1 +1,1 @@
-"""Operators over several devices of a stage: ops are made again for their pieces, with collectives between."""
+"""Tensor parallelism: ops are made again on shards, with collectives between them."""

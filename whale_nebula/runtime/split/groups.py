@@ -18,7 +18,7 @@ Sizes = Sequence[Any]
 
 
 class Pieces(tf.experimental.ExtensionType):
-    """What the devices of this process hold of one tensor; pieces of two tensors are added one by one."""
+    """The local shards of one tensor; the shards of two tensors are added one by one."""
 
     tensors: tuple[tf.Tensor, ...]
 
@@ -27,7 +27,7 @@ class Pieces(tf.experimental.ExtensionType):
 
 
 class Group(Protocol):
-    """`count` devices, of which `here` run in this process."""
+    """A group of `count` devices, of which `here` run in this process."""
 
     count: int
 
@@ -50,11 +50,11 @@ class Group(Protocol):
         ...
 
     def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
-        """What all devices have, one behind the other along an axis."""
+        """All-gather along an axis."""
         ...
 
     def scatter(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
-        """Of the sum over all devices, to each its piece along an axis."""
+        """Reduce-scatter along an axis."""
         ...
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
@@ -63,7 +63,7 @@ class Group(Protocol):
 
 
 class LocalGroup:
-    """Devices that one process runs in one function, where a collective is an op on what they have."""
+    """Devices that one process runs in one function, so that collectives are local ops."""
 
     holds_pieces = False
 
@@ -72,7 +72,7 @@ class LocalGroup:
 
     @property
     def here(self) -> Sequence[int]:
-        """All of them."""
+        """All devices."""
         return range(self.count)
 
     def sum(self, tensors: Tensors) -> Tensors:
@@ -84,11 +84,11 @@ class LocalGroup:
         return [reduce(tf.maximum, tensors)] * self.count
 
     def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
-        """What all devices have, one behind the other along an axis."""
+        """All-gather along an axis."""
         return [tf.concat(tensors, axis)] * self.count
 
     def scatter(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
-        """Of the sum over all devices, to each its piece along an axis."""
+        """Reduce-scatter along an axis."""
         return cut_pieces(tf.add_n(tensors), axis, sizes)
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
@@ -97,7 +97,7 @@ class LocalGroup:
 
 
 def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], list[Any]]:
-    """Where the piece of each device begins, and how long it is: numbers, or tensors where the size is one.
+    """Offset and size of each device's shard: numbers, or tensors if the size is one.
 
     >>> measure_pieces(10, 3)
     ([0, 4, 7], [4, 3, 3])
@@ -132,7 +132,7 @@ def cut_pieces(tensor: Any, axis: int, sizes: Sizes) -> Tensors:
 
 
 def pad_piece(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
-    """A tensor with so many zeros before and behind it along an axis."""
+    """A tensor padded with zeros before and behind it along an axis."""
     if isinstance(before, int) and isinstance(behind, int) and before == behind == 0:
         return tensor
     along = _mark_axis(tensor, axis)
@@ -140,7 +140,7 @@ def pad_piece(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
 
 
 def _mark_axis(tensor: Any, axis: int) -> Any:
-    """A one at the place of an axis among zeros, also where only a step knows how many axes there are."""
+    """A one-hot vector of an axis, also where the rank is dynamic."""
     rank = tensor.shape.rank
     if rank is None:
         return tf.one_hot(axis, tf.rank(tensor), dtype=tf.int32)

@@ -1,4 +1,4 @@
-"""Make ops again for stages of several devices: each on its pieces, with what crosses between them.
+"""Lower ops of split stages: each op is made for the shards, with collectives between ops.
 
 Most ops are the traced op on other inputs; an input that says a shape is given that of the piece. Reads and writes of
 variables, and ops that devices compute together (`Layouts.together`) have a way of their own.
@@ -79,7 +79,7 @@ class Part:
         return self.others[value, layout]
 
     def make(self, op: Op, give: Callable[[Value], None]) -> None:
-        """Make an op for each device, after what its control inputs have become; `give` gets what it reads."""
+        """Make an op for each device, after the results of its control inputs; `give` returns its inputs."""
         targets = {each.value: each.target for each in self.layouts.reshards.get(op.index, ())}
         layouts = [targets.get(value, self.layouts.layout(value)) for value in op.inputs]
         with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
@@ -92,14 +92,14 @@ class Part:
             self.set_shapes(value, tensors)
 
     def set_shapes(self, value: Value, tensors: Tensors) -> None:
-        """Say what is known of the shapes of pieces: not every collective knows what it gives."""
+        """Set the static shapes of shards, which not every collective infers."""
         for tensor, device in zip(tensors, self.group.here, strict=True):
             spec = local_shape(self.graph.spec(value), self.layouts.layout(value), self.group.count, device)
             if spec.dtype not in ("resource", "variant"):
                 tensor.set_shape(spec.shape)
 
     def choose(self, op: Op) -> Callable[[Op, Sequence[Tensors], Sequence[Layout]], list[Tensors]]:
-        """How an op is made."""
+        """Choose how an op is made."""
         if op.type in SCATTERS:
             return self.scatter
         if op.index in self.layouts.together:
@@ -116,7 +116,7 @@ class Part:
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
 
     def copy(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """The traced op on each device; once for all of them where all is whole."""
+        """Copy the traced op for each device; only once if everything is whole."""
         outputs = [self.layouts.layout(value) for value in op.values]
         alone = all(layout == WHOLE_LAYOUT for layout in (*layouts, *outputs))
         shaped = _SHAPED.get(op.type) if any(layout.kind == SPLIT for layout in outputs) else None
@@ -150,7 +150,7 @@ class Part:
         return [reshard(self.group, tensors, WHOLE_LAYOUT, self.layouts.layout(Value(op.index)))]
 
     def assign(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """What a variable is given: the piece of this process, or the whole of it."""
+        """The value to assign to a variable: this process's shard, or the whole value."""
         whole = inputs[1][0]
         if not self.group.holds_pieces:
             whole = reshard(self.group, inputs[1], layouts[1], WHOLE_LAYOUT)[0]
@@ -158,7 +158,7 @@ class Part:
         return []
 
     def scatter(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """Rows that are put into a variable by their numbers: of its piece a process changes those that it holds."""
+        """Scatter rows into a variable: each process changes those of its shard."""
         handle, numbers, rows = self.handles[op.inputs[0].op], inputs[1][0], inputs[2][0]
         held = self.layouts.layout(op.inputs[0])
         if not self.group.holds_pieces:
@@ -229,17 +229,17 @@ class Part:
         return [[each * (tf.cast(size, each.dtype) / total) for each, size in zip(found[0], own, strict=True)]]
 
     def starts(self, value: Value, tensors: Tensors, layout: Layout) -> Tensors:
-        """Where the piece of each device begins along its axis."""
+        """The offset of each device's shard along its axis."""
         starts, _ = self.measure(value, tensors, layout)
         return [starts[device] for device in self.group.here]
 
     def measure(self, value: Value, tensors: Tensors, layout: Layout) -> tuple[list[Any], list[Any]]:
-        """Where the pieces of all devices begin along their axis, and how long they are."""
+        """Offsets and sizes of all devices' shards along their axis."""
         total = self.measure_axis(value, [_measure_form(tensor)[layout.axis] for tensor in tensors], layout)
         return measure_pieces(total, self.group.count, layout.units)
 
     def measure_axis(self, value: Value, sizes: Tensors, layout: Layout) -> Any:
-        """How long a whole value is along the axis of which the devices have pieces of these sizes."""
+        """The size of a whole value along an axis, from the sizes of its shards."""
         spec = self.graph.spec(value)
         if spec.dtype == "resource":  # what its readers know of its form, if there are any
             reads = (op for op in self.graph.ops if op.type == "ReadVariableOp" and op.inputs[0] == value)
@@ -250,7 +250,7 @@ class Part:
 
 @dataclass
 class Lowering:
-    """One run of ops, of which some belong to stages in pieces. An op that touches none of these is made once.
+    """One run of ops, some of which belong to split stages; other ops are made once.
 
     `operations` are the traced ones by their number, `handles` what they read from outside the trace.
     """
@@ -269,9 +269,7 @@ class Lowering:
         self.whole |= {Value(op): handle for op, handle in self.handles.items()}
 
     def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
-        """Make ops for what is fed, tensors or pieces of such; gives what is fetched, whole unless it is a piece that
-        the layouts let leave so.
-        """
+        """Make ops for given feeds, tensors or shards; returns the fetches, whole unless their layouts keep shards."""
         for value, tensor in feeds.items():
             part = self.part_of(value)
             if isinstance(tensor, Pieces) and part is not None:
@@ -327,7 +325,7 @@ class Lowering:
 
 
 def _measure_form(tensor: Any) -> Any:
-    """The shape of a tensor, or of what a variable holds."""
+    """The shape of a tensor, or of a variable's value."""
     return tf.raw_ops.VariableShape(input=tensor) if tensor.dtype == tf.resource else tf.shape(tensor)
 
 
@@ -385,7 +383,7 @@ def _mark_labels(run: Part, value: Value, labels: Tensors, scores: Tensors, layo
 
 
 def _extreme(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """The extreme of what each device finds among its own."""
+    """The extreme over the local extremes of all devices."""
     (own,) = run.copy(op, inputs, layouts)
     if op.type == "Max":
         return [run.group.maximum(own)]
@@ -444,7 +442,7 @@ def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
 
 
 def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """Rows of a table in pieces: zeros for those that a device does not hold."""
+    """Look rows up in a sharded table: zeros for rows of other devices."""
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
     shared = run.operations[op.index].get_attr("batch_dims")
     tables = _tables(run, op, inputs[0], layouts[0])

@@ -1,5 +1,5 @@
-"""What one worker of a split stage holds: its pieces of variables, and the groups in which it runs functions. Where the
-devices of a stage are workers of one cluster, each process runs one, and TensorFlow's collectives join them.
+"""The shards and groups of one worker of a split stage. If a stage's devices are workers of one cluster, each process
+runs one, and TensorFlow's collectives connect them.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class CollectiveGroup:
         return [self._run(tensors[0], lambda tensor, keys: tf_collectives.reduce(tensor, self.count, *keys, op="Max"))]
 
     def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
-        """What all devices have, one behind the other along an axis. All send as much as the longest."""
+        """All-gather along an axis. All shards are padded to the longest."""
         longest = _longest(sizes)
         padded = pad_piece(tensors[0], axis, 0, longest - sizes[self.index])
         found = self._run(padded[tf.newaxis], lambda tensor, keys: tf_collectives.gather(tensor, self.count, *keys))
         return [self._join(found, axis, sizes)]
 
     def scatter(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
-        """Of the sum over all devices, to each its piece: they exchange pieces, and each adds up its own."""
+        """Reduce-scatter: devices exchange shards, and each adds up its own."""
         found = self._exchange(self._stack(tensors[0], axis, sizes))
         return [cut_piece(tf.reduce_sum(found, 0), axis, 0, sizes[self.index])]
 
@@ -113,7 +113,7 @@ class CollectiveGroup:
         return tf.stack([pad_piece(piece, axis, 0, longest - size) for piece, size in pieces])
 
     def _join(self, stacked: Any, axis: int, sizes: Sizes) -> Any:
-        """The pieces of all devices, without what fills them up, as one."""
+        """Concatenate the shards of all devices without their padding."""
         pieces = [cut_piece(stacked[number], axis, 0, size) for number, size in enumerate(sizes)]
         return tf.concat(pieces, axis)
 
@@ -150,13 +150,13 @@ class Broadcast:
         self._functions: dict[Any, Any] = {}
 
     def give(self, tensor: Any) -> Any:
-        """What the first one has."""
+        """Broadcast a value from the first worker."""
         tensor = tf.convert_to_tensor(tensor)
         self._function(tensor.dtype, self._send, tf.TensorSpec(None, tensor.dtype))(tensor)
         return tensor
 
     def take(self, dtype: Any) -> Any:
-        """What the first one gave, on another."""
+        """Receive the broadcast value on another worker."""
         dtype = tf.as_dtype(dtype)
         return self._function(dtype, lambda: self._receive(dtype))()
 
@@ -184,8 +184,8 @@ class Broadcast:
 
 @dataclass
 class Piece:
-    """What this worker has of a variable, one of `count` pieces; all that have one `join` them at the same time. The
-    first of them is on worker `first`.
+    """A worker's shard of a variable, one of `count`; all holders `join` them at the same time. The first shard is on
+    worker `first`.
     """
 
     layout: Layout
@@ -233,12 +233,12 @@ class Shards:
 
     @cached_property
     def split_stages(self) -> Sequence[int]:
-        """Those whose micro-batches all of their workers run together."""
+        """The stages whose micro-batches are run by all of their workers together."""
         return [stage for stage in self.stages if self.cut.program.stages[stage].shards > 1]
 
     @cached_property
     def mates(self) -> Mapping[str, Sequence[str]]:
-        """By the name of each variable that is held in pieces, the workers that hold the same piece as this one."""
+        """By variable, the workers that hold the same shard as this one."""
         found: dict[str, Sequence[str]] = {}
         for stage in self.stages:
             alike = self.cut.routings[self.worker].of(stage) if stage in self.split_stages else (self.worker,)
@@ -251,7 +251,7 @@ class Shards:
         return self.cut.group_of(stage, self.worker).index(self.worker)
 
     def name(self, stage: int) -> str:
-        """What the workers of a replica of a stage call what they do together."""
+        """The name of the group of workers of a stage's replica."""
         return f"{self.program} stage {stage} with {self.cut.group_of(stage, self.worker)[0]}"
 
     def group(self, stage: int, fragment: Fragment) -> CollectiveGroup:
@@ -265,7 +265,7 @@ class Shards:
         return self.collectives.explain_failures(f"stage {keys}, which several workers run together")
 
     def broadcast(self, stage: int) -> Broadcast:
-        """How the first worker of a replica gives the others what came for all of them."""
+        """The broadcast from the first worker of a replica to the others."""
         if stage not in self._broadcasts:
             self._broadcasts[stage] = Broadcast(self.cut.program.stages[stage].shards, self.name(stage))
         return self._broadcasts[stage]
@@ -273,7 +273,7 @@ class Shards:
 
 @dataclass
 class SplitExchange:
-    """An exchange for the stages of one worker, of which some are split over several."""
+    """The exchange for the stages of one worker, some of which are sharded over several workers."""
 
     inner: Post
     shards: Shards
@@ -298,7 +298,7 @@ class SplitExchange:
 
 @dataclass(frozen=True)
 class Parted:
-    """The variables that a program newly divides, each with the stage whose workers hold its pieces.
+    """The variables that a program newly shards, each with the stage whose workers hold the shards.
 
     Those that are trained start from the first worker's value, of which each is given its piece. Others (an optimizer's
     slots) every worker makes by itself, and keeps its piece.
@@ -309,7 +309,7 @@ class Parted:
 
     @classmethod
     def of(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> Parted:
-        """Those of a program; none where no stage is split."""
+        """The newly sharded variables of a program; empty without split stages."""
         found: dict[str, int] = {}
         for stage, layouts in cut.layouts.items():
             for op, layout in layouts.variables.items():
@@ -320,12 +320,14 @@ class Parted:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """How each lies on its holders."""
+        """The layout of each variable at its holders."""
         known = {variable.path: variable.op for variable in self.cut.program.variables}
         return {path: self.cut.layouts[stage].variables[known[path]] for path, stage in self.stages.items()}
 
     def shapes(self, worker: str) -> dict[str, tuple[int, ...] | None]:
-        """The shape of the piece of each that is handed out, as a worker is given it; None of what all make."""
+        """The shape of the shard of each variable that is distributed; None for variables that all
+        holders initialise.
+        """
         found: dict[str, tuple[int, ...] | None] = {}
         for variable in self.cut.program.variables:
             stage = self.stages.get(variable.path)

@@ -80,7 +80,7 @@ class Turnstile:
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """A replica failed: nobody's turn comes any more."""
+        """Abort all waits, as a replica failed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -107,9 +107,7 @@ class OneStep:
 
 @dataclass
 class ActorStep(Runner):
-    """Runs steps of a program by threads, one for each replica of a stage in this process. `lines` are what the config
-    says of the links.
-    """
+    """Runner that uses one thread for each local replica of a stage. `lines` are the configured rates of the links."""
 
     compiled: Compiled
     variables: Mapping[str, Any]
@@ -151,7 +149,7 @@ class ActorStep(Runner):
         return {pair: link.totals() for pair, link in self.links.items()}
 
     def _count_links(self, before: Mapping[tuple[str, str], LinkTotals], clocks: Clocks) -> dict[str, LinkReport]:
-        """What each line has carried since, and for how long that held it."""
+        """The bytes of each line since then, and the seconds for which they occupied it."""
         found: dict[str, LinkReport] = {}
         for pair, link in self.links.items():
             sent = link.totals() - before[pair]
@@ -161,7 +159,7 @@ class ActorStep(Runner):
         return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
 
     def _measure(self, step: OneStep) -> None:
-        """Take in what a step took."""
+        """Record the measurements of a step."""
         self.measured.add(step.clocks)
         self.measured.uses(self.channels.boundaries())
         self.rates.add(step.clocks.lines.told)
@@ -187,7 +185,7 @@ class ActorStep(Runner):
     # ------------------------------------------------------------------ what runners do in their own way
     @abstractmethod
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
-        """Let others know what a stage raised; gives what is to be raised for it."""
+        """Notify others of a stage's exception; returns the exception to raise for it."""
 
     def _is_left_out(self, step: OneStep, phase: int) -> bool:
         """Once the micro-batches of a phase are done: whether its update is to leave no trace."""
@@ -252,7 +250,9 @@ class ActorStep(Runner):
         future.result()
 
     def _stages_in_order(self, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> Iterator[int]:
-        """The stages of which several replicas here write the same variables as they go forward: seeds, averages."""
+        """The stages with several local replicas whose forwards write the same variables (seeds, moving averages), so
+        that they take turns.
+        """
         for plan in phase.stages:
             several = sum(seat.stage == plan.stage for seat in runs) > 1
             if several and (plan.skip is not None or plan.drifting):
@@ -284,7 +284,7 @@ class ActorStep(Runner):
         ]
 
     def _work(self, step: OneStep, phase: PhasePlan, run: StageRun, gate: Turnstile | None) -> None:
-        """What the thread of a stage does in a phase."""
+        """The body of a stage's thread in a phase."""
         key = self.compiled.cut.program.stages[run.stage].key
         try:
             for instruction in self._instructions(step, phase, run):
@@ -326,7 +326,7 @@ def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
 
 
 def _wait(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
-    """Wait for threads. One that is interrupted lets them come to rest first, so that nothing is half done."""
+    """Join threads. On an interrupt they finish first, so that no step is half done."""
     try:
         wait(futures)
     except BaseException as interrupt:

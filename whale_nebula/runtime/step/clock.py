@@ -47,7 +47,7 @@ CODING = ("encode", "decode")
 
 @dataclass
 class StageClock:
-    """The time of one stage in one step, in seconds from the step's start. `doing` is what it does now."""
+    """The timing of one stage in one step, in seconds from the step's start. `doing` is its current activity."""
 
     lane: str = ""
     start: float = 0.0
@@ -74,7 +74,7 @@ class StageClock:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Time a wait for other stages; what is decoded meanwhile is no wait."""
+        """Time a wait for other stages, without decoding in the meantime."""
         began, coded = time.perf_counter(), self.coding
         self.doing = "waits"
         yield
@@ -91,7 +91,7 @@ class StageClock:
 
     @contextlib.contextmanager
     def codes(self, what: str, kind: str, micro_batch: int, phase: int = 0) -> Iterator[None]:
-        """Time a codec: `what` is "encode" or "decode", `kind` the direction of what crosses."""
+        """Time a codec: `what` is "encode" or "decode", `kind` the direction of the crossing."""
         doing, self.doing = self.doing, f"{what}s {micro_batch}"
         with annotation(f"{self.lane}: {what}", micro_batch=micro_batch, phase=phase):
             began = time.perf_counter()
@@ -103,7 +103,7 @@ class StageClock:
         self.spans.append(Span(self.lane, said, began - self.start, ended - self.start, micro_batch, phase))
 
     def report(self) -> StageReport:
-        """What the report of the step says of the stage."""
+        """The stage's part of the step's report."""
         return StageReport(self.compute, self.waiting, self.cluster, count_in_flight(self.spans), self.coding)
 
 
@@ -117,7 +117,7 @@ class Clocks:
 
     @classmethod
     def start(cls, stages: Mapping[Seat, Stage], lines: LineClock) -> Clocks:
-        """Start them all; the lines' clock has begun with the step."""
+        """Start all clocks; the clock of the lines started with the step."""
         now = time.perf_counter()
         lanes = {seat: row_name(stage.key, stage.replicas, seat.replica) for seat, stage in stages.items()}
         own = {
@@ -130,7 +130,7 @@ class Clocks:
         return time.perf_counter() - self.once.start
 
     def reports(self) -> dict[str, StageReport]:
-        """What the report of the step says of its stages; of one with several replicas here, that of the busiest."""
+        """The stages' part of the step's report; for several local replicas that of the busiest."""
         found: dict[str, list[StageReport]] = {}
         copies: dict[str, int] = {}
         for clock in self.stages.values():
@@ -140,7 +140,7 @@ class Clocks:
         return {name: _report_stage(replicas, copies[name]) for name, replicas in found.items()}
 
     def doing(self) -> dict[str, str]:
-        """What each stage does at this moment; between its pieces, nothing."""
+        """The current activity of each stage; "" between its pieces."""
         return {clock.lane: clock.doing for clock in self.stages.values()}
 
     def spans(self) -> tuple[Span, ...]:
@@ -171,7 +171,7 @@ def count_in_flight(spans: Sequence[Span]) -> int:
 
 @dataclass
 class LineClock:
-    """When the messages of a step held their lines. Links tell it from any thread, by their own clock."""
+    """Times at which a step's messages occupied their lines. Links report them from any thread, by their own clock."""
 
     program: int
     step: int
@@ -202,7 +202,7 @@ class LineClock:
 
 
 def _report_stage(replicas: Sequence[StageReport], copies: int) -> StageReport:
-    """The report of a stage of which these replicas are here; of the others nothing is known here."""
+    """The report of a stage from its local replicas; nothing is known here of others."""
     found = busiest(replicas)
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
 
@@ -213,7 +213,7 @@ def count_bytes(variables: Iterable[Any]) -> int:
 
 
 def weigh_worker(held: int) -> WorkerReport:
-    """What this process holds: variables of so many bytes, and at most so much memory until now."""
+    """Memory of this process: bytes of variables, and peak memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     return WorkerReport(held, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
@@ -238,19 +238,19 @@ class Runner(ABC):
         """Run one step."""
 
     def close(self) -> None:
-        """Let go what it holds: it runs no more steps."""
+        """Release resources; no steps run afterwards."""
         return
 
     @property
     def innermost(self) -> Runner:
-        """The runner of the step itself, inside of those that are wrapped around it."""
+        """The runner of the step itself, inside all wrappers."""
         return self
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The tensors that the step returns, and what was measured on the way. `pace` is what all processes have told of
-    the steps before (see `Medians`), the same in each; empty where stages are not timed apart.
+    """The tensors that a step returns, and its measurements. `pace` is the speed that all processes have reported for
+    earlier steps (see `Medians`), the same in each; empty if stages are not timed separately.
     """
 
     tensors: Sequence[Any]

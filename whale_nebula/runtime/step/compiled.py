@@ -30,9 +30,9 @@ from whale_nebula.tf import private as tf_private
 
 @dataclass(frozen=True)
 class Function:
-    """A fragment that can be called: tensors of `feeds` in, tensors of `fetches` out. One that `waits` holds sums over
-    replicas, and is called inside of it. One that is `in_pieces` may be fed pieces of tensors, and give such; the only
-    one that a process has is a tensor.
+    """A callable fragment: tensors of `feeds` in, tensors of `fetches` out. One that `waits` contains all-reduces, and
+    is called inside of it. One that is `in_pieces` takes and returns shards of tensors; a process with a single shard
+    passes it as a tensor.
     """
 
     fragment: Fragment
@@ -130,7 +130,7 @@ class Workshop:
         return Function(fragment, concrete, concrete.captured_inputs, waits, in_pieces=True)
 
     def _find_waits(self, fragment: Fragment) -> Mapping[int, int]:
-        """By op of an update what it waits for."""
+        """For each ordered op of an update, the write that it waits for."""
         return order_updates(self._graph, fragment.ops) if self._graph.ops and fragment.kind == "update" else {}
 
     def _group(self, stage: int, fragment: Fragment) -> Group:
@@ -154,7 +154,7 @@ class Workshop:
         return Pieces.Spec(tuple(tf.TensorSpec(shape, tensor.dtype) for shape in shapes))
 
     def _add_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
-        """What is fetched, once what stands for sums over replicas is summed."""
+        """The fetched tensors, with placeholders of sums over replicas replaced by the sums."""
         found = self.sums.add_up(fragment, marks) if self.sums is not None and marks else {}
         return [found.get(tensor.ref(), tensor) for tensor in fetches]
 
@@ -165,7 +165,7 @@ def _name(fragment: Fragment) -> str:
 
 
 class Feed(NamedTuple):
-    """Where a function's input comes from.
+    """The source of a function's input.
 
     `kind` is leaf, share, grow, arrival, holder, boundary, once or local; `what` a leaf's number or a value.
     """
@@ -183,12 +183,12 @@ class Piece:
 
     @property
     def fragment(self) -> Fragment:
-        """What the function is made of."""
+        """The function's fragment."""
         return self.function.fragment
 
     @property
     def fetches(self) -> tuple[Value, ...]:
-        """What the function gives."""
+        """The values that the function returns."""
         return self.function.fragment.fetches
 
 
@@ -219,7 +219,7 @@ class Compiled:
 
     @cached_property
     def whereabouts(self) -> Whereabouts:
-        """Where ops stand in the user's code, for when they fail."""
+        """Source lines of ops, for errors at run time."""
         return Whereabouts(self.workshop.graph, self.cut.program.stages, len(self.cut.phases))
 
     @cached_property
@@ -229,7 +229,7 @@ class Compiled:
 
     @cached_property
     def masks(self) -> frozenset[Value]:
-        """What marks rows of boundaries."""
+        """The masks of boundaries' rows."""
         return frozenset(boundary.mask for boundary in self.cut.boundaries if boundary.mask is not None)
 
     @cached_property
@@ -249,7 +249,7 @@ class Compiled:
 
     @cached_property
     def put_off(self) -> frozenset[Value]:
-        """What gradients of weights that are apart are made of: it is kept until they are."""
+        """The values that deferred gradients of weights need, which are kept until then."""
         plans = (plan.weights for phase in self.cut.phases for plan in phase.stages if plan.weights is not None)
         return frozenset(value for fragment in plans for value in fragment.feeds)
 
@@ -261,21 +261,21 @@ class Compiled:
         return StagePieces(plan, *map(self._make_piece, (plan.forward, plan.backward, plan.skip, plan.weights)))
 
     def prologue(self, phase: PhasePlan) -> Piece | None:
-        """What runs once before the micro-batches of a phase."""
+        """The pieces that run once before the micro-batches of a phase."""
         return self._make_piece(phase.prologue.get(self.worker))
 
     @cached_property
     def bundles(self) -> Sequence[tuple[Bundle, ...]]:
-        """What the updates of each phase send one another."""
+        """The messages between the updates of each phase."""
         return [bundles(self.cut, phase) for phase in self.cut.phases]
 
     @cached_property
     def replica_messages(self) -> Sequence[tuple[ReplicaMessage, ...]]:
-        """What replicas of stages tell one another in each phase."""
+        """The messages between replicas of stages in each phase."""
         return [replica_messages(self.cut, phase) for phase in self.cut.phases]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:
-        """What runs once after them, in rounds."""
+        """The pieces that run once after the micro-batches, in rounds."""
         return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._make_piece(f)) is not None]
 
     @cached_property
@@ -285,7 +285,7 @@ class Compiled:
 
     @cached_property
     def weight(self) -> Piece | None:
-        """What nb.loss_weight was given, for one micro-batch."""
+        """The piece that computes nb.loss_weight for one micro-batch."""
         return self._make_piece(self.cut.weight.get(self.worker))
 
     def _make_piece(self, fragment: Fragment | None) -> Piece | None:
@@ -314,7 +314,9 @@ class Compiled:
 
     @cached_property
     def _made_once(self) -> Sequence[frozenset[Value]]:
-        """By phase, what is made once a step, of the whole batch or by a prologue or an update, before its forward."""
+        """By phase, the values that are computed once a step before its forward: of the whole batch, or by a prologue
+        or an update.
+        """
         before, found = [self.cut.whole.get(self.worker)], []
         for phase in self.cut.phases:
             before.append(phase.prologue.get(self.worker))
@@ -344,7 +346,7 @@ _REFUSAL = re.compile(r"XLA|tf2xla|compile-time constant|[Nn]ot compilable|uncom
 
 @dataclass
 class Xla:
-    """Decides for the fragments of one plan, and takes down what it decided against."""
+    """Decides for each fragment of a plan whether XLA compiles it, and records why not."""
 
     graph: Graph
     stages: Sequence[Stage]

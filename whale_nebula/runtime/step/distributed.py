@@ -1,4 +1,4 @@
-"""The runner of a step whose clusters are separate processes: this one runs its stages and exchanges the rest."""
+"""Runner of a step whose clusters are separate processes: this process runs its stages and exchanges the rest."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tell(
 
 
 def hear(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
-    """The stages and links that others told of; what is no such thing is left out, as it is only shown.
+    """Parse reports of stages and links from other processes; invalid ones are dropped, as they are only displayed.
 
     >>> found = hear([{"seen": {"stages": {"npu": [0.5, 0.1, 1, "npu"]}, "links": {}}}, {"seen": None}, {}])
     >>> found.stages["npu"].wait_seconds, found.links
@@ -157,8 +157,8 @@ class DistributedStep(ActorStep):
         self.written_here = [v for v in cut.forward_written if here in cut.held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step; what fails here is told to all. Who leaves with all others does so before it; where checkpoints
-        are written, once all is saved, before a step that they count.
+        """Run one step; failures are announced to all processes. A coordinated exit happens before it; if checkpoints
+        are written, after everything is saved and before a step that they count.
         """
         if current_run().checkpoints is None:
             departure.begin()
@@ -207,7 +207,7 @@ class DistributedStep(ActorStep):
         )
 
     def _hear_checkpoints(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
-        """What all have said of their parts of a checkpoint, and whether another one is due."""
+        """Collect the state of all processes' parts of a checkpoint, and whether a new one is due."""
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
             told = {peer: sheet.get("checkpoint") for peer, sheet in sheets.items()}
@@ -238,7 +238,9 @@ class DistributedStep(ActorStep):
 
     @cached_property
     def looks(self) -> bool:
-        """Whether it is looked at how fast replicas are. Where they add up on the way, all are as slow as one."""
+        """Whether the speed of replicas is measured. With all-reduces inside the backward they are all as slow as the
+        slowest.
+        """
         return bool(self.routing.replicated) and not sums_of(self.compiled.cut.program)
 
     def _check_here(self, absent: tuple[int, ...]) -> None:
@@ -249,8 +251,8 @@ class DistributedStep(ActorStep):
             self.checked.add(absent)
 
     def _announce(self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None) -> Agreed:
-        """Say which step this is, and check beside the computing that all others say the same. Each also tells its
-        pace, since a prediction needs that of all stages, what its last step was like, and whether it has to leave.
+        """Announce the step, and verify concurrently that all processes run the same one. Each also reports its pace,
+        which predictions need of all stages, its last step, and whether it has to leave.
         """
         leaves = self.compiled.cut.program.leaves
         peers = self.session.links.keys()
@@ -301,7 +303,7 @@ class DistributedStep(ActorStep):
             self.session.fail(failure)
 
     def _is_left_out(self, step: OneStep, phase: int) -> bool:
-        """Whether any process says that the step is to be left out. They ask one another only where one might."""
+        """Whether any process votes to skip the step; they only exchange votes where a boundary asks for it."""
         if not self.channels.may_skip:
             return False
         tally = step.post.tally
@@ -310,7 +312,7 @@ class DistributedStep(ActorStep):
         return bool(reasons)
 
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
-        """Where the processes do not do the same, that is why a stage failed. Whatever it was, all get to know."""
+        """The cause of a stage's failure: a disagreement between processes if there is one. All are notified."""
         cause = None
         with contextlib.suppress(TimeoutError):
             cause = None if step.agreed is None else step.agreed.exception(_SOON)
@@ -321,14 +323,14 @@ class DistributedStep(ActorStep):
         return cause
 
     def close(self) -> None:
-        """Let the threads go, once what was promised has come."""
+        """End the threads, once outstanding receptions have completed."""
         self.promises.shutdown()
         super().close()
         self.watch.shutdown(wait=False, cancel_futures=True)
 
 
 def _merge_medians(agreed: Agreed, own: Medians) -> Medians:
-    """The pace of all stages, each as its own process told it; of a stage in several, that of the slowest."""
+    """The pace of all stages as reported by their processes; for a stage in several processes that of the slowest."""
     found = dict(own)
     for sheet in agreed.result().values():
         for what, seconds in sheet.get("pace", {}).items():
@@ -337,12 +339,12 @@ def _merge_medians(agreed: Agreed, own: Medians) -> Medians:
 
 
 def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
-    """The stages, with what is known of all of their replicas."""
+    """Merge reports on stages over all of their replicas."""
     told = {n: known.get(n, each) for n, each in stages.items()}
     return {n: replace(each, replicas=told[n].replicas, copies=told[n].copies) for n, each in stages.items()}
 
 
 def _add_elsewhere(told: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> Elsewhere:
-    """What others told, and of stages that are not here what is known of their replicas."""
+    """Add the reports of other processes, and for remote stages those of their replicas."""
     far = {name: each for name, each in known.items() if name not in own}
     return replace(told, stages={**told.stages, **_add_replicas({**far, **told.stages}, far)}) if far else told

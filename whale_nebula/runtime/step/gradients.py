@@ -83,7 +83,7 @@ class Sums:
         return origin >= 0 and self.program.graph.ops[origin].role != CAPTURE
 
     def _is_same(self, request: int, source: int) -> bool:
-        """The gradient of a sum over the batch is in every micro-batch what it is for all of them."""
+        """Whether a gradient is the same in every micro-batch, as that of a sum over the whole batch is."""
         merges = self.program.requests[request].merges
         return bool(merges) and merges[source] == "same"
 
@@ -97,13 +97,13 @@ class Sums:
         return part.concatenated if part.sparse else self._has_rows(*key[:2])
 
     def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
-        """A tensor of a gradient: by micro-batch where it `lists`, else the sum of all of them under -1."""
+        """The tensors of a gradient: by micro-batch if it `lists` rows, otherwise the sum of all under -1."""
         if self.lists(key):
             return {m: columns[piece] for m, columns in zip(turns, self.listed[key], strict=True)}
         return {-1: self.listed[key][0][piece] if key in self.listed else self.dense[key]}
 
     def put(self, key: PartKey, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Put what all replicas have of a gradient in the place of the own: the rows of all, or the sum."""
+        """Replace the local gradient by that of all replicas: all rows, or the sum."""
         if self.lists(key):
             self.listed[key] = list(rows)
         elif len(rows[0]) > 1:

@@ -1,4 +1,4 @@
-"""The runners of a step whose clusters are all in this process: as one function, or by actors over emulated links."""
+"""Runners of a step whose clusters are all in this process: as one function, or by actors over emulated links."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PATIENCE = 3600.0
 
 @dataclass
 class EmulatedPeers(Peers):
-    """Where an update has its peers in several processes, lines of one process carry as many bytes for as long."""
+    """Emulates an update's exchange between processes: lines of this process are occupied by as many bytes."""
 
     exchange: Sequence[Exchange]
     links: Mapping[tuple[str, str], Link]
@@ -58,7 +58,7 @@ class EmulatedPeers(Peers):
     rows: int
 
     def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
-        """Let the lines carry what the update of a phase would exchange, round after round; gives the parts back."""
+        """Occupy the lines with the exchange of a phase's update, round by round; returns the parts unchanged."""
         due = [each for each in self.exchange if each.phase == phase.index]
         for number in sorted({each.round for each in due}):
             together = [each for each in due if each.round == number]
@@ -75,7 +75,7 @@ class EmulatedPeers(Peers):
 
 
 def _size(each: Exchange, own: Parts, rows: int) -> int:
-    """Bytes of what is sent: a result has the rows of the batch, a sparse gradient as many as the batch asked for."""
+    """Bytes of a message: a result with the batch's rows, or a sparse gradient with as many as were looked up."""
     if each.part is None:
         return each.spec.nbytes(unknown=rows)
     tensor = own[each.part][each.piece]
@@ -98,7 +98,7 @@ class EmulatedStep(ActorStep):
         self.links = {(a, b): network.link(a, b, a, b) for a, b in self.pairs}
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step. One that fails leaves nothing on its links."""
+        """Run one step. A failed one leaves nothing on the links."""
         plan = self.compiled.cut
         counts = micro_batches(plan.program.leaves, tensors, pieces_here(plan.program))
         batch = cut(plan.program.leaves, tensors, counts)
@@ -128,13 +128,13 @@ class EmulatedStep(ActorStep):
         return self._report(step, results, seconds, self._count_links(before, clocks), medians)
 
     def _find_paces(self, rows: Sequence[int], medians: Medians) -> Sequence[Pace]:
-        """The pace of each phase by its lines, or, where sizes of what crosses are not planned, by trips."""
+        """The pace of each phase by the load of its lines or, if sizes of crossings are not planned, by round trips."""
         if not self.measured.traffic.is_known(tuple(rows)):
             return paces_of_trips(self.compiled.cut, medians)
         return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
-        """Who waits for something at a link stops waiting."""
+        """Wake all stages that wait at a link."""
         for link in self.links.values():
             link.fail({"what": str(failure)})
         return failure
@@ -145,7 +145,7 @@ NOT_BEGUN = float("inf")
 
 @dataclass
 class Shelf:
-    """An exchange within one trace: a dict. What goes to another cluster passes its codec, as over any link."""
+    """Exchange within one trace: a dict. Tensors for another cluster pass their codec, as on any link."""
 
     crossings: Crossings
     hosts: Sequence[str]
@@ -204,7 +204,7 @@ def run_in_sequence(
 
 
 def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """In a trace: given all that an update reads, an op that waits for it and notes that the update begins.
+    """Within a trace: an op that waits for all inputs of an update, and marks the update's beginning.
 
     A control edge from a call waits for its effects alone, once TensorFlow has inlined it; what fails in an op
     without effects is waited for by reading a number of every result.
@@ -290,7 +290,7 @@ class LocalStep(Runner):
             raise guard.failed_update(failure, 0) from failure
 
     def _function(self, counts: tuple[int, ...]) -> Any:
-        """The step for micro-batches of these rows; with one, for any number of them."""
+        """The function of a step for micro-batches of these rows; a single micro-batch may have any number."""
         key = counts if len(counts) > 1 else (0,)
         if key not in self._functions:
             try:
@@ -303,7 +303,7 @@ class LocalStep(Runner):
 
     @cached_property
     def _stages(self) -> Mapping[str, StageReport]:
-        """What every step says of its stages, which are not timed apart: of replicas only how many there are."""
+        """The stages' part of every report; they are not timed separately, so replicas are only counted."""
         return {
             stage.key: StageReport(
                 cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas
@@ -312,8 +312,8 @@ class LocalStep(Runner):
         }
 
     def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
-        """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
-        what crosses has axes that are open.
+        """Bytes that would cross free links, cached for each division of the batch and, with open axes, each form of
+        the crossing tensors.
         """
         shapes = () if self._is_sized else tuple(tuple(tensor.shape) for tensor in tensors)
         if (counts, shapes) not in self._counted:
@@ -329,7 +329,7 @@ class LocalStep(Runner):
 
 
 def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
-    """Every direction of a boundary that is cast, for micro-batches of so many rows; sizes that only a step knows are
+    """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes that only a step knows are
     left out.
     """
     crossings = Crossings(cut, Routing.plain(hosts))

@@ -40,8 +40,8 @@ _FIRST = ".first."
 
 @dataclass
 class Measured:
-    """Median seconds of each stage's forward and backward of a micro-batch, over the last steps, and what the first
-    micro-batch of a step shows of the ways between stages.
+    """Median seconds of each stage's forward and backward of a micro-batch over the last steps, and estimates of the
+    latency between stages from the first micro-batch of each step.
 
     `hosts` are what stages run on, as links name them; `slowness` says of stages whose replicas are not equally fast
     how long each computes beside what is measured here.
@@ -59,7 +59,7 @@ class Measured:
         self.traffic = Traffic(self.cut, self.hosts, self.links)
 
     def add(self, clocks: Clocks) -> None:
-        """Take in what a step took."""
+        """Record the measurements of a step."""
         self.steps += 1
         if self.steps <= _SKIP:
             return
@@ -78,23 +78,23 @@ class Measured:
         self.seconds.setdefault(what, deque(maxlen=most)).append(seconds)
 
     def uses(self, boundaries: tuple[Boundary, ...]) -> None:
-        """How boundaries cross now, where that changes in a run."""
+        """Set how boundaries cross now, where that changes during a run."""
         if boundaries != self.traffic.cut.boundaries:
             self.traffic = Traffic(replace(self.cut, boundaries=boundaries), self.hosts, self.links)
             self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC)}
 
     def moves(self, cut: Cut) -> None:
-        """Other replicas take the micro-batches from now on: what the first one has shown is of other ways."""
+        """Reset the measurements of the first micro-batch, as the assignment of micro-batches to replicas changes."""
         self.cut = cut
         self.seconds = {what: kept for what, kept in self.seconds.items() if _FIRST not in what}
 
     def medians(self) -> Medians:
-        """What was measured here; nothing before the second step."""
+        """The medians measured here; empty before the second step."""
         return {what: median(kept) for what, kept in self.seconds.items()}
 
     def basis(self, counts: Sequence[int], medians: Medians) -> Basis | None:
-        """What the simulator is told of a step whose micro-batches have `counts` rows; None while a pace or the size
-        of a crossing is not known.
+        """The simulator's input for a step whose micro-batches have `counts` rows; None while a pace or a crossing's
+        size is unknown.
         """
         phases, traffic, rows = self.phases(counts[0], medians), self.traffic, tuple(counts)
         if not phases or not traffic.is_known(rows):
@@ -117,8 +117,8 @@ class Measured:
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
-        """Each phase for a micro-batch of `rows` rows; none before all of them were measured. What crosses in a size
-        that only a step knows is left out.
+        """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size that only
+        a step knows are left out.
         """
         phases = [self._phase(phase, rows, medians) for phase in self.cut.phases]
         known = tuple(phase for phase in phases if phase is not None)
@@ -134,7 +134,7 @@ class Measured:
         return PhaseBasis(known, fused, *self.traffic.hops(phase.index, rows))
 
     def _work(self, plan: StagePhase | None, medians: Medians, stage: int) -> Work | None:
-        """What a stage computes for a micro-batch in a phase: None where that is not known yet."""
+        """A stage's work for a micro-batch in a phase; None if unknown yet."""
         if plan is None:
             return Work(0.0)
         found = {piece.kind: medians.get(f"{plan.phase}.{stage}.{piece.kind}") for piece in plan.fragments}
@@ -159,7 +159,7 @@ class Measured:
 
 
 def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
-    """The phase, what it was and its seconds: of each piece of computing, and of the codecs of each micro-batch."""
+    """Phase, kind and seconds of each piece of computing, and of each micro-batch's encoding and decoding."""
     coded: defaultdict[tuple[int, str, int | None], float] = defaultdict(float)
     for span in spans:
         kind, *way = span.what.split()
@@ -171,8 +171,8 @@ def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
 
 
 def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
-    """How long the first micro-batch was kept, and how long it was away meanwhile, by phase. Gradients of weights come
-    after that where they are apart.
+    """How long a stage kept the first micro-batch, and how long it was elsewhere meanwhile, by phase. Deferred
+    gradients of weights are not included.
     """
     by_phase: defaultdict[int, list[Span]] = defaultdict(list)
     for span in spans:
@@ -200,7 +200,7 @@ def _line_seconds(told: Sequence[Span]) -> Iterator[tuple[int, float]]:
 
 
 def paces_of_trips(cut: Cut, medians: Medians) -> list[Pace]:
-    """The pace of every phase; none before all of them were measured."""
+    """The pace of each phase by round trips; empty before all were measured."""
     found = [_pace(phase, len(cut.program.stages), medians) for phase in cut.phases]
     known = [pace for pace in found if pace is not None]
     return known if len(known) == len(found) else []
@@ -230,7 +230,7 @@ CLOSE = 0.5e-3
 
 @dataclass
 class LineRates:
-    """What the links from here, by their names, have carried in the last steps, and how long that held them.
+    """Bytes that the local links have carried in the last steps, and the seconds for which they were occupied, by name.
 
     On emulated lines that is `exact`. On a real one a rate is told only by many bytes that were written one right after
     the other, in one message or in several that waited for each other: for bytes to leave, and not for a delay. The
@@ -260,11 +260,11 @@ class LineRates:
                 self._told.setdefault(name, deque(maxlen=_RECENT)).append(_add_spans(telling))
 
     def seconds(self) -> Medians:
-        """What a MiB takes that is written to a line, by "line gpu->npu"; of lines of which that was told."""
+        """Seconds for each MiB written to a line, by "line gpu->npu", for lines with measurements."""
         return {f"{LINE}{name}": MIB / rate for name in self._told if (rate := self._rate(name))}
 
     def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
-        """Before a step whose micro-batches have these rows."""
+        """The estimates before a step whose micro-batches have these rows."""
         rates = {name: rate for name in self.names if (rate := self._rate(name))}
         unseen = {name for name, size in self._carried.items() if size and name not in self._told}
         return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))

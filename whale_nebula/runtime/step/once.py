@@ -94,17 +94,17 @@ class OnceRun:
             self._run(self.compiled.whole, {})
 
     def prologue(self, phase: PhasePlan) -> None:
-        """Run what comes before the micro-batches."""
+        """Run the pieces before the micro-batches."""
         piece = self.compiled.prologue(phase)
         if piece is not None:
             self._run(piece, {})
 
     def asserts(self, phase: PhasePlan) -> bool:
-        """Whether something is asserted here of what all micro-batches of a phase make together."""
+        """Whether this process checks assertions on merged values in a phase."""
         return any(piece.fragment.round < 0 for piece in self.compiled.updates(phase))
 
     def check(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Merge what the stages kept, and assert what is asserted of it: an update has not begun yet."""
+        """Merge the stages' values, and check assertions on them, before the update begins."""
         self._gather(phase, runs)
         for piece in self.compiled.updates(phase):
             if piece.fragment.round < 0:
@@ -112,7 +112,7 @@ class OnceRun:
                 self._run(piece, {})
 
     def _gather(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """What all micro-batches have made becomes one; once in a phase."""
+        """Merge the values of all micro-batches, once in a phase."""
         if self._gathered != phase.index:
             self._gathered, self._runs, self._got = phase.index, join_replicas(phase, runs), set()
             if self.compiled.replica_messages[phase.index]:
@@ -123,11 +123,11 @@ class OnceRun:
                 self._send(phase, -1)
 
     def _early(self, phase: PhasePlan) -> bool:
-        """Whether anybody asserts what others must tell: then that goes first, before the gradients of all."""
+        """Whether an assertion somewhere needs values of other processes, which are then sent before the gradients."""
         return any(fragment.round < 0 for found in phase.updates.values() for fragment in found)
 
     def update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Merge what the stages kept, exchange what others need, and run the update, round by round."""
+        """Merge the stages' values, exchange what others need, and run the update round by round."""
         self._gather(phase, runs)
         gradients = self.gradients(phase, self._runs)
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
@@ -165,7 +165,7 @@ class OnceRun:
                 self.peers.send(bundle, [self.once[crossing.value] for crossing in bundle.crossings])
 
     def _receive_for(self, phase: PhasePlan, piece: Piece) -> None:
-        """Take what others have made that a piece reads; the rest may come while it runs."""
+        """Receive the remote values that a piece reads; the rest may arrive while it runs."""
         for bundle in self._list_due(phase):
             if any(crossing.value in piece.fragment.feeds for crossing in bundle.crossings):
                 self._take_in(bundle, self._wait_for(phase, bundle))
@@ -178,7 +178,7 @@ class OnceRun:
             self._take_in(bundle, self._wait_for(phase, bundle) if waits else self.peers.later(bundle))
 
     def _list_due(self, phase: PhasePlan) -> list[Bundle]:
-        """What this worker has still to be told in a phase."""
+        """The messages that this worker has still to receive in a phase."""
         bundles = self.compiled.bundles[phase.index]
         return [each for each in bundles if each.destination == self.compiled.worker and each not in self._got]
 
@@ -204,7 +204,7 @@ class OnceRun:
         return self.once[feed.what]
 
     def results(self) -> list[Any]:
-        """What the user's step returns, tensor by tensor."""
+        """The tensors that the user's step returns."""
         return [self._result(value) for value in self.compiled.cut.program.returns]
 
     def _result(self, value: Value) -> Any:

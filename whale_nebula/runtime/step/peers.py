@@ -1,4 +1,4 @@
-"""What the update of a worker exchanges with other workers: replicas' results, gradient parts, and values of rounds."""
+"""Exchange between the updates of workers: replicas' results, partial gradients, and values of rounds."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Parts = dict[PartKey, tuple[Any, ...]]
 
 
 class Peers:
-    """The other workers, as an update sees them; here there are none."""
+    """The exchange of an update without other workers."""
 
     def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Give the replicas of each stage what all of them have made: sums of gradients, values of micro-batches."""
+        """Merge results over all replicas of each stage: sums of gradients, values of micro-batches."""
 
     def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Exchange the gradient parts of variables that live on several workers."""
@@ -49,7 +49,9 @@ class Peers:
 
 @dataclass
 class Wires(Peers):
-    """The exchange of one worker's update in one step. `promises` is the thread that takes in what nobody waits for."""
+    """The exchange of one worker's update in one step. `promises` is the thread for receptions that
+    nobody waits for.
+    """
 
     compiled: Compiled
     links: Mapping[str, Link]
@@ -84,7 +86,7 @@ class Wires(Peers):
 
     # ------------------------------------------------------------------ gradient parts
     def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
-        """Give the parts of shared variables to the others that hold them, and take theirs."""
+        """Exchange the partial gradients of shared variables with their other holders."""
         here = self.compiled.worker
         shared = list(shared_parts(self.compiled.cut, phase))
         for part in shared:
@@ -124,15 +126,15 @@ class Wires(Peers):
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
 
     def _is_known(self, run: StageRun, each: ReplicaMessage) -> bool:
-        """Whether all replicas have it: TensorFlow has added it up, or all of what it is made of on the way."""
+        """Whether all replicas already have a value: TensorFlow has reduced it, or everything that it depends on."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
             return same and run.stage in sums_of(self.compiled.cut.program) and all(self._turns(run).values())
         return self.adder is not None and self.adder.takes(each)
 
-    # ------------------------------------------------------------------ what there is to tell
+    # ------------------------------------------------------------------ the values that are sent
     def _read_own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:
-        """What this replica has of it: by micro-batch, or -1 for all of its micro-batches together."""
+        """The part of a value that this replica has: by micro-batch, or under -1 for the sum over its micro-batches."""
         if not run.turns:
             return {}
         if each.kind == "numbers":
@@ -152,7 +154,7 @@ class Wires(Peers):
     def _hear(
         self, phase: PhasePlan, run: StageRun, each: ReplicaMessage, own: dict[int, Any]
     ) -> Mapping[str, dict[int, Any]]:
-        """What all replicas have of it, by worker, this one's own among them."""
+        """All replicas' parts of a value by worker, this one's included."""
         found: dict[str, dict[int, Any]] = {}
         for mate, turns in self._turns(run).items():
             if mate == self.compiled.worker:
@@ -164,7 +166,7 @@ class Wires(Peers):
         return found
 
     def _numbers(self, run: StageRun, each: ReplicaMessage, turns: Sequence[int]) -> Sequence[int]:
-        """The micro-batches under which a replica with these turns tells of it."""
+        """The micro-batch numbers under which a replica with these turns sends a value."""
         if not turns:
             return ()
         by_turn = each.kind == "tensor" or (each.kind == "sum" and run.sums.lists(each.key))
@@ -192,7 +194,7 @@ class Wires(Peers):
 
 
 def _order(heard: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
-    """By micro-batch, and sums by replica: the same order in every process, so the same bits."""
+    """Canonical order of parts, by micro-batch or by replica, so that sums are bit-identical in every process."""
     found = [(m, tensor) for theirs in heard.values() for m, tensor in theirs.items()]
     return [tf.convert_to_tensor(tensor) for _, tensor in sorted(found, key=lambda pair: pair[0])]
 
@@ -208,7 +210,7 @@ def pack_scalars(tensors: Sequence[Any]) -> np.ndarray:
 
 
 def unpack_scalars(array: Any, specs: Sequence[Spec]) -> list[Any]:
-    """The scalars whose bytes these are.
+    """Split bytes into scalars.
 
     >>> sent = pack_scalars([tf.constant(1.5), tf.constant(True)])
     >>> [tensor.numpy().item() for tensor in unpack_scalars(sent, [Spec("float32", ()), Spec("bool", ())])]
@@ -224,7 +226,7 @@ def unpack_scalars(array: Any, specs: Sequence[Spec]) -> list[Any]:
 
 
 def bundle_tensors(tensors: Sequence[Any]) -> np.ndarray:
-    """What is sent: one tensor as it is, the bytes of several scalars.
+    """The content of a message: one tensor, or the bytes of several scalars.
 
     >>> bundle_tensors([tf.constant([2.0])]).tolist(), len(bundle_tensors([tf.constant(1.5), tf.constant(True)]))
     ([2.0], 5)

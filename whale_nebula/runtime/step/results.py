@@ -1,4 +1,4 @@
-"""What a step returns: names of its results, numbers on their way, and tensors that stay in other processes."""
+"""The results of a step: names, lazy numbers, and tensors that stay in other processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ScalarResults:
 
 
 def scalar_results(structure: Any) -> ScalarResults:
-    """Look through what the traced step returns.
+    """The scalar results of a traced step, by name.
 
     >>> with tf.Graph().as_default():
     ...     found = scalar_results({"loss": tf.constant(1.0), "logits": tf.zeros([2, 2]), "rows": tf.constant(3)})
@@ -68,7 +68,7 @@ def _is_number(tensor: Any) -> bool:
 
 
 class _Result:
-    """Stands for a result whose element type and shape are known, as far as the plan knows them."""
+    """Placeholder of a result with the element type and shape that the plan knows."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -154,7 +154,7 @@ class Absent(_Result):
         self.owner = owner
 
     def numpy(self) -> Absent:
-        """What Keras asks of every result; nothing is read by it."""
+        """Called by Keras on every result; reads nothing."""
         return self
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:

@@ -45,7 +45,7 @@ class Whereabouts:
         return "" if op is None or place == op.name else place
 
     def mend(self, failure: BaseException) -> str:
-        """What to write: where shapes do not fit, a batch size that is baked in may be why."""
+        """The mend of a shape error, if a batch size that was baked in may be its cause."""
         shapes = _SHAPES.search(str(getattr(failure, "message", failure)))
         baked = baked_reshape(self._graph) if shapes else None
         if baked is None:
@@ -58,7 +58,7 @@ class Whereabouts:
 
 
 def _list_enclosing(name: str) -> list[str]:
-    """An op's name, then those of the ops in whose branch it may stand, from the inside to the outside.
+    """The names of an op and of the ops whose branches may contain it, from the inside to the outside.
 
     >>> _list_enclosing("m/Assert/AssertGuard/Assert")
     ['m/Assert/AssertGuard/Assert', 'm/Assert/AssertGuard', 'm/Assert', 'm']
@@ -75,7 +75,7 @@ def op_of(failure: BaseException) -> str:
 
 @contextlib.contextmanager
 def taken_back(variables: Sequence[Any]) -> Iterator[None]:
-    """Around an update whose results are wanted and whose effects are not: all variables get their values back.
+    """Run an update for its results only: all variables are restored at the end.
 
     >>> import tensorflow as tf
     >>> weight = tf.Variable(1.0)
@@ -93,7 +93,7 @@ def taken_back(variables: Sequence[Any]) -> Iterator[None]:
 
 
 class Guard:
-    """Remembers what the forward of a step may write (it is little: seeds, averages in coupled mode).
+    """Snapshot of the variables that a step's forward may write (few: seeds, averages in coupled mode), for rollback.
 
     `begun` says that an update has started: from then on nothing can be taken back, unless the program `updates`
     nothing. `own` names the variables that are here at all; without it they all are.
@@ -126,7 +126,7 @@ class Guard:
         self._begun = self._updates
 
     def without_trace(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
-        """An update that is taken back where the step is left `out`, and with it what the forward wrote."""
+        """Context of an update that is rolled back if the step is skipped (`out`), with the forward's writes."""
 
         def run() -> None:
             variables, own = self._own
@@ -207,7 +207,7 @@ class Guard:
 
 
 def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
-    """The error for a step that runs as the user's own function: nobody knows how far it came."""
+    """The error for a failed step that runs as the user's own function, whose progress is unknown."""
     return StageFailedError(
         f"the step of stage {stage!r} failed",
         where=whereabouts.of(failure, stage),
@@ -219,7 +219,7 @@ def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabout
 
 
 def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
-    """The error for a step that fails without any plan; who ran it puts the variables back."""
+    """Context of a step that runs without a plan; its caller restores variables after a failure."""
     return StageFailedError(
         "the uncut step failed",
         where=whereabouts.of(failure),
@@ -245,7 +245,7 @@ _FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File "
 
 
 def _sentence(failure: BaseException) -> str:
-    """What TensorFlow said, without where it was and what it drew around it."""
+    """TensorFlow's message without locations and decoration."""
     lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
     said = [line for line in lines if line and not line.startswith(_FRAMES)]
     return re.sub(r"^\{\{.*?\}\} ", "", (said or [type(failure).__name__])[0])[:300]

@@ -28,7 +28,7 @@ Speeds = Mapping[int, Mapping[str, float]]
 
 
 def looked_at(steps: int) -> bool:
-    """Whether the step after so many is a part of a look, or warms up for one.
+    """Whether a step, by its number, is part of a measurement of replicas' speeds, or its warm-up.
 
     >>> [step for step in range(150) if looked_at(step)]
     [0, 1, 2, 3, 100, 101, 102, 103]
@@ -38,13 +38,13 @@ def looked_at(steps: int) -> bool:
 
 @dataclass
 class Look:
-    """What this process sees of its own stages; `told` is what it saw in the last look that is complete."""
+    """Measurement of the speeds of this process's replicas; `told` is the last complete one."""
 
     told: dict[str, float] = field(default_factory=dict)
     _seen: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, steps: int, clocks: Clocks) -> None:
-        """Take in the step after so many."""
+        """Record a step by its number."""
         if steps % EVERY == 0:
             self._seen.clear()
         elif looked_at(steps):
@@ -58,7 +58,7 @@ class Look:
 
 
 def _pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], float]]:
-    """The stage, the phase and what it was, with its seconds."""
+    """Stage, phase, kind and seconds of each piece."""
     for (stage, _), clock in clocks.stages.items():
         for span in clock.spans:
             kind = span.what.split()[0]
@@ -67,7 +67,7 @@ def _pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], float]]:
 
 
 def hear(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
-    """What the processes told, of the stages of which every replica is known; what is no number is left out."""
+    """Parse the speeds reported by all processes, for stages whose replicas are all known; invalid ones are dropped."""
     found = {}
     for stage in sorted(cut.routing.replicated):
         told = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.of(stage)}
@@ -78,12 +78,12 @@ def hear(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
 
 
 def _number(given: Any) -> float:
-    """Seconds, or 0 for what is none."""
+    """A valid number of seconds, otherwise 0."""
     return given if isinstance(given, float) and isfinite(given) and given > 0.0 else 0.0
 
 
 def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
-    """The orders that are clearly better than those of a plan, and these where none is.
+    """The orders of replicas that are clearly better than a plan's; the plan's own where there is none.
 
     Where the config says how fast workers are, that counts; and what codecs remember of the micro-batches that pass
     between two workers must not depend on what was measured.
@@ -100,19 +100,19 @@ def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
 
 
 def _stages_with_memory(cut: Cut) -> set[int]:
-    """The stages of which a boundary's codec remembers something."""
+    """The stages at a boundary with a stateful codec."""
     told = (each for each in cut.boundaries if any(lane_notes(cut.program, [each], cut.workers)))
     return {stage for each in told for stage in (each.source, *each.destinations)}
 
 
 def _speeds(cut: Cut, heard: Speeds, stage: int) -> list[float]:
-    """Micro-batches a second of each replica; those on one worker share what that does."""
+    """Micro-batches a second of each replica; replicas on one worker share its speed."""
     hosts = cut.routing.hosts[stage]
     return [1.0 / (heard[stage][host] * hosts.count(host)) for host in hosts]
 
 
 def changes(before: Cut, after: Cut) -> Iterator[str]:
-    """In words, what other orders change."""
+    """A description of changed orders."""
     count = before.program.pipeline.micro_batch
     for number, stage in enumerate(before.program.stages):
         was, now = (take_counts(_order(cut, number), stage.replicas, count) for cut in (before, after))
@@ -129,7 +129,7 @@ def _ratio(numbers: Iterable[int]) -> str:
 
 
 def slowness(heard: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
-    """How long each replica computes, as a part of what the slowest does."""
+    """The computing time of each replica relative to the slowest."""
     return {
         stage: tuple(told[host] / max(told.values()) for host in cut.routing.hosts[stage])
         for stage, told in heard.items()
@@ -137,7 +137,7 @@ def slowness(heard: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
 
 
 def replicas(cut: Cut, heard: Speeds, count: int) -> dict[str, StageReport]:
-    """What the replicas of stages compute in a step of so many micro-batches, by the last look."""
+    """The work of stages' replicas in a step with these micro-batches, by the last measurement."""
     found = {}
     for number, told in heard.items():
         stage = cut.program.stages[number]

@@ -27,7 +27,7 @@ class BoundaryExchange(Protocol):
     """Takes values between the stages of a step."""
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
-        """Give a value to the stages that read it; `rows` marks those of its rows that they need."""
+        """Send a value to the stages that read it; `rows` is a mask of the rows that they need."""
         ...
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
@@ -37,8 +37,8 @@ class BoundaryExchange(Protocol):
 
 @dataclass
 class StageRun:
-    """The state of a stage within a step. `turns` are the micro-batches that it runs here, `kept` what the update needs
-    of them. With `looked_at` each piece is timed until its device has done it.
+    """The state of a stage in a step. `turns` are the micro-batches that it runs here, `kept` their values for the
+    update. With `looked_at` each piece is timed until its device has finished.
     """
 
     compiled: Compiled
@@ -64,14 +64,16 @@ class StageRun:
                 self._forget(phase, micro_batch, pieces.weights)
 
     def backward(self, phase: PhasePlan, micro_batch: int) -> None:
-        """Run the backward of a micro-batch and free what it kept, but for what gradients of weights still need."""
+        """Run the backward of a micro-batch and free its activations, except those that deferred gradients of weights
+        need.
+        """
         pieces = self.compiled.stage(phase, self.stage)
         if pieces is not None and pieces.backward is not None:
             self._run(phase, pieces.backward, micro_batch)
         self._forget(phase, micro_batch, None if pieces is None else pieces.weights)
 
     def backward_weights(self, phase: PhasePlan, micro_batch: int) -> None:
-        """Make the gradients of weights that the backward of a micro-batch has left, and free what they needed."""
+        """Compute the deferred gradients of weights of a micro-batch, and free their inputs."""
         pieces = self.compiled.stage(phase, self.stage)
         if pieces is not None and pieces.weights is not None:
             self._run(phase, pieces.weights, micro_batch)
@@ -84,7 +86,7 @@ class StageRun:
             pieces.skip.function([self._take(feed, -1) for feed in pieces.skip.feeds])
 
     def accompany(self, phase: PhasePlan) -> None:
-        """Where there is no micro-batch for this replica, add zeros to the sums that the others wait for."""
+        """Take part in all-reduces with zeros, as this replica has no micro-batch for them."""
         sums, pieces = self.compiled.workshop.sums, self.compiled.stage(phase, self.stage)
         if sums is not None and pieces is not None:
             for fragment in pieces.plan.fragments:
@@ -102,8 +104,8 @@ class StageRun:
         self._hand_on(piece, micro_batch, results)
 
     def _call_piece(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
-        """What a piece gives; with the last micro-batch, gradients are added up over replicas as they are made. Where
-        the piece has sums of its own, they wait: what adds up has one order in all replicas.
+        """Call a piece. With the last micro-batch, gradients are all-reduced as they are computed. If the piece itself
+        contains sums over replicas, the all-reduces wait, so that their order is the same in all replicas.
         """
         last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
         if self.adder is not None and last and piece.fragment.kind != "forward":
@@ -144,7 +146,7 @@ class StageRun:
         return first
 
     def _sum(self, phase: PhasePlan, piece: Piece, results: dict[Value, Any]) -> None:
-        """Add up the gradients of variables; most of them go nowhere else."""
+        """Add gradients of variables to their sums."""
         parts = self._parts(phase, piece)
         done = {each.key for each in self.added}
         for request, part in parts:
@@ -171,7 +173,7 @@ class StageRun:
                 local[value] = tensor
 
     def _rows(self, mask: Value, micro_batch: int) -> Any:
-        """What marks the rows that are sent, or None: all of them."""
+        """The mask of the rows to send; None for all."""
         leaf = self.compiled.cut.program.leaf_ops.get(mask.op)
         return self.local[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
 
@@ -184,7 +186,7 @@ class StageRun:
         return [(request, part) for request, part in own if given.issuperset(part.values)]
 
     def _forget(self, phase: PhasePlan, micro_batch: int, rest: Piece | None = None) -> None:
-        """Drop what neither the `rest` of a backward nor a later phase asks for."""
+        """Drop values that neither the `rest` of a backward nor a later phase needs."""
         later = self.compiled.needed_later.get((phase.index, self.stage), frozenset())
         later |= frozenset(rest.fragment.feeds if rest is not None else ())
         local = self.local.get(micro_batch, {})

@@ -1,4 +1,4 @@
-"""What a plan lets cross, in bytes: by micro-batch between stages, and in a step over each line."""
+"""Planned traffic in bytes: of each micro-batch between stages, and of a step on each line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
-    """What crosses between hosts for a micro-batch of `rows` rows; sizes that only a step knows are left out."""
+    """The messages between hosts for a micro-batch of `rows` rows; sizes that only a step knows are left out."""
     for each in Crossings(cut, Routing.plain(hosts)).by_value.values():
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
@@ -65,7 +65,7 @@ def _is_sized(spec: Spec) -> bool:
 
 
 def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> frozenset[str]:
-    """The links of which it is known only at most how much they carry, because values in the batch decide it."""
+    """The links for which only an upper bound of bytes is known, as values in the batch decide on them."""
     found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
     return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
 
@@ -73,8 +73,8 @@ def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> froze
 def link_reports(
     cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: Exchanged
 ) -> Mapping[str, LinkReport]:
-    """What each link carries in a step whose micro-batches have `counts` rows; `exchanged` knows the sizes of what is
-    sent once a step.
+    """The planned load of each link in a step whose micro-batches have `counts` rows; `exchanged` knows the sizes of
+    what is sent once a step.
     """
     found: dict[str, LinkReport] = {}
 
@@ -99,8 +99,8 @@ _Crossing = tuple[dict[_Pair, Hop], dict[_Pair, tuple[Numbers, Numbers]]]
 
 @dataclass
 class Traffic:
-    """What a plan lets cross, in bytes, and the lines that it takes. Its stages are on the hosts that `hosts` names;
-    `shapes` are those of a batch's leaves, where one is at hand.
+    """Planned traffic in bytes, by line. Stages run on the hosts named in `hosts`; `shapes` are those of a batch's
+    leaves, if known.
     """
 
     cut: Cut
@@ -131,14 +131,14 @@ class Traffic:
         return self._known[counts]
 
     def link_bytes(self, counts: tuple[int, ...]) -> Mapping[str, int]:
-        """What each link carries in a step of such micro-batches."""
+        """The load of each link in a step with these micro-batches."""
         if counts not in self._bytes:
             reports = link_reports(self.cut, self.hosts, counts, self.exchanged)
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 
     def rounds(self, counts: tuple[int, ...]) -> tuple[tuple[Carried, ...], ...]:
-        """What clusters exchange once in a step of such micro-batches, round after round."""
+        """The exchange between clusters once a step, round by round."""
         if counts not in self._rounds:
             rounds: defaultdict[_Pair, defaultdict[tuple[str, str], list[Exchange]]]
             rounds = defaultdict(lambda: defaultdict(list))
@@ -156,7 +156,7 @@ class Traffic:
         return Carried(self._line(here, there), sum(wire_bytes(size or 0) for size in sizes), what)
 
     def hops(self, phase: int, rows: int) -> _Crossing:
-        """What crosses between stages for a micro-batch, over which lines, and how much of it are numbers."""
+        """The traffic between stages for a micro-batch, by line, and the part of it that is numbers."""
         if (phase, rows) not in self._hops:
             sizes: dict[_Pair, float] = {}
             numbers: defaultdict[_Pair, Numbers] = defaultdict(Numbers)

@@ -23,7 +23,7 @@ Sums = Mapping[str, int]
 
 
 def is_due(steps: int) -> bool:
-    """Whether the step after so many is one of those that are looked at: the second, and every hundredth.
+    """Whether checksums are compared after a step, by its number: the second, and every hundredth.
 
     >>> [step for step in range(202) if is_due(step)]
     [1, 101, 201]
@@ -34,7 +34,9 @@ def is_due(steps: int) -> bool:
 def sums(
     cut: Cut, worker: str, variables: Mapping[str, Any], pieces: Mapping[str, Sequence[str]] | None = None
 ) -> Sums:
-    """The checksums of what a worker holds together with others of its cluster; of `pieces`, with these workers."""
+    """Checksums of the variables that a worker replicates with others of its cluster; for `pieces`,
+    with these workers.
+    """
     clusters = {each.name: each.cluster for each in cut.workers}
     found: dict[str, int] = {}
     for path in sorted(cut.held):

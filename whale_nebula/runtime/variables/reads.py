@@ -45,7 +45,7 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
-    """Let a model's `get_metrics_result` give what its last step returned; gives what is to be called with that.
+    """Let a model's `get_metrics_result` return the results of its last step; returns the function that stores them.
 
     Keras ends epochs and evaluations with the results of its metrics, read from their variables. A process that does
     not hold these has nothing to read; what a step returns comes from whoever computes it, the same in every process.
@@ -72,8 +72,8 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
 
 
 def make_all_collective(models: Iterable[Any], run: Run) -> None:
-    """Make reads collective of those models that have variables of this run's programs, if there are other processes.
-    Where clusters train apart, a read first settles what they have not exchanged yet, and a write restarts the rounds.
+    """Make reads collective for models with variables of this run's programs, if there are other processes. With local
+    SGD, a read first synchronises the clusters, and a write restarts the rounds.
     """
     kept = frozenset() if run.alone else run.ledger.kept.keys()
     for model in models:
@@ -84,8 +84,8 @@ def make_all_collective(models: Iterable[Any], run: Run) -> None:
 
 
 def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> Any:
-    """Call a model's method when all clusters have the same weights; after one that writes them, the rounds begin anew.
-    A run that is over is asked for nothing.
+    """Call a model's method when all clusters have synchronised; after a method that writes weights the rounds restart.
+    Has no effect in a run that has ended.
 
     Inside the scopes the step itself meets the others. A model that was built in them is never outside.
     """
@@ -124,7 +124,7 @@ def _read_whole(ledger: Ledger, model: Any, plain: Plain, *args: Any, slots: boo
 
 
 def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **kwargs: Any) -> None:
-    """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
+    """Gather the model and let one process of this host write the file, which is complete on return."""
     with ledger.gather():
         with ledger.tell_failures():
             if writes_here:
@@ -133,7 +133,7 @@ def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **
 
 
 def share_files() -> None:
-    """Let the callbacks of the `fit` that is about to begin write together with those of other processes."""
+    """Let the callbacks of the `fit` that is about to begin write files together with other processes."""
     kinds = keras_training.CHECKPOINT | keras_training.BACKUP
     for callback in keras_training.list_fit_callbacks():
         if isinstance(callback, keras_training.LOGGERS) and not hasattr(callback, "nebula_shared"):
@@ -156,12 +156,12 @@ def _is_collective(callback: Any) -> bool:
 
 
 def _is_written_elsewhere(callback: Any) -> bool:
-    """Whether another process of this host writes what this callback would write here."""
+    """Whether another process of this host writes the file of this callback."""
     return _is_collective(callback) and not current_run().writes_files
 
 
 def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
-    """Of a backup one process writes what is beside the weights; it is there on return."""
+    """Save a backup: one process writes everything but the weights; complete on return."""
     if _is_collective(callback):
         keras_training.make_folder(callback, *args, **kwargs)
     if not _is_collective(callback) or not isinstance(callback, keras_training.BACKUP):
@@ -194,7 +194,9 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
 
 
 def _restore(callback: Any, plain: Plain, logs: Any) -> None:
-    """Keras looks for the file of the whole model; with `weights: own` there are only those of the clusters."""
+    """Restore a backup: Keras looks for the file of the whole model; with `weights: own` there are only files of
+    clusters.
+    """
     run, path = current_run(), keras_training.backup_path(callback)
     if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
         optimizer = callback.model.optimizer

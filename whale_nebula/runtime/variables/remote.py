@@ -30,7 +30,7 @@ _CONTROL = 0
 
 
 class Joined(Protocol):
-    """What this process has of a variable that its holders have in pieces."""
+    """A sharded variable, of which this process has one shard."""
 
     layout: Layout
 
@@ -39,7 +39,7 @@ class Joined(Protocol):
         ...
 
     def join(self, size: int) -> Any:
-        """The whole value, which all that have pieces ask for at the same time; `size` is that of its axis."""
+        """All-gather the whole value; `size` is that of the sharded axis."""
         ...
 
 
@@ -113,8 +113,8 @@ class Ledger:
         held: Mapping[str, Sequence[str]],
         parted: Mapping[str, Sequence[int] | None] | None = None,
     ) -> None:
-        """Admit the values that `settle` and `hand_out` will receive. Call it before the agreement on a program: the
-        others send them right after that. Of what is `parted` a piece of that shape is admitted, or nothing.
+        """Admit the values that `settle` and `hand_out` will receive. Called before the agreement on a program, as
+        others send them right after it. For a `parted` variable a shard of that shape is admitted, or nothing.
         """
         parted, here, new = parted or {}, self.session.worker, self._select_new(variables, held)
         shared = [kept for kept in new if len(kept.holders) > 1 and kept.path not in parted]
@@ -124,9 +124,8 @@ class Ledger:
         self._admit(self.exchanges + 2, mine, {kept.path: parted[kept.path] or () for kept in pieces})
 
     def move(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]], *, rest: bool) -> None:
-        """Let variables that are held already be held by other workers from now on: one after the other is sent to
-        those, and freed where it is not held any more. Every process calls it at the same point. Without `rest` those
-        stay as they are that all of their new holders have.
+        """Move variables to other holders, one after the other, and free those that are no longer held here.
+        Collective. Without `rest`, variables stay if all of their new holders have them.
         """
         known = ((kept, tuple(held[path])) for path in sorted(held) if (kept := self.kept.get(id(variables[path]))))
         moving = [
@@ -163,8 +162,8 @@ class Ledger:
         empty(kept)
 
     def pass_on(self, several: Sequence[Passed], doing: str) -> None:
-        """Let each of these values be sent by the process that has it to those that want it, one after the other. All
-        processes call it at the same point with the same list.
+        """Send each of these values from the process that has it to those that need it, one after the other.
+        Collective, with the same list in all processes.
         """
         self.exchanges += 1
         here, session = self.session.worker, self.session
@@ -194,7 +193,7 @@ class Ledger:
                 each.store(value)
 
     def layout_of(self, variable: Any) -> Layout | None:
-        """How the holders of a variable have it; None where no program has touched it yet."""
+        """The layout of a variable at its holders; None if no program has touched it yet."""
         kept = self.kept.get(id(variable))
         return None if kept is None else kept.layout
 

@@ -76,11 +76,11 @@ class GrpcCarrier(ABC):
             connection.end(why)
 
     def pace(self, rate: float) -> None:
-        """What the line was seen to carry: connections made from now on allow their pings so much time."""
+        """Report a measured rate; new connections derive the timeout of their pings from it."""
         self._rate = rate
 
     def close(self) -> None:
-        """Let what was sent leave, and end."""
+        """Flush what was sent, and close."""
         with self._changed:
             if self._closed:
                 return
@@ -102,7 +102,7 @@ class GrpcCarrier(ABC):
 
     @abstractmethod
     def _keep(self) -> None:
-        """Make connections, or look after those that come, until it is closed."""
+        """Maintain the connection until the carrier is closed."""
 
     def _run(self) -> None:
         try:
@@ -126,7 +126,7 @@ class GrpcCarrier(ABC):
         connection.on_end(lambda why: self._forget(connection, why))
 
     def _take_place(self, connection: Connection, trouble: str) -> bool:
-        """Make this the present connection; False where another one still is. One that comes too late is ended."""
+        """Make a connection the current one; False if another one is still active. One that comes too late is ended."""
         with self._gate:
             if self._closed or self._receiver is None:
                 connection.end("this side has closed")
@@ -172,8 +172,8 @@ class GrpcCarrier(ABC):
             return not self._closed
 
     def _count_refusal(self) -> NebulaError | None:
-        """The address refused once more; gives the error where that means that the worker, once met, is dead. What had
-        the address before it may have ended, too: another process of a worker that is about to be started again.
+        """Count consecutive refusals of the address; returns an error once they mean that a worker that was connected
+        before is dead. A refusal may also come from another process at that address, whose worker is being restarted.
         """
         self._refusals += 1
         if not self._met or self._refusals < 2:
@@ -196,7 +196,7 @@ class AwaitingCarrier(GrpcCarrier):
         self._trouble = "it has not dialled yet"
 
     def take(self, knock: Knock, lane: Lane) -> Hear:
-        """A stream has come in, and whoever dialled it has been found to be the other worker."""
+        """Take an incoming stream, whose dialler was authenticated as the other worker."""
         if self._closed or self._receiver is None:
             raise TransportError(f"worker '{self.here}' is {'closing' if self._closed else 'not ready yet'}")
         if knock.lane == 0:

@@ -56,11 +56,11 @@ class Lane:
         self._broken = False
 
     def join(self, room: Room) -> None:
-        """Share the room of a connection from now on; nobody waits at this lane yet."""
+        """Share the send budget of a connection from now on; nobody may be waiting at this lane."""
         self.room, self._filled = room, threading.Condition(room.lock)
 
     def attach(self, breaks: Callable[[str], None]) -> None:
-        """Say how the stream is broken, once there is one."""
+        """Set the function that aborts the stream."""
         with self.room:
             self._breaks = breaks
             over = self.over
@@ -68,18 +68,18 @@ class Lane:
             breaks(self.why)
 
     def send(self, frame: bytes) -> bool:
-        """Hand over one frame, once there is room; False if the stream is over."""
+        """Queue one frame, waiting for room; False if the stream has ended."""
         with self.room:
             self.room.wait_for(lambda: self.free or self.over or self._finishing)
             return self.put(frame)
 
     @property
     def free(self) -> bool:
-        """Whether there is room for a frame. The room is held."""
+        """Whether there is room for a frame. The caller holds the lock."""
         return self._frame is None and not self.over and not self._finishing
 
     def put(self, frame: bytes) -> bool:
-        """Hand over one frame for which there is room. The room is held."""
+        """Queue one frame for which there is room. The caller holds the lock."""
         if self.over or self._finishing:
             return False
         self._frame = frame
@@ -124,7 +124,7 @@ class Lane:
         return self.why
 
     def _pace(self) -> None:
-        """Hold the reader while frames without content come too often, and so who sends them."""
+        """Block the reader, and so the sender, while empty frames arrive too fast."""
         while not (self.room.bare.take() or self.over):
             with self.room:
                 self._filled.wait(1.0 / _BARE_A_SECOND)
@@ -136,7 +136,7 @@ class Lane:
             self._wake_all()
 
     def lose(self, why: str) -> None:
-        """The stream is no more. If this side had said all that it had to say, there is nothing to break."""
+        """The stream has ended. It is an error unless this side had sent everything."""
         with self.room:
             said_all = self._finishing and self._frame is None
             if said_all and not self.over:
@@ -176,7 +176,8 @@ _SMALL_BYTES = 64 << 10
 
 
 class Connection:
-    """Lanes under one number. Lane 0 carries the greeting and what is small, in order; any lane carries the rest.
+    """Several lanes (gRPC streams) under one connection number. Lane 0 carries the greeting and small messages in
+    order; any lane carries the rest.
 
     The lanes above 0 are read only once the greeting is done (`opened`): a frame must not overtake it.
     """
@@ -195,7 +196,7 @@ class Connection:
 
     @property
     def over(self) -> bool:
-        """Whether it is gone."""
+        """Whether the connection has ended."""
         return self._over.is_set()
 
     def add(self, number: int, lane: Lane) -> bool:
@@ -241,7 +242,7 @@ class Connection:
             return False
 
     def finish(self) -> None:
-        """Let what was handed over leave, and end this side in order."""
+        """Flush queued frames, and close this side in order."""
         with self.room:
             self.closing = True
             lanes = list(self._lanes.values())

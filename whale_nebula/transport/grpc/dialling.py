@@ -29,7 +29,7 @@ _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, gr
 
 
 class Target(NamedTuple):
-    """What is dialled: its address, whose certificate it must show, and what this side shows.
+    """The address to dial, the certificate expected there, and the one that this side shows.
 
     Without `credentials` nothing is encrypted and nobody is proved to be who he says. `gateway`: it only leads to
     the worker, so its refusals do not mean that the worker is dead.
@@ -44,7 +44,7 @@ class Target(NamedTuple):
     def of(
         cls, run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False
     ) -> Target:
-        """Worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
+        """The target of worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
         return cls(address, None if current is None else Identity.of_worker(run, who), current, gateway)
 
     def diagnose(self) -> NebulaError | None:
@@ -69,7 +69,7 @@ def dial(
     rate: float | None = None,
     credentials: Credentials | None = None,
 ) -> int:
-    """Open one stream, and hear it in a thread of its own; gives how many lanes the other side asks for.
+    """Open one stream, which a thread reads; returns the number of lanes that the other side requests.
 
     Whoever takes it may know that the way beyond is closed: then the lane's `trouble` says why.
     Raises `TransportError` for what may go better later, and another NebulaError for a refusal.
@@ -120,8 +120,8 @@ def dial(
 
 
 def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaError:
-    """Why a stream did not come about, from what gRPC says of it; what answers, and neither refuses nor is one of
-    ours, is waited for so long.
+    """The reason why a stream was not established, from gRPC's error. A server that answers without refusing and is
+    none of ours is given some time.
     """
     try:
         call.exception(timeout=seconds)
@@ -143,7 +143,9 @@ def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaErr
 
 
 class DiallingCarrier(GrpcCarrier):
-    """Dials the other worker, or the gateway that leads to it, and dials again whenever the connection breaks."""
+    """Carrier that dials the other worker, or the gateway in front of it, and reconnects whenever the connection
+    breaks.
+    """
 
     def __init__(self, run: str, here: str, there: str, target: Target, *, deadlines: Deadlines) -> None:
         super().__init__(here, there, target.address, deadlines)
@@ -222,7 +224,7 @@ class DiallingCarrier(GrpcCarrier):
             _LOG.info("%s to %s goes on with fewer lanes: %s", self.here, self.there, reason(error))
 
     def _look_into(self, error: TransportError) -> None:
-        """What is in the way: not up yet, dead, or something that no patience mends, which is raised."""
+        """Diagnose a failed connection: not up yet, dead, or an error that waiting does not mend, which is raised."""
         found = probe(self.where, self._deadlines.connect)
         self._trouble = self._name_gateway(found.why or error.why or error.what)
         self._refusal = None
@@ -250,5 +252,5 @@ class DiallingCarrier(GrpcCarrier):
         self._trouble = self._name_gateway(diagnosed.what) if diagnosed else self._trouble
 
     def _name_gateway(self, trouble: str) -> str:
-        """What is in the way, and where on it: a gateway is not the worker that is waited for."""
+        """The diagnosis with the hop that it is about: a gateway is not the worker that is waited for."""
         return f"its way leads through the gateway: {trouble}" if self._target.gateway else trouble

@@ -31,7 +31,7 @@ _QUIET_SECONDS, _BUSY_SECONDS = 0.2, 0.05  # between two looks
 
 
 class Limits(NamedTuple):
-    """How many connections without a stream may stand, in all and from one address, and for how long each."""
+    """Limits of connections without a stream: their number, in total and by address, and their age."""
 
     total: int = 192
     address: int = 96
@@ -53,7 +53,7 @@ class TokenBucket:
         self._left, self._at = burst, now()
 
     def take(self, count: float = 1.0) -> bool:
-        """Whether there are so many tokens left; they are taken."""
+        """Take tokens if there are enough; returns whether there were."""
         with self._lock:
             now = self._now()
             self._left = min(self._burst, self._left + (now - self._at) * self._rate)
@@ -74,7 +74,7 @@ LIMITS = Limits()
 
 
 class Buckets:
-    """Token buckets by name, `most` at a time; who comes when there is none left shares one with all such.
+    """Token buckets by name, `most` at a time; further names share one bucket.
 
     >>> buckets = Buckets(1, 0.0, most=2)
     >>> [buckets.take(name) for name in ("a", "a", "b", "c", "d")]
@@ -120,7 +120,7 @@ def parse_end(peer: str) -> End | None:
 def find_surplus(
     idle: Mapping[End, float], now: float, limits: Limits, known: Container[str] = frozenset()
 ) -> list[End]:
-    """Which connections are to be closed, of those that have had no stream since a time.
+    """The connections to close, of those without a stream, by age and number.
 
     Of each source the newest stay, and of as many sources those of the emptiest networks. A few of a source that is
     `known`, as a stream from it was let in before, stay before all others.
@@ -222,7 +222,7 @@ class ConnectionGuard:
                 self._troubled = False
 
     def _look(self, now: float) -> int:
-        """Close what is too much; gives how many connections have no stream."""
+        """Close surplus connections; returns the number of those without a stream."""
         files = dict(self._accepted_connections())
         with self._lock:
             idle = {end: self._since.get(end, now) for end in files.values() if not self._streams[end]}
@@ -248,7 +248,7 @@ class ConnectionGuard:
 
 
 def _find_other_end(file: int, port: int) -> End | None:
-    """Where an accepted connection of a port comes from; None for every other socket."""
+    """The remote address of an accepted connection of a port; None for any other socket."""
     with _copy_socket(file) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()

@@ -29,7 +29,7 @@ from whale_nebula.wire.greeting import Greeting
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker stands in a run, and how it reaches the others.
+    """The place of a worker in a run, and how it reaches the others.
 
     `peers` gives each other worker's address, or None where it has none; `listen` is this worker's own. With a
     `gateway` (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is
@@ -64,11 +64,13 @@ class Place:
         return self.gateway is not None and cluster_of(there) != cluster_of(self.here)
 
     def address(self, there: str) -> str | None:
-        """Where a worker listens."""
+        """The address at which a worker listens."""
         return self.absent[there] if there in self.absent else self.peers[there]
 
     def dials(self, there: str) -> bool:
-        """Whether this worker dials that one: through a gateway both do; else who has no address, or the later name."""
+        """Whether this worker dials the other one: through a gateway both do; otherwise the one without an address, or
+        with the later name.
+        """
         if self.through_gateway(there):
             return True
         if self.address(there) is None:
@@ -170,7 +172,7 @@ class GrpcLinks:
         return listener
 
     def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
-        """A stream for one of the links, if it is from whom it says."""
+        """Assign an incoming stream to its link, if its dialler is authenticated as the link's other worker."""
         if (knock.run, knock.destination) != (self._place.run, self._place.here):
             raise IdentityError(
                 f"this is worker '{self._place.here}' of run '{self._place.run}'",
@@ -189,7 +191,7 @@ class GrpcLinks:
 
 
 def _keep_freed_memory() -> None:
-    """Let frames find the memory of those before them: else the kernel clears up to half of it anew.
+    """Keep freed memory of frames in the allocator: otherwise the kernel clears up to half of it again.
 
     glibc keeps twice the size of the largest block that was ever mapped and freed, which it counts up to 32 MiB; a
     process that trains comes to that by itself. Nothing is written to this block, so that it takes no memory.

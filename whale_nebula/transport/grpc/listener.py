@@ -113,7 +113,7 @@ T = TypeVar("T")
 
 
 class Visitor(NamedTuple):
-    """Who dialled, as TLS proved it: the names in the certificate, and the certificate (PEM); empty if insecure."""
+    """The authenticated dialler: the names in its certificate, and the certificate (PEM); empty without TLS."""
 
     names: tuple[str, ...] = ()
     certificate: bytes = b""
@@ -131,10 +131,10 @@ Accept: TypeAlias = Callable[[Knock, Visitor, Lane], Callable[[bytes], None]]
 
 
 class Front(Protocol):
-    """What listens at the public port in place of gRPC, and passes on to it whatever is for it."""
+    """Listener at the public port in place of gRPC, which forwards gRPC's connections to it."""
 
     def open(self, most: int) -> tuple[str, int]:
-        """Take the port; gives where gRPC is to listen, and the port. At most so many connections are open."""
+        """Bind the port; returns the address for gRPC, and the port. The number of open connections is limited."""
         ...
 
     def start(self) -> None:
@@ -142,11 +142,11 @@ class Front(Protocol):
         ...
 
     def find_peer(self, name: str) -> str:
-        """Who is at the other end of a connection that gRPC knows by this name."""
+        """The remote address of a connection, by gRPC's name of it."""
         ...
 
     def stop(self) -> None:
-        """Let nobody in, and end what there is once it is sent."""
+        """Refuse new connections, and end existing ones once everything is sent."""
         ...
 
 
@@ -154,7 +154,7 @@ _FILES_BEHIND = 3  # of a connection that comes by a front
 
 
 class Listener:
-    """Serves streams on one address. `accept` is asked about each and raises a NebulaError to refuse it.
+    """Server of streams at one address. `accept` is called for each, and raises a NebulaError to refuse it.
 
     A refusal reaches the dialling side with the error's text and a code: FAILED_PRECONDITION for a LinkClosedError (who
     is wanted is gone for good); PERMISSION_DENIED, which is final, for an IdentityError and for a stream that breaks
@@ -193,7 +193,7 @@ class Listener:
         self.address = address
 
     def start(self) -> str:
-        """Listen from now on; gives the address, with the port that was found if 0 was asked for."""
+        """Start listening; returns the address, with the chosen port if 0 was requested."""
         asked, public = self._open_port()
         server = grpc.server(
             _Threads(),
@@ -222,7 +222,7 @@ class Listener:
         return self.address
 
     def _open_port(self) -> tuple[str, int]:
-        """Where gRPC is to listen; and the public port, if a front has it."""
+        """The address at which gRPC listens; and the public port, if a front has it."""
         if self._front is None:
             self._refuse_taken()
             return self._asked, 0
@@ -233,7 +233,7 @@ class Listener:
             raise self._port_error(getattr(error, "strerror", None) or str(error)) from None
 
     def _refuse_taken(self) -> None:
-        """A port that is taken is what is wrong most often; gRPC would write a line of its own to the error stream."""
+        """Refuse a port that is in use, the most frequent error, before gRPC writes its own line to standard error."""
         host, _, port = self._asked.rpartition(":")
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -252,7 +252,7 @@ class Listener:
         )
 
     def stop(self, grace: float = 1.0) -> None:
-        """Take nothing more, let streams end for so long, and close the port."""
+        """Refuse new streams, let existing ones end for a grace period, and close the port."""
         self._over.set()
         if self._guard is not None:
             self._guard.stop()
@@ -263,7 +263,7 @@ class Listener:
             self._front.stop()
 
     def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """One stream, in a thread of its own: what it yields goes out."""
+        """Serve one stream in a thread of its own; yields outgoing frames."""
         lane, guest = Lane(), visitor(context)
         peer = guest.address if self._front is None else self._front.find_peer(guest.address)
         try:
@@ -318,7 +318,7 @@ def _refusal(error: NebulaError) -> Any:
 
 
 class _Door(grpc.GenericRpcHandler):
-    """Knows one method, whose messages are bytes as they are."""
+    """Generic gRPC handler of one method with raw bytes as messages."""
 
     def __init__(self, talk: Callable[..., Iterator[bytes]]) -> None:
         self._method = grpc.stream_stream_rpc_method_handler(talk)
@@ -328,7 +328,9 @@ class _Door(grpc.GenericRpcHandler):
 
 
 class _Threads(futures.Executor):
-    """A thread for each stream, as streams last. Python does not wait for them when it ends."""
+    """Executor with one thread for each stream, as streams are long-lived. Python does not wait for
+    them at its exit.
+    """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         future: futures.Future[T] = futures.Future()

@@ -29,7 +29,9 @@ _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None = None) -> Options:
-    """A channel of its own connection; `name` is what the other side's certificate must say."""
+    """Options of a client channel with a connection of its own; `name` is the name expected in the server's
+    certificate.
+    """
     options: Options = [
         *_make_options(deadlines.keepalive, deadlines.ping(rate)),
         ("grpc.use_local_subchannel_pool", 1),  # otherwise channels to one address share a connection
@@ -78,7 +80,7 @@ def lanes(control: str | None = None) -> int:
 
 
 def congestion_control() -> str:
-    """What this host's TCP uses; empty where that cannot be known."""
+    """The congestion control of this host's TCP; "" if unknown."""
     try:
         return _CONTROL.read_text().strip()
     except OSError:
@@ -104,7 +106,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def server_credentials(current: CurrentCredentials) -> Any:
-    """For a listener: who dials must show a certificate; each handshake uses the certificate of that moment."""
+    """TLS credentials of a listener: clients must show a certificate; each handshake uses the current certificate."""
     used = current()
 
     def fetch() -> Any:
@@ -132,7 +134,7 @@ Found: TypeAlias = Literal["open", "refused", "silent", "unknown"]
 
 
 class Probe(NamedTuple):
-    """What was found at an address. `unknown`: its name does not resolve, or there is no way to it."""
+    """Result of probing an address. `unknown`: its name does not resolve, or it is not routable."""
 
     found: Found
     why: str
