@@ -34,9 +34,9 @@ OVER_LINES = {"zoo": 3, "keras": 24, "loops": 12, "place": 3}
 
 
 def case_of(name: str, whole: bool) -> Case:
-    """A case; in the sample every second Keras script only trains, and neither evaluates nor predicts."""
+    """A case; in the sample three of four Keras scripts only train, and neither evaluate nor predict."""
     case = CASES[name]
-    if whole or not isinstance(case.run, Script) or list(SCRIPTS).index(name.partition(" ")[2]) % 2:
+    if whole or not isinstance(case.run, Script) or list(SCRIPTS).index(name.partition(" ")[2]) % 4 == 1:
         return case
     return replace(case, run=replace(case.run, looks=False))
 

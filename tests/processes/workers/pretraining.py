@@ -30,7 +30,7 @@ from whale_nebula.wire.frame import Kind
 STEPS = 3
 THREE, COUNTS = ("romance", "slavic", "germanic"), (2, 4, 3)
 WIDE = BertSizes(vocabulary=512, length=64, width=8, heads=2, layers=1, inner=16, dropout=0.0)
-LARGE = 256
+LARGE = 512
 
 
 def config(names: Sequence[str], length: int) -> dict[str, Any]:
