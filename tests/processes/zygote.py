@@ -91,7 +91,7 @@ def start(
     descriptors = list(identity.descriptors) if identity else []
     (out, out_there), (err, err_there) = os.pipe(), os.pipe()
     asked = {"argv": list(argv), "env": whole, "cwd": os.fspath(cwd or os.getcwd()), "parent": os.getpid()}
-    asked |= {"descriptors": [1, 2, *descriptors], "unoptimized": _runs_unoptimized()}
+    asked["descriptors"] = [1, 2, *descriptors]
     with _LOCK:
         _adopt(True)
         try:
@@ -102,13 +102,6 @@ def start(
     os.close(out_there)
     os.close(err_there)
     return Forked(pid, argv, out, err)
-
-
-def _runs_unoptimized() -> bool:
-    """Whether this process runs without TensorFlow's graph optimizer: what it starts does so, too."""
-    if (tensorflow := sys.modules.get("tensorflow")) is None:
-        return False
-    return bool(tensorflow.config.optimizer.get_experimental_options().get("disable_meta_optimizer"))
 
 
 def run(
@@ -198,7 +191,7 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
             return 1
         time.sleep(0.001)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    if asked["unoptimized"] or VARIABLE in os.environ:
+    if VARIABLE in os.environ:  # a worker of tests/processes, whose own process runs without it, too
         tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     random.seed()
     np.random.seed()
