@@ -25,10 +25,10 @@ from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
-SAMPLE = {"zoo": 4, "keras": 72, "loops": 72}
+SAMPLE = {"zoo": 4, "keras": 144, "loops": 72}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
-SAID, DIVIDED = 18, 90
+SAID, DIVIDED = 36, 180
 """Of the scripts whose scopes say little, and of those of which a stage is split, every n-th is in the sample."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
@@ -143,7 +143,7 @@ def partly_said() -> Iterator[Any]:
     names = [f"{family} {name}" for family in SAMPLE for name in FAMILIES[family]]
     names = [name for name in names if 3 in CASES[name].stages]
     for place, name in enumerate(names):
-        yield pytest.param(name, place % PLANS, marks=() if place % SAID == 1 else (pytest.mark.grid,), id=name)
+        yield pytest.param(name, place % PLANS, marks=() if place % SAID == 3 else (pytest.mark.grid,), id=name)
 
 
 @pytest.mark.parametrize(("name", "number"), list(partly_said()))

@@ -16,13 +16,15 @@ DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 WAYS = ("sync", "async", "1bit")
+SAMPLE = ("async", "1bit")
+"""Those of `1bit` meet as those of `sync` do."""
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A cluster of two workers and one of a single one."""
-    folder = tmp_path_factory.mktemp("apart")
-    return run("train", THREE, "apart", folder, *WAYS, deadline=DEADLINE)
+    folder, ways = tmp_path_factory.mktemp("apart"), WAYS if request.config.getoption("--grid") else SAMPLE
+    return run("train", THREE, "apart", folder, *ways, deadline=DEADLINE)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return run("train", 2, "apart", tmp_path_factory.mktemp("apart"), "sync", "each", "1bit")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way in SAMPLE else pytest.mark.grid) for way in WAYS])
 class TestThreeWorkers:
     def test_all_end_with_the_same_bits(self, three: Ended, way: str) -> None:
         assert three.same(f"{way} weights")

@@ -15,11 +15,12 @@ LINKS = "10gbit,0ms"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
-    """Four programs, one after the other, in the same two processes."""
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """Programs, one after the other, in the same two processes."""
+    bases = ("learned", "svd") if request.config.getoption("--grid") else ("learned",)
     folder = tmp_path_factory.mktemp("pair")
     asked = {name: [name, *CLUSTERS] for name in ("differences", "choosing")}
-    asked = {basis: ["projected", basis, *CLUSTERS] for basis in ("learned", "svd")} | asked
+    asked = {basis: ["projected", basis, *CLUSTERS] for basis in bases} | asked
     found = several("train", folder, asked, gateways=True)
     found["choosing"].result.check()
     return found
@@ -58,7 +59,7 @@ def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping
     assert epochs[1] == epochs[2] < epochs[0] / 2
 
 
-@pytest.mark.parametrize("basis", ["learned", "svd"])
+@pytest.mark.parametrize("basis", ["learned", pytest.param("svd", marks=pytest.mark.grid)])
 def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended], basis: str) -> None:
     """Each has one of the variables."""
     found, expected = pair[basis], told_alone(train.projected, basis, *CLUSTERS, links=LINKS)

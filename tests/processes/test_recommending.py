@@ -15,9 +15,10 @@ from tests.processes.workers import recommending
 DEADLINE = 240.0
 pytestmark = pytest.mark.timeout(4 * DEADLINE)
 NEAR, FAR = ("table_near",), ("table0", "wide")
-COUNTS = (2, 3, 1)
-"""The workers that have the tables, in one start after the other."""
-EPOCHS = len(COUNTS)
+COUNTS = (1, 2, 3, 1)
+"""The workers that have the tables, in one start after the other: `make test` makes the first two."""
+SAMPLE = 2
+EPOCHS = [pytest.param(at, marks=() if at < SAMPLE else pytest.mark.grid) for at in range(len(COUNTS))]
 
 
 def cluster_of(count: int) -> dict[str, str]:
@@ -25,26 +26,31 @@ def cluster_of(count: int) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+def counts(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    return COUNTS if request.config.getoption("--grid") else COUNTS[:SAMPLE]
+
+
+@pytest.fixture(scope="module")
+def starts(counts: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     """An epoch in each start."""
     folder: Path = tmp_path_factory.mktemp("run")
-    pairs = enumerate(COUNTS, start=1)
+    pairs = enumerate(counts, start=1)
     return [run("recommending", cluster_of(count), folder, epochs, deadline=DEADLINE) for epochs, count in pairs]
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[dict[str, Any]]:
-    return [told_alone(recommending.lesson, at + 1, links="10gbit,0ms") for at in range(EPOCHS)]
+def alone(counts: tuple[int, ...]) -> list[dict[str, Any]]:
+    return [told_alone(recommending.lesson, at + 1, links="10gbit,0ms") for at in range(len(counts))]
 
 
-@pytest.mark.parametrize("at", range(EPOCHS))
+@pytest.mark.parametrize("at", EPOCHS)
 def test_processes_train_the_model_of_one(starts: list[Ended], alone: list[dict[str, Any]], at: int) -> None:
     assert starts[at].same("loss") == alone[at]["loss"]
     assert starts[at].same("predicted") == alone[at]["predicted"]
     assert all(starts[at].all("ahead"))
 
 
-@pytest.mark.parametrize("at", range(EPOCHS))
+@pytest.mark.parametrize("at", EPOCHS)
 def test_each_worker_of_a_stage_has_rows_of_its_own(starts: list[Ended], alone: list[dict[str, Any]], at: int) -> None:
     assert_shared_out(starts[at], alone[at]["rows"])
 

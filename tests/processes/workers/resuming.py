@@ -73,9 +73,7 @@ def lesson(epochs: str = "3", kind: str = "piped", rest: str = "0") -> None:
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9)
-    history = model.fit(
-        data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told(float(rest))], validation_data=(x, y)
-    )
+    history = model.fit(data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told(float(rest))])
     tell("history", {name: [float(each).hex() for each in values] for name, values in history.history.items()})
     weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
     tell("weights", hashlib.sha256(weights).hexdigest())
