@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,23 @@ def cluster_of(worker: str) -> str:
     ('gpu', 'npu')
     """
     return worker.rpartition("/")[0]
+
+
+PORTS = "each worker listens at a port of its own"
+OTHER_PORT = "give one of them another port"
+
+
+def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each worker that would listen where another one does, and that in words.
+
+    >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": "a:7102", "npu/0": "a:7101"}))
+    [('npu/0', 'gpu/0 and npu/0 have the same address, a:7101')]
+    """
+    taken: dict[str, str] = {}
+    for worker, address in addresses.items():
+        other = taken.setdefault(address, worker)
+        if other != worker:
+            yield worker, f"{other} and {worker} have the same address, {address}"
 
 
 PATIENCE_SECONDS = 120.0
