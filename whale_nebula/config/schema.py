@@ -112,10 +112,10 @@ def _unread(place: Place, word: str) -> ConfigError:
     parts = [part.strip() for part in place.value.split(",")]
     found = [each if quantities.kind(each) else quantities.meant(each) for each in word.replace(";", " ").split()]
     guess = quantities.meant(word) or ",".join(each or "" for each in found if all(found))
-    line = ",".join(part if part != word else guess for part in parts)
+    line = [part if quantities.kind(part) else guess if part == word else quantities.meant(part) for part in parts]
     what = f"{word!r} is no rate, delay or loss"
     why = quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS
-    return place.wrong(what, why=why, mend=f'did you mean "{line}"?' if guess else '"60mbit,20ms"')
+    return place.wrong(what, why=why, mend=f'did you mean "{",".join(map(str, line))}"?' if all(line) else '"60mbit,20ms"')
 
 
 _PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"
