@@ -115,7 +115,9 @@ def _unread(place: Place, word: str) -> ConfigError:
     line = [part if quantities.kind(part) else guess if part == word else quantities.meant(part) for part in parts]
     what = f"{word!r} is no rate, delay or loss"
     why = quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS
-    return place.wrong(what, why=why, mend=f'did you mean "{",".join(map(str, line))}"?' if all(line) else '"60mbit,20ms"')
+    return place.wrong(
+        what, why=why, mend=f'did you mean "{",".join(map(str, line))}"?' if all(line) else '"60mbit,20ms"'
+    )
 
 
 _PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"

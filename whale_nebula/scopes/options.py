@@ -164,7 +164,9 @@ def cluster_name(option: str, value: object) -> str:
     found = name(option, value)
     if "/" in found:
         why = "workers are called after their cluster, 'gpu/0', and links after two clusters"
-        raise refuse(f"{option}={value!r} is no name of a cluster", why=why, mend=f'{option}="{found.replace("/", "-")}"')
+        raise refuse(
+            f"{option}={value!r} is no name of a cluster", why=why, mend=f'{option}="{found.replace("/", "-")}"'
+        )
     return found
 
 
