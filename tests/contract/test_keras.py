@@ -89,6 +89,18 @@ def test_call_on_run_hears_every_run_of_a_node() -> None:
     assert isinstance(heard[0][0][0], keras.KerasTensor)
 
 
+def test_find_original_of_the_nodes_of_a_model_that_begins_inside_another() -> None:
+    hidden = layers.Dense(3)(keras.Input((2,)))
+    shared = layers.Dense(3)
+    outputs = layers.Dense(1)(shared(shared(hidden)))
+    originals = [*shared._inbound_nodes, *outputs._keras_history.operation._inbound_nodes]
+    assert [tf_private.find_original(node) for node in originals] == [None, None, None]
+    for _ in range(2):
+        model = keras.Model(hidden, outputs)
+        nodes = [node for level in sorted(tf_private.nodes_by_depth(model).items()) for node in level[1]]
+        assert [tf_private.find_original(node) for node in nodes if not node.is_input] == originals[::-1]
+
+
 def test_call_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
     heard: list[int] = []
 

@@ -71,7 +71,7 @@ def test_what_is_not_ours_is_empty(pair: Ended) -> None:
 
 def test_reading_what_is_not_ours_is_refused(pair: Ended) -> None:
     for home, told in zip(("c1/0", "c0/0"), pair.all("refusals"), strict=True):
-        assert len(told) == 12
+        assert len(told) == 13
         for text in told:
             assert text.startswith("NB-303 variable"), text
             assert f"is on {home}, not in this process" in text

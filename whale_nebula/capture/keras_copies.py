@@ -22,9 +22,12 @@ _TAG, _LINE = "_nebula_frames", "_nebula_line"
 
 
 def frames_of(tagged: Any) -> Frames:
-    """The scopes that a node or a Sequential's layer was made in."""
-    found: Frames = getattr(tagged, _TAG, ())
-    return found
+    """The scopes that a node, or the one that it is a copy of, or a Sequential's layer was made in."""
+    found: Frames | None = getattr(tagged, _TAG, None)
+    if found is None and isinstance(tagged, tf_private.KerasNode):
+        original = tf_private.find_original(tagged)
+        found = None if original is None else frames_of(original)
+    return found or ()
 
 
 def tag(target: Any, frames: Frames) -> None:

@@ -20,7 +20,9 @@ from whale_nebula.config.schema import (
     KEPT_CHECKPOINTS,
     MEASURE_SECONDS,
     MOST_RESTARTS,
+    OTHER_PORT,
     PATIENCE_SECONDS,
+    PORTS,
     SHOWS,
     Checkpointing,
     Cluster,
@@ -34,6 +36,7 @@ from whale_nebula.config.schema import (
     Restarts,
     Security,
     WorkerSpec,
+    find_shared_addresses,
 )
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
@@ -95,7 +98,7 @@ DTYPES = (
     "int64", "string", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
 _SEEDS = 2**32 - 1  # NumPy takes no larger ones
-_NAME = re.compile(r"\w([\w./-]*\w)?")  # as in a scope
+_NAME = re.compile(r"\w([\w.-]*\w)?")  # as in a scope
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, written: str = "") -> Config:
@@ -123,7 +126,7 @@ def _config(place: Place) -> Config:
         raise root.key("patience").wrong("a patience of nothing", why=why, mend="patience: 120s")
     outputs = {name: each.text() for name, each in root.key("outputs").entries().items()}
     outputs |= {name: path for name in _OUTPUTS if (path := root.key(name).read_or(Place.text, None)) is not None}
-    return Config(
+    config = Config(
         run=root.key("run").read_or(Place.text, None),
         clusters=clusters,
         links=_links(root.key("links"), clusters),
@@ -145,6 +148,11 @@ def _config(place: Place) -> Config:
         data={name: _data_home(name, each, clusters) for name, each in root.key("data").entries().items()},
         forbid=tuple(_forbid(each, clusters) for each in root.key("forbid").items()),
     )
+    for worker, said in find_shared_addresses(config.addresses):
+        cluster, number = worker.rsplit("/", 1)
+        place = list(root.key("clusters").key(cluster).key("workers").items())[int(number)]
+        raise place.wrong(said, why=PORTS, mend=OTHER_PORT)
+    return config
 
 
 def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
@@ -244,7 +252,9 @@ _OUTPUTS = ("metrics", "tensorboard")
 
 def _cluster(name: str, place: Place) -> Cluster:
     if not _NAME.fullmatch(name):
-        raise place.wrong(f"{name!r} is no name of a cluster", mend="clusters: {gpu: {}}")
+        why = "a name is letters, digits and '_', with '.' or '-' between them"
+        meant = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "gpu"
+        raise place.wrong(f"{name!r} is no name of a cluster", why=why, mend=f"clusters: {{{meant}: {{}}}}")
     table = place.table(("workers", "gateway", "memory", "flops", "inside"))
     workers = tuple(_worker(each) for each in table.key("workers").items())
     gateway = table.key("gateway").read_or(address, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,10 +112,12 @@ def _unread(place: Place, word: str) -> ConfigError:
     parts = [part.strip() for part in place.value.split(",")]
     found = [each if quantities.kind(each) else quantities.meant(each) for each in word.replace(";", " ").split()]
     guess = quantities.meant(word) or ",".join(each or "" for each in found if all(found))
-    line = ",".join(part if part != word else guess for part in parts)
+    line = [part if quantities.kind(part) else guess if part == word else quantities.meant(part) for part in parts]
     what = f"{word!r} is no rate, delay or loss"
     why = quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS
-    return place.wrong(what, why=why, mend=f'did you mean "{line}"?' if guess else '"60mbit,20ms"')
+    return place.wrong(
+        what, why=why, mend=f'did you mean "{",".join(map(str, line))}"?' if all(line) else '"60mbit,20ms"'
+    )
 
 
 _PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"
@@ -141,6 +143,23 @@ def cluster_of(worker: str) -> str:
     ('gpu', 'npu')
     """
     return worker.rpartition("/")[0]
+
+
+PORTS = "each worker listens at a port of its own"
+OTHER_PORT = "give one of them another port"
+
+
+def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each worker that would listen where another one does, and that in words.
+
+    >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": "a:7102", "npu/0": "a:7101"}))
+    [('npu/0', 'gpu/0 and npu/0 have the same address, a:7101')]
+    """
+    taken: dict[str, str] = {}
+    for worker, address in addresses.items():
+        other = taken.setdefault(address, worker)
+        if other != worker:
+            yield worker, f"{other} and {worker} have the same address, {address}"
 
 
 PATIENCE_SECONDS = 120.0

@@ -9,12 +9,12 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from whale_nebula.config import Cluster, Config
-from whale_nebula.config.schema import cluster_of
+from whale_nebula.config.schema import OTHER_PORT, PORTS, cluster_of, find_shared_addresses
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch.ports import free_port
@@ -43,27 +43,14 @@ class Placement:
     addresses: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        for said in find_shared_addresses(self.addresses):
-            why = "each worker listens at a port of its own"
-            raise ConfigError(said, why=why, mend="give one of them another port")
+        chosen = {worker: address for worker, address in self.addresses.items() if address != ANY}
+        for _, said in find_shared_addresses(chosen):
+            raise ConfigError(said, why=PORTS, mend=OTHER_PORT)
 
     @property
     def clusters(self) -> tuple[str, ...]:
         """The clusters of the run, in order."""
         return tuple(dict.fromkeys(map(cluster_of, self.addresses)))
-
-
-def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[str]:
-    """Workers that would listen at the address of another one, in words. Ports that are chosen later do not count.
-
-    >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": ANY, "npu/0": "a:7101", "npu/1": ANY}))
-    ['gpu/0 and npu/0 have the same address, a:7101']
-    """
-    taken: dict[str, str] = {}
-    for worker, address in addresses.items():
-        other = taken.setdefault(address, worker)
-        if other != worker and address != ANY:
-            yield f"{other} and {worker} have the same address, {address}"
 
 
 class Declined(NamedTuple):

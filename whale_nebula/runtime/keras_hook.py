@@ -6,6 +6,7 @@ late to cut anything. A model without scopes falls through to Keras untouched. `
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable
@@ -94,8 +95,12 @@ def _watch_fit(model: Any) -> None:
 
 
 def _watch_plain_model(model: Any, kind: str) -> None:
-    """With checkpoints, save a model without scopes too, in a single process."""
+    """A model without scopes may share layers with one that has some: in several processes all that it reads must be
+    here. Where checkpoints are written, it is saved as others are, if there is one process.
+    """
     run = opened_run()
+    if run is not None and len(run.workers) > 1:
+        _require_variables(model, kind)
     if kind != "train" or run is None or run.checkpoints is None:
         return
     if len(run.workers) > 1:
@@ -107,6 +112,19 @@ def _watch_plain_model(model: Any, kind: str) -> None:
     from whale_nebula.runtime.checkpoint.plain import PlainStep
 
     model.train_function = PlainStep(run.checkpoints, model)
+
+
+def _require_variables(model: Any, kind: str) -> None:
+    from whale_nebula.runtime.variables.remote import require_here
+
+    function = getattr(model, f"{kind}_function")
+
+    @functools.wraps(function)
+    def checked(iterator: Any) -> Any:
+        require_here(model.variables)
+        return function(iterator)
+
+    setattr(model, f"{kind}_function", checked)
 
 
 def _inside() -> bool:

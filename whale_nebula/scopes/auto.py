@@ -70,7 +70,7 @@ def _check_clusters(given: Iterable[str]) -> tuple[str, ...] | None:
     mend = "clusters=['gpu', 'npu'], or without it for all"
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise values.refuse(f"clusters={given!r} is no list of clusters", mend=mend)
-    names = tuple(values.name("clusters", each) for each in given)
+    names = tuple(values.cluster_name("clusters", each) for each in given)
     if not names or len(set(names)) < len(names):
         raise values.refuse(f"clusters={list(names)!r} has {'one twice' if names else 'none in it'}", mend=mend)
     return tuple(sorted(names)) if isinstance(given, set | frozenset) else names

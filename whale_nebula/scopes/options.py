@@ -159,6 +159,17 @@ def name(option: str, value: object) -> str:
     return value
 
 
+def cluster_name(option: str, value: object) -> str:
+    """A name of a cluster: workers are called after it, `gpu/0`, so there is no `/` in it."""
+    found = name(option, value)
+    if "/" in found:
+        why = "workers are called after their cluster, 'gpu/0', and links after two clusters"
+        raise refuse(
+            f"{option}={value!r} is no name of a cluster", why=why, mend=f'{option}="{found.replace("/", "-")}"'
+        )
+    return found
+
+
 _VALUE_EXAMPLES = {"name": "encoder", "delta": "ids"}
 
 
@@ -186,7 +197,7 @@ def layout(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
         what = f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters"
         raise refuse(what, mend="nb.cluster(['gpu', 'npu'])")
-    names = [name("layout", each) for each in value]
+    names = [cluster_name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:
         once = [each for each in dict.fromkeys(names) if each != "all"]

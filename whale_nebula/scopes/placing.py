@@ -113,4 +113,4 @@ def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
         why = "layers are given to a cluster, or to a stage with a cluster or a name"
         mend = f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}'
         raise values.refuse(f"{pattern!r} is given to {home!r}", why=why, mend=mend)
-    return values.name("cluster", home), None
+    return values.cluster_name("cluster", home), None

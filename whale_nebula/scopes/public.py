@@ -32,7 +32,7 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
     """
     layout = values.layout(layout)
     if name is not None:
-        values.name("name", name)
+        values.cluster_name("name", name)
         if layout != "all":
             values.choice("name", name, layout)
     return Scope("cluster", {"layout": layout, "name": name})
@@ -93,9 +93,10 @@ def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
     >>> nb.stage(cluster="npu", name="decoder")
     nb.stage(cluster='npu', name='decoder')
     """
-    for option, value in (("cluster", cluster), ("name", name)):
-        if value is not None:
-            values.name(option, value)
+    if cluster is not None:
+        values.cluster_name("cluster", cluster)
+    if name is not None:
+        values.name("name", name)
     return Scope("stage", {"cluster": cluster, "name": name})
 
 

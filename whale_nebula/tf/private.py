@@ -343,6 +343,15 @@ def call_on_run(node: Any, hear: Callable[[Any], None]) -> None:
     node.arguments.fill_in = wrapper
 
 
+def find_original(node: Any) -> Any:
+    """The node that a node is a copy of, or None: a functional model that begins at a tensor inside another one has
+    copies of its nodes, whose outputs are named after those of the originals.
+    """
+    names = [tensor.name for tensor in node.output_tensors]
+    others = (other for other in node.operation._inbound_nodes if other is not node)
+    return next((each for each in others if [f"{one.name}_clone" for one in each.output_tensors] == names), None)
+
+
 def call_on_config(operation: Any, hear: Callable[[], None]) -> None:
     """Tell `hear` whenever a layer or operation gives its config, which is all that copies are made from."""
     _wrap_method(operation, "get_config", before=hear)

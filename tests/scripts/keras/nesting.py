@@ -152,6 +152,20 @@ def shared_model(cut: Cut) -> Any:
     return _compiled(inputs, outputs)
 
 
+@script(rows(), stages=(1, 2, 3), rarely=True)
+def from_the_middle(cut: Cut) -> Any:
+    """A model that begins at a tensor inside of another one: Keras copies the calls of its layers."""
+    inputs = keras.Input((6,))
+    with cut.program():
+        hidden = middle = layers.Dense(6)(inputs)
+        for stage in range(3):
+            with cut.at(stage):
+                hidden = layers.Dense(8, activation="tanh")(hidden)
+        outputs = layers.Dense(3)(hidden)
+    keras.Model(inputs, outputs)
+    return _compiled(middle, outputs)
+
+
 @script(rows())
 def ops_between_stages(cut: Cut) -> Any:
     """`keras.ops`, operators and a Lambda on symbolic tensors, in scopes and outside of them."""

@@ -18,12 +18,13 @@ PARTS = 3
 X, Y = data(24, 6), data(24, 3, seed=1)
 
 
-def _model(cut: Cut, layer: Any, kind: type = keras.Model, **options: Any) -> Any:
+def _model(cut: Cut, layer: Any, kind: type = keras.Model, *, first: bool = False, **options: Any) -> Any:
     keras.utils.set_random_seed(7)
     inputs = keras.Input((6,))
     with cut.program(**options):
         with cut.at(0):
-            hidden = layer()(layers.Dense(8, activation="tanh")(inputs))
+            hidden = layers.Dense(8, activation="tanh")(layer()(inputs) if first else inputs)
+            hidden = hidden if first else layer()(hidden)
         with cut.at(1):
             outputs = layers.Dense(3)(hidden)
     model = kind(inputs, outputs)
@@ -65,6 +66,23 @@ def test_batch_norm_with_coupled_allow_is_the_loop_by_hand(line: str | None) -> 
     assert expected.keys() == found.keys()
     for key, values in expected.items():
         np.testing.assert_allclose(found[key], values, rtol=1e-5)
+    for a, b in zip(by_hand.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+class Sorted(layers.Layer):
+    """Rows in the order of their first numbers: which these are comes from the inputs alone."""
+
+    def call(self, x: Any) -> Any:
+        return tf.gather(x, tf.argsort(x[:, 0]))
+
+
+def test_rows_that_inputs_couple_are_those_of_the_micro_batch() -> None:
+    """And not of the whole batch, beside which labels of a micro-batch would be broadcast."""
+    by_hand = _model(Cut(0), Sorted, ByHand, first=True)
+    model = _model(Cut(2, PARTS), Sorted, first=True, coupled="allow")
+    for a, b in zip(_fitted(by_hand).values(), _fitted(model).values(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5)
     for a, b in zip(by_hand.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 

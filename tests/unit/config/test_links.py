@@ -94,6 +94,7 @@ def test_texts_that_are_no_line(text: str) -> None:
         ("60mbit 20ms", 'did you mean "60mbit,20ms"?'),
         ("60mbit;20msec", 'did you mean "60mbit,20ms"?'),
         ("fast", '"60mbit,20ms"'),
+        ("60 mb, 20", '"60mbit,20ms"'),
         ("60", '"60mbit,20ms"'),
         (60, 'say in what: "60mbit", "60ms" ...'),
     ],

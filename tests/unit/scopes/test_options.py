@@ -66,6 +66,8 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("stage", (), {"cluster": 3}, "is no name"),
     ("stage", (), {"cluster": ""}, "is no name"),
     ("stage", (), {"name": "a->b"}, "is no name"),
+    ("stage", (), {"cluster": "site/gpu"}, 'cluster="site-gpu"'),
+    ("cluster", (["site/gpu"],), {}, "no name of a cluster"),
     ("cluster", ([],), {}, "no list of clusters"),
     ("cluster", (["all", "gpu"],), {}, "no list of clusters"),
     ("cluster", ([1],), {}, "is no name"),

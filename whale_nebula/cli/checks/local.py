@@ -20,7 +20,6 @@ from pathlib import Path
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.config import Config, load
-from whale_nebula.launch.placement import find_shared_addresses
 from whale_nebula.report.records import size
 
 
@@ -37,8 +36,6 @@ def config_checks(path: str) -> list[Check]:
     checks = [Check("config", "ok", _count_of(len(config.clusters), "cluster"), counted)]
     if config.security.insecure:
         checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
-    for why in find_shared_addresses(config.addresses):  # neither can be reached for sure, and a run refuses them
-        checks.append(Check("config", "bad", "workers", why, "give each worker an address of its own"))
     return [*checks, *_certificates(config, path), *_checkpoints(config)]
 
 

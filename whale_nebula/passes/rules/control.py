@@ -5,9 +5,11 @@ from __future__ import annotations
 from whale_nebula.passes.rules.algebra import join_folds
 from whale_nebula.passes.rules.registry import (
     AFTER,
+    BY_ROW,
     COUNT,
     COUPLED,
     EMPTY,
+    PYTHON,
     ROWS,
     WHOLE,
     Fold,
@@ -61,7 +63,7 @@ def loop(site: Site) -> Result:
 def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
     """Why micro-batches may turn a loop differently often."""
     if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
-        return "a loop turns once for each row (tf.map_fn, tf.scan)"
+        return BY_ROW
     why = end.reason if end.kind in (AFTER, COUPLED) else f"its end hangs on {end.spoken}"
     return f"micro-batches may turn a loop differently often: {why}"
 
@@ -161,4 +163,4 @@ def put_behind(site: Site) -> Result:
 def python(site: Site) -> Result:
     """A Python function sees one micro-batch at a time."""
     called = "tf.py_function" if site.op.type == "EagerPyFunc" else "tf.numpy_function"
-    return site.couple(f"{called} runs Python, which may do anything to the rows that it is given")
+    return site.couple(f"{called} {PYTHON}")

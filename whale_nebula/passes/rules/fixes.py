@@ -25,7 +25,7 @@ from whale_nebula.passes.rules.registry import (
     transfer,
     whole,
 )
-from whale_nebula.spec import Value
+from whale_nebula.spec import Spec, Value
 
 _ONCE = frozenset({SUM, MEAN, INVERSE, AFTER, COUPLED})
 _BADNESS = {AFTER: 1, COUPLED: 2}
@@ -55,12 +55,17 @@ FED = whole()._replace(inputs=True)
 """The state of a value that is read as it is for the whole batch."""
 
 
-def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tuple[Site, Outcome]:
-    """Read what comes from inputs alone as it is for the whole batch: always, or where that is better."""
+def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool, apart: bool) -> tuple[Site, Outcome]:
+    """Read what comes from inputs alone as it is for the whole batch: always, or where that is better.
+
+    Where micro-batches may stand `apart`, what they couple may be their rows: then its size is not known, and each has
+    its own.
+    """
     places = [
         place
         for place, fold in enumerate(site.folds)
         if fold.inputs and (fold.kind in _ONCE or (fold.kind == COUNT and site.spec(place).floating))
+        if not (apart and fold.kind == COUPLED and _lacks_sizes(site.spec(place)))
     ]
     if not places:
         return site, outcome
@@ -69,6 +74,10 @@ def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tu
         return site, outcome
     asked.update(site.op.inputs[place] for place in places)
     return mended, better
+
+
+def _lacks_sizes(spec: Spec) -> bool:
+    return spec.shape is None or None in spec.shape
 
 
 def list_check_inputs(site: Site) -> list[Value]:

@@ -236,9 +236,9 @@ class _Run:
         own = all(fold.inputs for fold in site.folds)
         if own or site.op.index not in self.kept:
             if badness(outcome) and any(fold.kind == ROWS for fold in site.folds):
-                _, outcome = feed(site, outcome, self.asked, always=False)
+                _, outcome = feed(site, outcome, self.asked, always=False, apart=self.apart)
             return outcome
-        site, outcome = feed(site, outcome, self.asked, always=not self.apart)
+        site, outcome = feed(site, outcome, self.asked, always=not self.apart, apart=self.apart)
         return grow(site, outcome, self.grows) if site.op.index in self.closure else outcome
 
 

@@ -176,6 +176,15 @@ def image_gradients(site: Site) -> Axes:
     return Axes(tuple(labels), (_describe_images(site, -1, "x2"),), mixed=_mix_places(site))
 
 
+@axes("ImageProjectiveTransformV2 ImageProjectiveTransformV3")
+def transform_images(site: Site) -> Axes:
+    """Images along axis 0, each by a transform of its own, or all by the one that there is."""
+    shape = site.spec(1).shape
+    transforms = ["one" if shape is not None and shape[0] == 1 else "n", "t"]
+    images, made = (_describe_images(site, place, "x2") for place in (0, -1))
+    return Axes((images, transforms, None, None), (made,), mixed=_mix_places(site, "one", "t"))
+
+
 @axes(*_DEPTH)
 def inner(site: Site) -> Axes:
     """The innermost axes are mixed, the others are left alone; a diagonal that is put in lies along these, too."""

@@ -32,6 +32,7 @@ _RANDOM = """
     StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt
     StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2
     StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2
+    StatelessRandomGammaV3
 """
 
 

@@ -171,6 +171,8 @@ NO_RULE = "no rule for op type"
 
 NO_RANK = "the number of axes is not known, so neither is where the rows meet"
 
+BY_ROW = "a loop turns once for each row (tf.map_fn, tf.scan)"
+PYTHON = "runs Python, which may do anything to the rows that it is given"
 BESIDE = "rows are put beside a tensor that is no part of the batch"
 FIXED = "rows are given a fixed shape"
 """Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""

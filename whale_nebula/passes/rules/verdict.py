@@ -12,6 +12,7 @@ from whale_nebula.passes.rules.making import SAME_SEED
 from whale_nebula.passes.rules.registry import (
     AFTER,
     BESIDE,
+    BY_ROW,
     COUNT,
     COUPLED,
     EMPTY,
@@ -19,6 +20,7 @@ from whale_nebula.passes.rules.registry import (
     INVERSE,
     MEAN,
     NO_RULE,
+    PYTHON,
     SHAPE,
     SUM,
     WHOLE,
@@ -257,9 +259,11 @@ def _describe_fold(fold: Fold, layer: str) -> str:
 def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
     """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
     weight = BatchCoupledError.usual_mends[1]
-    scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs)
+    scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs) and not op.functions
     fails = fold.reason in (BESIDE, FIXED)
-    found = [lines.alone, *([weight] if scalar and what == LOSS else []), _AS_MANY if fails else lines.allow]
+    allow = lines.allow + _EXACT * (fold.reason == BY_ROW or PYTHON in fold.reason)
+    weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # what a layer makes is no loss
+    found = [lines.alone, *([weight] if weighs else []), _AS_MANY if fails else allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
         if lines.shared and op is not None and "/moments/" in op.name:
@@ -271,10 +275,11 @@ def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> t
     return tuple(found)
 
 
+_EXACT = ": the same model, where no row needs another"
 _AS_MANY = "as many rows as the batch has, tf.fill([tf.shape(x)[0], 1], value), in the place of a fixed number"
 _MOVING = "a seed that moves on with each draw: keras.random.SeedGenerator(...), or a tf.random.Generator's own draws"
 _MASK = (
-    "a mask that is made of the inputs alone, as Embedding(mask_zero=True) and Masking make it: this one hangs on what "
-    "the model computes, so what Keras divides the loss by is not known before"
+    "where Keras divides the loss by a mask that the model computes: one that is made of the inputs alone, as "
+    "Embedding(mask_zero=True) and Masking make it"
 )
 _BY_ROW = {"BatchNormalization": "keras.layers.LayerNormalization or GroupNormalization"}

@@ -339,6 +339,14 @@ def empty(kept: Kept) -> None:
     variable.nebula_piece = kept.piece
 
 
+def require_here(variables: Iterable[Any]) -> None:
+    """Refuse a read of any of these variables, Keras's or TensorFlow's, that is emptied here."""
+    for variable in variables:
+        held = variable if isinstance(variable, tf.Variable) else variable.value
+        if isinstance(held, _Elsewhere):
+            raise held._refuse()
+
+
 def _drop(variable: Any) -> None:
     nothing = tf.zeros([0], variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)

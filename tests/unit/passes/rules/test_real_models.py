@@ -90,6 +90,18 @@ def operations() -> Model:
     return call
 
 
+def turned() -> Model:
+    """Each image by a transform of its own, and all by one: what `RandomRotation` and the like run."""
+    turn = np.array([0.8, 0.2, 0.5, -0.2, 0.9, 0.0, 0.0, 0.0], "float32")
+
+    def call(x: Any) -> Any:
+        each = turn * (1.0 + tf.reduce_mean(x, (1, 2))[:, :1])
+        h = keras.ops.image.affine_transform(x, each, interpolation="bilinear")
+        return keras.ops.image.affine_transform(h, tf.constant(turn), fill_mode="reflect")
+
+    return call
+
+
 def time_major() -> Model:
     weight = tf.constant(DRAW.normal(size=(8, 8)).astype("float32"))
 
@@ -133,6 +145,7 @@ MODELS: dict[str, tuple[Callable[[], Model], np.ndarray]] = {
     "resting batch norm": (resting_batch_norm, VECTORS),
     "operations": (operations, VECTORS),
     "time major": (time_major, SERIES),
+    "turned": (turned, PICTURES),
     "control flow": (control_flow, VECTORS),
     "twins": (twins, VECTORS),
 }
