@@ -132,7 +132,10 @@ def test_all_tensors_are_exported_and_what_is_damaged_is_named(
 def test_a_folder_with_the_name_of_another_step_is_named(folder: Folder) -> None:
     save(folder, 3)
     shutil.copytree(folder.step_path(3), folder.step_path(9))
-    assert [each.check() for each in folder.scan()] == [("it is of step 3, and the name of its folder says 9",), ()]
+    assert [each.check() for each in folder.scan()] == [
+        ("it was saved after step 3, and the name of its folder says 9",),
+        (),
+    ]
 
 
 def test_files_of_two_checkpoints_that_are_swapped_are_found(folder: Folder) -> None:

@@ -164,7 +164,7 @@ class Checkpoints:
             self.known.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
             self._reset_metrics(program)
         else:
-            self.take_variables(program, variables, needed)
+            self.take_variables(program, variables, needed, counted=bool(steps))
         if engine.steps < steps and self.known.was_reached(program, needed):
             engine.steps = steps
             if hasattr(engine.runner.innermost, "steps"):
@@ -212,12 +212,14 @@ class Checkpoints:
                 key=(program, found[0]),
             )
 
-    def take_variables(self, program: str, variables: Mapping[str, Any], needed: Collection[str] = ()) -> None:
+    def take_variables(
+        self, program: str, variables: Mapping[str, Any], needed: Collection[str], *, counted: bool
+    ) -> None:
         """Know variables by the names that they have in checkpoints; give them their values, if there are some. One
-        that is `needed` must be in the checkpoint.
+        that is `needed` must be in the checkpoint, if steps of the program are `counted` there.
         """
         self.read = True
-        self.known.restore(program, variables, needed)
+        self.known.restore(program, variables, needed, counted=counted)
         self._reset_metrics(program)
 
     def _reset_metrics(self, program: str) -> None:

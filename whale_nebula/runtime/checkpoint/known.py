@@ -74,12 +74,15 @@ class Known:
         found = {name: known() for name, known in self._alive.items()}
         return {name: variable for name, variable in found.items() if variable is not None}
 
-    def restore(self, program: str, variables: Mapping[str, Any], needed: Collection[str] = ()) -> None:
+    def restore(
+        self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
+    ) -> None:
         """Know the variables of a program, which are given by their paths; give those their values that have not got
-        them. One that is `needed` must be in the checkpoint.
+        them. One that is `needed` must be in the checkpoint; none is expected of a program that had not trained, whose
+        steps are not `counted` there.
         """
         fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
-        self._restore(fresh, variables, program, needed, self.group.restore)
+        self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
 
     def restore_apart(
         self,
@@ -111,6 +114,8 @@ class Known:
         program: str,
         needed: Collection[str],
         restore: Callable[[Source, Mapping[str, Any]], Sequence[str]],
+        *,
+        counted: bool = True,
     ) -> None:
         self._restored.update(names)
         if self.source is None:
@@ -121,7 +126,12 @@ class Known:
         if lost is not None:
             raise _refuse_missing(lost, program, self.source, self.over)
         fresh = [names[name] for name in missing if names[name] not in needed and not self.over]
-        if fresh and program in self.source.manifest.position.programs and self.was_reached(program, needed):
+        if (
+            fresh
+            and counted
+            and program in self.source.manifest.position.programs
+            and self.was_reached(program, needed)
+        ):
             more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
             warn_once(
                 script_site(),
