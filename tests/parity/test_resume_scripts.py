@@ -301,6 +301,17 @@ def test_steps_of_a_loop_are_counted_once(
             nb.save(tmp_path, build(False))
 
 
+def test_models_of_a_run_are_restored_by_their_names(tmp_path: Path) -> None:
+    *_, first, second = run(one_after_the_other, tmp_path, False)
+    keras.utils.clear_session()  # optimizers are numbered as they were in the run
+    for model, expected in [(build(True, "first"), first), (build(True, "second"), second)]:
+        nb.restore(tmp_path, model)
+        assert [each.tobytes() for each in model.get_weights()] == expected
+    keras.utils.clear_session()
+    with pytest.warns(NebulaWarning, match="several models of that run have a variable"):
+        nb.restore(tmp_path, build(True, "third"))
+
+
 def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:
     def script(cut: bool, count: Count) -> None:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: tf.random.shuffle(x))])
