@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -86,6 +87,7 @@ def folds_let_go(cut: bool, count: Count) -> Any:
 
 
 def batches_by_hand(cut: bool, count: Count) -> Any:
+    os.chdir("..")  # a folder of checkpoints stays where it was
     model, losses = build(cut), []
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
         losses.append(float(model.train_on_batch(X[4 * number : 4 * number + 4], Y[4 * number : 4 * number + 4])))
@@ -283,10 +285,15 @@ GOES_ON = [
 
 
 @pytest.mark.parametrize(("script", "stop", "cut"), GOES_ON)
-def test_a_script_goes_on(script: Callable[[bool, Count], Any], stop: int, cut: bool, tmp_path: Path) -> None:
+def test_a_script_goes_on(
+    script: Callable[[bool, Count], Any], stop: int, cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     expected = run(script, tmp_path / "undisturbed", cut)
-    assert run(script, tmp_path / "broken", cut, stop) is None
-    assert run(script, tmp_path / "broken", cut) == expected
+    monkeypatch.chdir(tmp_path)
+    assert run(script, Path("broken"), cut, stop) is None
+    monkeypatch.chdir(tmp_path)
+    assert run(script, Path("broken"), cut) == expected
 
 
 @pytest.mark.parametrize(("script", "steps"), [(steps_of_one_name, 12), (two_loops, 20)])

@@ -571,7 +571,8 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
     clusters = sorted({*run.workers.values(), *group.gone})
-    folder = Folder(path, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
+    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its folder
+    folder = Folder(fixed, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
     pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
     levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]
     if in_memory and memory is not None:
