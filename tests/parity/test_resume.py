@@ -414,6 +414,10 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callab
         nb.restore(tmp_path / "model", other)
     with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
         nb.restore(tmp_path / "nothing", model)
+    nb.shutdown()
+    with pytest.raises(CheckpointError, match="holds a model that"):
+        nb.init(checkpoint=tmp_path / "model")
+    nb.shutdown()
 
 
 def test_a_model_that_is_made_again_in_a_process_is_told_of_its_numbers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -91,6 +92,7 @@ def folds_let_go(cut: bool, count: Count) -> Any:
 
 
 def batches_by_hand(cut: bool, count: Count) -> Any:
+    os.chdir("..")  # a folder of checkpoints stays where it was
     model, losses = build(cut), []
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
         losses.append(float(model.train_on_batch(X[4 * number : 4 * number + 4], Y[4 * number : 4 * number + 4])))
@@ -170,11 +172,25 @@ def shuffled_data_of_all(cut: bool, count: Count) -> Any:
     return told, model.get_weights()
 
 
+class Seen:
+    """What a loop has seen; its state is the list itself."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
 def a_loop_that_remembers(cut: bool, count: Count) -> Any:
     """What is written to variables after the step counts; a second step draws, too."""
     model, other = build(cut, "first"), build(cut, "second")
     draws, mean, kept = np.random.default_rng(1), keras.metrics.Mean(), tf.Variable(tf.zeros((8, 1)))
-    nb.state(draws=draws, mean=mean, kept=kept)
+    seen = Seen()
+    nb.state(draws=draws, mean=mean, kept=kept, seen=seen)
 
     def train(model: keras.Model, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -191,12 +207,39 @@ def a_loop_that_remembers(cut: bool, count: Count) -> Any:
     def train_second(x: Any, y: Any) -> Any:
         return train(other, x, y)
 
-    for _ in range(0 if nb.resumed() is None else nb.resumed().step, 12):
+    for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
+        seen.numbers.append(number)
         mean.update_state(train_first(draws.normal(size=(8, 4)).astype("float32"), Y[:8]))
         mean.update_state(train_second(draws.normal(size=(8, 4)).astype("float32"), Y[:8]))
         kept.assign(0.5 * kept + model.get_layer("b").kernel)
         count()
-    return mean.variables, kept, model.get_weights(), other.get_weights()
+    return mean.variables, kept, model.get_weights(), other.get_weights(), seen.numbers
+
+
+def make_step(model: keras.Model) -> Callable[[Any, Any], Any]:
+    """A step of the same name for every model."""
+    return nb.function(lambda x, y: model.train_step((x, y)))
+
+
+def steps_of_one_name(cut: bool, count: Count) -> Any:
+    """Two models in one loop, one of which takes two steps in each turn."""
+    first, second = build(cut, "first"), build(cut, "second")
+    train_first, train_second = make_step(first), make_step(second)
+    for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
+        train_first(X[number : number + 4], Y[number : number + 4])
+        train_second(X[number : number + 4], Y[number : number + 4])
+        train_second(X[number : number + 8], Y[number : number + 8])
+        count()
+    return first.get_weights(), second.get_weights()
+
+
+def two_loops(cut: bool, count: Count) -> Any:
+    """Two models of one name, the second after the first."""
+    first, second = build(cut), build(cut)
+    for number in range(0 if nb.resumed() is None else nb.resumed().step, 20):
+        (first if number < 10 else second).train_on_batch(X[number : number + 4], Y[number : number + 4])
+        count()
+    return first.get_weights(), second.get_weights()
 
 
 def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
@@ -241,14 +284,44 @@ GOES_ON = [
     pytest.param(shuffled_data_of_all, 12, True, marks=pytest.mark.grid),
     pytest.param(a_loop_that_remembers, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
     pytest.param(a_loop_that_remembers, 7, True, marks=pytest.mark.grid),
+    pytest.param(steps_of_one_name, 7, True),
+    pytest.param(two_loops, 8, False),
 ]
 
 
 @pytest.mark.parametrize(("script", "stop", "cut"), GOES_ON)
-def test_a_script_goes_on(script: Callable[[bool, Count], Any], stop: int, cut: bool, tmp_path: Path) -> None:
+def test_a_script_goes_on(
+    script: Callable[[bool, Count], Any], stop: int, cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     expected = run(script, tmp_path / "undisturbed", cut)
-    assert run(script, tmp_path / "broken", cut, stop) is None
-    assert run(script, tmp_path / "broken", cut) == expected
+    monkeypatch.chdir(tmp_path)
+    assert run(script, Path("broken"), cut, stop) is None
+    monkeypatch.chdir(tmp_path)
+    assert run(script, Path("broken"), cut) == expected
+
+
+@pytest.mark.parametrize(("script", "steps"), [(steps_of_one_name, 12), (two_loops, 20)])
+@pytest.mark.filterwarnings("ignore:.*runs uncut")
+def test_steps_of_a_loop_are_counted_once(
+    script: Callable[[bool, Count], Any], steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(script, tmp_path, False)
+    with nb.init(checkpoint=str(tmp_path)):
+        assert nb.resumed() is not None and nb.resumed().step == steps
+        with pytest.raises(CheckpointError, match="a model cannot be saved where a run saves"):
+            nb.save(tmp_path, build(False))
+
+
+def test_models_of_a_run_are_restored_by_their_names(tmp_path: Path) -> None:
+    *_, first, second = run(one_after_the_other, tmp_path, False)
+    keras.utils.clear_session()  # optimizers are numbered as they were in the run
+    for model, expected in [(build(True, "first"), first), (build(True, "second"), second)]:
+        nb.restore(tmp_path, model)
+        assert [each.tobytes() for each in model.get_weights()] == expected
+    keras.utils.clear_session()
+    with pytest.warns(NebulaWarning, match="several models of that run have a variable"):
+        nb.restore(tmp_path, build(True, "third"))
 
 
 def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whale_nebula.checkpoint import files
-from whale_nebula.checkpoint.manifest import NAME, Manifest, decode_manifest
+from whale_nebula.checkpoint.manifest import NAME, Manifest, Position, decode_manifest
 from whale_nebula.errors import CheckpointError, ConfigError, RemoteProtocolError, StateError
 from whale_nebula.site import script_site
 
@@ -40,6 +40,19 @@ class Found:
         """Whether it was written to its end here."""
         return bool(self.manifests) and not self.problems
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether `nb.save` has written it, and no run."""
+        return any(manifest.position == Position() for manifest in self.manifests.values())
+
+    def check_name(self) -> Found:
+        """The same, and what is wrong with the name of its folder: another step than that of a manifest."""
+        steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
+        said = [
+            f"it was saved after step {step}, and the name of its folder says {self.step}" for step in sorted(steps)
+        ]
+        return replace(self, problems=(*self.problems, *said))
+
     def check(self, *, digests: bool = True) -> tuple[str, ...]:
         """What is wrong with the files: their sizes, and with `digests` their content; nothing where all is well."""
         found = list(self.problems)
@@ -51,6 +64,8 @@ class Found:
 
 
 def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
+    if f"{manifest.bundle}.index" not in {file.name for file in manifest.files}:
+        yield f"the manifest has no file of the bundle {manifest.bundle!r}, which it names"
     for file in manifest.files:
         place = files.join(path, file.name)
         size = files.size(place)
@@ -95,7 +110,8 @@ class Folder:
     def scan(self) -> list[Found]:
         """All that looks like a checkpoint, the newest first."""
         steps = [(int(match[1]), name) for name in files.list_names(self.path) if (match := _STEP.fullmatch(name))]
-        return [self._look(step, files.join(self.path, name)) for step, name in sorted(steps, reverse=True)]
+        several = [self._look(step, files.join(self.path, name)) for step, name in sorted(steps, reverse=True)]
+        return [each if each.by_hand else each.check_name() for each in several]
 
     def look(self) -> Found:
         """The single checkpoint of this folder, if there is one."""
@@ -126,15 +142,18 @@ class Folder:
         files.sync_folder(os.path.dirname(path) or "." if files.is_local(path) else path)
         _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
 
-    def prune(self, keep: int) -> list[int]:
-        """Remove all checkpoints but the newest, so that `keep` are left; gives the steps of those that went.
+    def prune(self, keep: int, *, digests: bool = False) -> list[int]:
+        """Remove all checkpoints that are older than the newest `keep` whole ones; gives the steps of those that went.
+        Whether one is whole is seen by the sizes of its files, or by their `digests`.
 
         The manifest goes first, so that what is left of one that was not removed to its end is no checkpoint.
         """
         committed = [found for found in self.scan() if found.committed]
-        for found in committed[keep:]:
+        whole = [found for found in committed if not found.check(digests=digests)]
+        gone = committed[committed.index(whole[keep - 1]) + 1 :] if len(whole) >= keep else []
+        for found in gone:
             remove_checkpoint(found)
-        return [found.step for found in committed[keep:]]
+        return [found.step for found in gone]
 
     def clean(self, resumed: int | None) -> list[str]:
         """Before a run goes on from a step: remove what was never finished, and give what is newer another name, as it

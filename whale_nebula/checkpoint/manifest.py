@@ -39,7 +39,8 @@ class Tensor:
 class Position:
     """Where a run stands: after `step` steps of training, in the `fit`-th call of `fit` after `batch` batches of an
     `epoch` (`fit` is 0 in a loop of the user's own). If that call has `ended`, `epochs` is how many it was asked for.
-    `programs` counts the steps of each program, `logs` are the results of the last step.
+    `programs` counts the steps of each program, `logs` are the results of the last step. Where programs of a loop have
+    one name, `titles` says of each by which it is counted a variable that it trains.
     """
 
     step: int = 0
@@ -51,6 +52,7 @@ class Position:
     program: str = ""
     programs: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[str, float] = field(default_factory=dict)
+    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -24,7 +25,7 @@ one checkpoint in it.
   list    the checkpoints of a run: steps, sizes, when they were written
   show    one checkpoint, the newest unless its folder is given: where the run stood, and its tensors
   verify  read every file and compare its digest; the first fault of each checkpoint is named
-  prune   remove all but the newest, --keep of them
+  prune   remove what is older than the newest whole ones, --keep of them
   export  write the tensors to one file, whole: --to weights.npz, or weights.safetensors
 
 In Python nb.restore("FOLDER", model) gives a model the newest weights, with or without scopes, and
@@ -136,6 +137,8 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     chosen = next((each for each in found if each.committed), None)
     if chosen is None:
         raise CheckpointError("there is no checkpoint that was written to its end", where=found[0].path)
+    _tell_skipped(found, chosen, digests=False)
+    damage = chosen.check(digests=False)
     manifests = list(chosen.manifests.values())
     names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, given, made)]
     forms = {name: form for manifest in manifests for name, form in manifest.tensors.items()}
@@ -152,6 +155,7 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
         "stands at": _say_where(first) or f"step {first.position.step} of {first.position.program!r}",
         "last results": ", ".join(f"{name} {value:.6g}" for name, value in first.position.logs.items()),
         "versions": versions,
+        "damaged": "; ".join(damage),
     }.items():
         if text:
             print(f"  {title}: {escape_foreign_text(text)}")
@@ -161,6 +165,12 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
         several = f"  in {pieces} slices" if pieces > 1 else ""
         print(f"    {escape_foreign_text(name)}  {forms[name].dtype}{list(forms[name].shape)}{several}")
     return arguments.DONE
+
+
+def _tell_skipped(found: list[Found], chosen: Found, *, digests: bool = True) -> None:
+    """Name on the error stream what is newer than the chosen checkpoint, and why it is not that."""
+    for each in found[: found.index(chosen)]:
+        print(f"{each.path} is passed over: {each.check(digests=digests)[0]}", file=sys.stderr)
 
 
 def _is_wanted(name: str, given: argparse.Namespace, made: Parser) -> bool:
@@ -189,7 +199,7 @@ def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
         raise CheckpointError("that is one checkpoint, and no folder of a run", where=found[0].path)
     folder = Folder(found[0].path.rpartition("/")[0])
     folder.lock()
-    gone = folder.prune(int(given.keep))
+    gone = folder.prune(int(given.keep), digests=True)
     folder.unlock()
     said = ", ".join(f"step {step}" for step in gone) or "nothing"
     print(json.dumps({"removed": gone}) if given.json else f"removed: {said}")
@@ -202,16 +212,17 @@ def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     chosen = next((each for each in found if each.committed and not each.check()), None)
     if chosen is None:
         raise CheckpointError("there is no checkpoint that is whole", where=found[0].path)
+    _tell_skipped(found, chosen)
     from whale_nebula.runtime.checkpoint.slices import Source
 
     source = Source(chosen, next(iter(chosen.manifests.values())).identity)
     arrays = dict(_read(source, given, made))
-    if given.to.endswith(".npz"):
-        import numpy as np
-
-        np.savez(given.to, **arrays)
-    else:
-        _write_safetensors(arrays, given.to)
+    try:
+        _write_npz(arrays, given.to) if given.to.endswith(".npz") else _write_safetensors(arrays, given.to)
+    except Exception as error:  # safetensors has errors of its own
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        failure = CheckpointError("the tensors could not be written", where=given.to, why=why, mend="--to another/file")
+        return tell(failure, as_json=given.json, code=arguments.FAILED)
     said = {"file": given.to, "tensors": len(arrays), "step": chosen.step}
     print(json.dumps(said) if given.json else f"{given.to}: {len(arrays)} tensors of {chosen.path}")
     return arguments.DONE
@@ -223,13 +234,23 @@ def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tupl
             yield name, source.read(name).numpy()
 
 
+def _write_npz(arrays: Mapping[str, Any], path: str) -> None:
+    """NumPy's files have no short floats (bfloat16, float8): they are written as float32, which holds them all."""
+    import zipfile
+
+    import numpy as np
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array.astype("float32") if array.dtype.kind == "V" else array)
+
+
 def _write_safetensors(arrays: Mapping[str, Any], path: str) -> None:
+    import numpy as np
+
     try:
         from safetensors.numpy import save_file
-    except ImportError:
-        raise CheckpointError(
-            "safetensors is not installed",
-            where=path,
-            mend="pip install safetensors\nor --to weights.npz",
-        ) from None
-    save_file(dict(arrays), path)
+    except ImportError as error:
+        raise OSError("safetensors is not installed: pip install safetensors, or --to weights.npz") from error
+    save_file({name: np.asarray(array) for name, array in arrays.items()}, path)

@@ -17,6 +17,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder, Found, choose_checkpoint, offer_checkpoints
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
+from whale_nebula.cli.checkpoints import main
 from whale_nebula.config import Config, Links
 from whale_nebula.errors import CheckpointError, ConfigError, StateError
 from whale_nebula.runtime.checkpoint.checkpoints import _check_folders
@@ -99,6 +100,42 @@ def test_what_is_damaged_is_not_taken_for_a_checkpoint(
     newest, before = folder.scan()
     assert newest.check() and before.check() == ()
     assert not newest.committed or name in newest.check()[0]
+
+
+def test_no_whole_checkpoint_goes_for_one_that_is_damaged(folder: Folder) -> None:
+    for step in (3, 6, 9):
+        save(folder, step)
+    newest = Path(folder.step_path(9))
+    next(newest.glob("*.index")).unlink()
+    assert folder.prune(1) == [3] and [each.step for each in folder.scan()] == [9, 6]
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_all_tensors_are_exported_and_what_is_damaged_is_named(
+    kind: str, folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(folder, 3)
+    short, exported = tf.constant([0.1, 2.0], tf.bfloat16), str(tmp_path / f"weights.{kind}")
+    entry = Entry("short", Tensor("bfloat16", (2,)), Slice((0,), (2,)), short)
+    part = write_part(folder, Snapshot(Manifest(Position(6)), "gpu/0", [entry], {}))
+    commit_parts(folder, Manifest(Position(6)), {"gpu/0": part.digest}, ["gpu/0"], 3)
+    load = np.load if kind == "npz" else pytest.importorskip("safetensors.numpy").load_file
+    assert main(["export", folder.path, "--to", exported]) == 0
+    assert load(exported)["short"].astype("float32").tolist() == np.asarray(short).astype("float32").tolist()
+    next(Path(folder.step_path(6)).glob("*.index")).unlink()
+    assert main(["export", folder.path, "--to", exported]) == 0
+    assert load(exported)["own1"] == 3.0 and load(exported)["shared"].shape == (4, 3)
+    assert "step-00000006 is passed over: state.index is missing" in capsys.readouterr().err
+    assert main(["export", folder.path, "--to", str(tmp_path / "no" / f"weights.{kind}")]) == 1
+
+
+def test_a_folder_with_the_name_of_another_step_is_named(folder: Folder) -> None:
+    save(folder, 3)
+    shutil.copytree(folder.step_path(3), folder.step_path(9))
+    assert [each.check() for each in folder.scan()] == [
+        ("it was saved after step 3, and the name of its folder says 9",),
+        (),
+    ]
 
 
 def test_files_of_two_checkpoints_that_are_swapped_are_found(folder: Folder) -> None:

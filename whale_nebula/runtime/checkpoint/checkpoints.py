@@ -14,7 +14,6 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -61,14 +60,21 @@ _MEMORY_KEPT = 2
 
 
 class Training(Protocol):
-    """A step that may train: an engine, or the train function of a model without scopes."""
+    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title` tells
+    it from others of its name, which train other variables.
+    """
 
     name: str
+    title: str
     steps: int
 
     @property
     def trains(self) -> bool:
         """Whether it does."""
+        ...
+
+    def list_trained(self) -> Sequence[Any]:
+        """The variables that it trains, if they are made."""
         ...
 
 
@@ -104,7 +110,8 @@ class Checkpoints:
     _apart: dict[str, BetweenClusters] = field(default_factory=dict)
     _turns: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
-    _away: Counter[str] = field(default_factory=Counter)
+    _away: list[str] = field(default_factory=list)
+    _beside: set[str] = field(default_factory=set)
     _trains: bool = False
     _heeds: bool = False
     _logs: Callable[[], Mapping[str, float]] = dict
@@ -118,6 +125,7 @@ class Checkpoints:
         folders = [level.folder for level in self.levels]
         if self.group.commits:
             folders[0].lock()
+            _check_no_other(folders[0])
         self.source = choose_source(
             self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1], folders[0].scan
         )
@@ -146,18 +154,20 @@ class Checkpoints:
         """Know the variables of a program; where the run goes on from a checkpoint they get their values."""
         program, self.read = engine.name, True
         self._turns[program] = self.known.turns
-        steps = self.position.programs.get(program, 0) if self.source is not None else 0
         if isinstance(engine.runner, BetweenClusters):
             self._apart[program] = engine.runner
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
-        needed, variables = trainable if steps else set(), engine.captured.variables
+        variables = engine.captured.variables
+        self.known.add(program, variables)
+        steps = self.count_saved(engine)
+        needed = trainable if steps else set()
         apart = self._apart.get(program)
         if apart is not None and self.resumed is not None:
             began = self.position.step > self.resumed.step
             self.known.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
             self._reset_metrics(program)
         else:
-            self.take_variables(program, variables, needed)
+            self.take_variables(program, variables, needed, counted=bool(steps))
         if engine.steps < steps and self.known.was_reached(program, needed):
             engine.count_from(steps)
         if engine.trains:
@@ -172,6 +182,24 @@ class Checkpoints:
         known = self.forms.get(program, ())
         if shapes not in known:
             self.forms[program] = (*known, shapes)
+
+    def count_saved(self, engine: Training) -> int:
+        """How many steps of a program were done when the checkpoint was saved that the run goes on from."""
+        if self.source is None or not engine.trains:
+            return 0
+        return self.position.programs.get(self._find_title(engine), 0)
+
+    def _find_title(self, engine: Training) -> str:
+        """What tells a program from others: within a `fit` its name; in loops of one's own, where several steps may
+        have one name, also what it trains.
+        """
+        if self.position.fit and not self.position.ended:
+            return engine.name
+        if not engine.title:
+            engine.title = self.known.find_title(engine.name, engine.list_trained())
+            if engine.name in self._apart:
+                self._apart[engine.title] = self._apart[engine.name]
+        return engine.title
 
     def take_again(self, engine: Engine) -> None:
         """A program goes on: if values were to be given anew since it was known, its variables get theirs."""
@@ -193,12 +221,14 @@ class Checkpoints:
                 key=(program, found[0]),
             )
 
-    def take_variables(self, program: str, variables: Mapping[str, Any], needed: Collection[str] = ()) -> None:
+    def take_variables(
+        self, program: str, variables: Mapping[str, Any], needed: Collection[str], *, counted: bool
+    ) -> None:
         """Know variables by the names that they have in checkpoints; give them their values, if there are some. One
-        that is `needed` must be in the checkpoint.
+        that is `needed` must be in the checkpoint, if steps of the program are `counted` there.
         """
         self.read = True
-        self.known.restore(program, variables, needed)
+        self.known.restore(program, variables, needed, counted=counted)
         self._reset_metrics(program)
 
     def _reset_metrics(self, program: str) -> None:
@@ -218,9 +248,11 @@ class Checkpoints:
             return
         self._trains = True
         self.spent.begin()
-        self._check_batch(engine, tensors)
-        self._choose_leading(engine.name)
-        if engine.name != self.position.program:
+        title = self._find_title(engine)
+        if title == self.position.program:
+            self._check_batch(tensors)
+        self._choose_leading(title)
+        if title != self.position.program:
             return
         self.memories.restore_late()
         if departure.agreed:
@@ -263,21 +295,41 @@ class Checkpoints:
         alone has trained for long. What that one has done until then is counted with it.
         """
         if program == self.position.program:
+            self._beside.update(self._away)
             self._away.clear()
             return
-        self._away[program] += 1
-        if not self.position.program or self._away.total() > _AWAY:
-            step = self.position.step + self._away[program] - 1
-            self.position = replace(self.position, program=program, step=step)
-            self._away.clear()
+        self._away.append(program)
+        if not self.position.program or len(self._away) > _AWAY:
+            self._lead_on()
+            if program == self.position.program:  # this step is not done yet
+                self.position = replace(self.position, step=self.position.step - 1)
 
-    def _check_batch(self, engine: Training, tensors: Sequence[Any]) -> None:
+    def _lead_on(self) -> None:
+        """The leading program trains no more: the one that trained first since then leads, and its steps count."""
+        away, self._away, self._beside = self._away, [], set()
+        self.position = replace(self.position, program=away[0], step=self.position.step + away.count(away[0]))
+        for program in away:
+            if program == away[0]:
+                self._beside.update(self._away)
+                self._away.clear()
+            else:
+                self._away.append(program)
+
+    def count_last(self) -> None:
+        """A loop has ended: if what trained last has not trained beside the leading program, but after it, its steps
+        count as well.
+        """
+        while self._away and self._beside.isdisjoint(self._away) and self._has_led():
+            self._lead_on()
+
+    def _has_led(self) -> bool:
+        """Whether the leading program has done several steps: of one alone nobody knows what trains beside it."""
+        return self.position.programs.get(self.position.program, 0) > 1
+
+    def _check_batch(self, tensors: Sequence[Any]) -> None:
         """The first batch must be the one that the run would have had next."""
-        expected, leading = self._batch, self.position.program
-        if not expected or engine.name != leading:
-            return
-        self._batch = ""
-        if fingerprint(tensors) != expected:
+        expected, self._batch = self._batch, ""
+        if expected and fingerprint(tensors) != expected:
             step = self.position.step
             raise CheckpointError(
                 f"the batch of step {step + 1} is not the one that this run had before it ended",
@@ -292,9 +344,10 @@ class Checkpoints:
         if not engine.trains:
             return
         self.memories.read_objects()
-        programs = {**self.position.programs, engine.name: engine.steps}
+        title = self._find_title(engine)
+        programs = {**self.position.programs, title: engine.steps}
         self.position = replace(self.position, programs=programs)
-        if engine.name != self.position.program:
+        if title != self.position.program:
             return
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
@@ -369,7 +422,7 @@ class Checkpoints:
             late = capture_rounds(self.run.rounds, self.known.names)
         memory = self.memories.encode(entries, ended)
         logs = {name: float(value) for name, value in self._logs().items()}
-        self.position = replace(self.position, logs=logs)
+        self.position = replace(self.position, logs=logs, titles=self.known.list_titles())
         manifest = begin_manifest(self.run, self.position, self.known.aliases, self.forms)
         manifest = replace(manifest, at=time.time(), spent=asdict(self.spent.sum_up()))
         for level in levels:
@@ -416,6 +469,7 @@ class Checkpoints:
             return
         if self.run.here().lead:
             warn_of_unused(self)
+        self.count_last()
         try:
             self.finish()
         except (NebulaError, OSError) as error:
@@ -480,6 +534,25 @@ def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
         check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
 
 
+def _check_no_other(folder: Folder) -> None:
+    """A run saves to a folder of its own, and neither where `nb.save` has nor in one checkpoint of a run."""
+    here, several = folder.look(), folder.scan()
+    found = here if here.manifests else next((each for each in several if each.by_hand), None)
+    if found is None:
+        return
+    if found.by_hand:
+        what, mend = "a model that nb.save has written", 'nb.init(checkpoint="another/folder")\n'
+        mend += f"nb.restore({found.path!r}, model) before training, if it begins with that model"
+    else:
+        what, mend = "one checkpoint of a run", f"nb.init(checkpoint={os.path.dirname(found.path)!r}) goes on from it"
+    raise CheckpointError(
+        f"this folder holds {what}, and is not the folder of a run",
+        where=found.path,
+        why="a run goes on from the folder that it has saved to itself, and would begin anew here",
+        mend=mend,
+    )
+
+
 def _check_folders(folders: Mapping[str, str]) -> None:
     """Workers that share a host write parts of one checkpoint, so to one folder."""
     first = next(iter(folders))
@@ -507,7 +580,8 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
     clusters = sorted({*run.workers.values(), *group.gone})
-    folder = Folder(path, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
+    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its folder
+    folder = Folder(fixed, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
     pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
     levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]
     if in_memory and memory is not None:

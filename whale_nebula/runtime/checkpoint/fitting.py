@@ -38,6 +38,7 @@ class FitWatch(keras.callbacks.Callback):
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
         super().__init__()
         self._checkpoints, self._fit, self._epoch, self._begins = checkpoints, fit, fit.initial_epoch, 0
+        checkpoints.count_last()
         checkpoints.fits += 1
         self._number = checkpoints.fits
         resumed = checkpoints.resumed
@@ -98,7 +99,8 @@ def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, unt
     after it. So does the step, which is given the first batches and passes them by as trained.
     """
     position, name = checkpoints.position, program_of(model)
-    checkpoints.position, checkpoints.skips = replace(position, program=name), model.steps_per_execution
+    checkpoints.position = replace(position, program=name, ended=False)
+    checkpoints.skips = model.steps_per_execution
     keras_training.pass_epochs(fit, until, lambda iterator: model.train_function(iterator))
     checkpoints.position, checkpoints.skips = position, 0
 

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import CheckpointError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.local_sgd.step import BetweenClusters
 
 
+Trained = weakref.WeakValueDictionary[int, Any]
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
@@ -65,18 +67,22 @@ class Known:
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _restored: set[str] = field(default_factory=set)
     _copied: set[str] = field(default_factory=set)
+    _titles: dict[str, dict[str, Trained]] = field(default_factory=dict)
 
     def find_alive(self) -> dict[str, Any]:
         """All variables that there still are, by name."""
         found = {name: known() for name, known in self._alive.items()}
         return {name: variable for name, variable in found.items() if variable is not None}
 
-    def restore(self, program: str, variables: Mapping[str, Any], needed: Collection[str] = ()) -> None:
+    def restore(
+        self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
+    ) -> None:
         """Know the variables of a program, which are given by their paths; give those their values that have not got
-        them. One that is `needed` must be in the checkpoint.
+        them. One that is `needed` must be in the checkpoint; none is expected of a program that had not trained, whose
+        steps are not `counted` there.
         """
-        fresh = {name: path for name, path in self._add(program, variables).items() if name not in self._restored}
-        self._restore(fresh, variables, program, needed, self.group.restore)
+        fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
+        self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
 
     def restore_apart(
         self,
@@ -91,7 +97,7 @@ class Known:
         """The same for a program that clusters train apart: each cluster is given what it had. If the run `began` to
         train since, what has got its values keeps them.
         """
-        names = self._add(program, variables)
+        names = self.add(program, variables)
         if names.keys() <= (self._restored if began else self._copied):
             return
 
@@ -108,6 +114,8 @@ class Known:
         program: str,
         needed: Collection[str],
         restore: Callable[[Source, Mapping[str, Any]], Sequence[str]],
+        *,
+        counted: bool = True,
     ) -> None:
         self._restored.update(names)
         if self.source is None:
@@ -118,7 +126,12 @@ class Known:
         if lost is not None:
             raise _refuse_missing(lost, program, self.source, self.over)
         fresh = [names[name] for name in missing if names[name] not in needed and not self.over]
-        if fresh and program in self.source.manifest.position.programs and self.was_reached(program, needed):
+        if (
+            fresh
+            and counted
+            and program in self.source.manifest.position.programs
+            and self.was_reached(program, needed)
+        ):
             more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
             warn_once(
                 script_site(),
@@ -149,7 +162,38 @@ class Known:
         self._restored.clear()
         self._copied.clear()
 
-    def _add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    def find_title(self, program: str, trained: Sequence[Any]) -> str:
+        """What tells a program that trains these variables from others of its name: the name, and a number where there
+        are others that train none of these.
+        """
+        met, own = self._titles.setdefault(program, {}), {id(each): each for each in trained}
+        title = next((title for title, known in met.items() if any(each in known for each in own)), None)
+        title = title or self._choose_title(program, {self.names.get(each, "") for each in own})
+        self.note_trained(program, title, trained)
+        return title
+
+    def note_trained(self, program: str, title: str, trained: Sequence[Any]) -> None:
+        """The program of this title trains these variables."""
+        known = self._titles[program].setdefault(title, weakref.WeakValueDictionary())
+        known.update({id(each): each for each in trained})
+
+    def _choose_title(self, program: str, trained: Collection[str]) -> str:
+        """The title of a program that was not met yet: the one by which it was saved, or one that is free."""
+        saved = {} if self.source is None else self.source.manifest.position.titles
+        every = (program if number == 1 else f"{program}@{number}" for number in count(1))
+        free = [*islice((title for title in every if title not in self._titles[program]), len(saved) + 1)]
+        return next((title for title in free if saved.get(title) in trained), None) or next(
+            title for title in free if title not in saved
+        )
+
+    def list_titles(self) -> dict[str, str]:
+        """Of programs that have one name with others, by their titles, a variable that each trains."""
+        found = {} if self.source is None else dict(self.source.manifest.position.titles)
+        for met in (each for each in self._titles.values() if len(each) > 1):
+            found |= {title: min(self.names.get(each, "") for each in ids) for title, ids in met.items() if ids}
+        return found
+
+    def add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
         """Know variables; gives their names, each with its path in the program."""
         for path in sorted(variables):
             variable = variables[path]

@@ -137,8 +137,21 @@ def read_object(value: Any) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if _has_state(value):
-        return value.state_dict()
+        return _copy_state(value.state_dict())
     return [variable.read_value() for variable in _variables_of(value)]
+
+
+def _copy_state(state: Any) -> Any:
+    """A state that stays as it is while its object goes on: lists and arrays in it may be the object's own."""
+    if isinstance(state, np.ndarray):
+        return state.copy()
+    if isinstance(state, tf.Variable):
+        return state.read_value()
+    if isinstance(state, Mapping):
+        return {key: _copy_state(each) for key, each in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(_copy_state, state)) if type(state) in (list, tuple) else tuple(map(_copy_state, state))
+    return state
 
 
 def write_object(value: Any, state: Any) -> None:

@@ -30,7 +30,7 @@ class PlainStep:
     trains = True
 
     def __init__(self, checkpoints: Checkpoints, model: Any) -> None:
-        self.name = program_of(model)
+        self.name, self.title = program_of(model), ""
         self.steps = 0
         self._checkpoints, self._model, self._function = checkpoints, model, model.train_function
         self._turn = -1
@@ -83,12 +83,19 @@ class PlainStep:
         variables = variables_of(self._model)
         for variable in [] if graph is None else keras_training.list_captured(graph):
             add_variable(variables, variable)
-        counted = self.name in self._checkpoints.position.programs
+        self._checkpoints.known.add(self.name, variables)
+        counted = self._checkpoints.count_saved(self)
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
-        self._checkpoints.take_variables(self.name, variables, needed)
+        self._checkpoints.take_variables(self.name, variables, needed, counted=bool(counted))
         self._checkpoints.tell_draws(self.name, () if graph is None else list_op_types(graph))
         if self._checkpoints.known.was_reached(self.name, needed):
-            self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
+            self.steps = counted or self.steps
+        if self.title:
+            self._checkpoints.known.note_trained(self.name, self.title, self.list_trained())
+
+    def list_trained(self) -> list[Any]:
+        """The variables that it trains, if they are made."""
+        return [each.value for each in self._model.trainable_variables]
 
     def _find_draw_counter(self, seed: int, seed2: int) -> Any:
         """The variable of an op with these seeds: the same in all traces, so that they draw on."""

@@ -12,7 +12,7 @@ from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import AccountError, CheckpointError, OptionError, StateError
 from whale_nebula.runtime.checkpoint.checkpoints import check_own_room, find_own
-from whale_nebula.runtime.checkpoint.fitting import variables_of
+from whale_nebula.runtime.checkpoint.fitting import program_of, variables_of
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, count_bytes, write_part
@@ -78,6 +78,8 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     run.settle()
     group, telling = Group(run), run.ledger.tell_failures if not run.alone else contextlib.nullcontext
     folder = Folder(find_own(os.fspath(path), run.attachment), group.label, single=True)
+    with telling():
+        _check_no_run(folder)
     entries = list(group.list_entries(variables))
     snapshot = Snapshot(begin_manifest(run, Position(), {}, {}), group.worker, entries, {})
     with telling():
@@ -99,6 +101,19 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     group.exchange("the end of nb.save", None)
 
 
+def _check_no_run(folder: Folder) -> None:
+    """A model is not saved over the checkpoints of a run: of both in one folder `nb.restore` would read one."""
+    here = folder.look()
+    found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.by_hand), None)
+    if found is not None:
+        raise CheckpointError(
+            "a model cannot be saved where a run saves its checkpoints",
+            where=folder.path,
+            why=f"{found.path} is a checkpoint of a run",
+            mend='nb.save("another/folder", model)',
+        )
+
+
 @check_signature
 @short_traceback
 def restore(path: str | os.PathLike[str], model: Any) -> None:
@@ -115,7 +130,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     if (checkpoints := current_run().checkpoints) is not None:
         checkpoints.read = True
     own = {id(getattr(variable, "value", variable)) for variable in model.variables}
-    variables = variables_of(model)
+    variables = _name_as_saved(model, source)
     every = group.restore(source, variables)
     missing = [name for name in every if id(variables[name]) in own]
     if missing:
@@ -136,6 +151,25 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
             why="it was saved with another optimizer, or with one of another name: Keras numbers those of a process",
             mend=f'name="adam" for both optimizers\nwhale-nebula checkpoints show {source.path} lists what there is',
         )
+
+
+def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
+    """The variables of a model by their names in a checkpoint, where another model of the run may have one's path."""
+    variables, manifest, program = variables_of(model), source.manifest, program_of(model)
+    own = manifest.aliases.get(program, {})
+    again = any(f"{path}@2" in own for path in variables)
+    others = {path for names in manifest.aliases.values() for path in names}
+    path = next((each.path for each in model.variables if each.path in others), None)
+    if path is not None and (again or program not in manifest.position.programs):
+        warn_at(
+            script_site(),
+            f"several models of that run have a variable {path!r}: {model.name} is given the values of the first",
+            where=source.path,
+            why=f"{model.name} was made several times" if again else f"none of them was trained by fit as {model.name}",
+            mend="keras.Model(..., name=...) with a name of its own for each model, here and where it is trained",
+        )
+        return variables
+    return {own.get(path, path): variable for path, variable in variables.items()}
 
 
 def _find_source(group: Group, path: str) -> Source:

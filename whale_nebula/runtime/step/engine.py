@@ -148,6 +148,7 @@ class Engine:
     xla: Xla | None = None
     without_xla: Callable[[], Runner] | None = None
     planned: PlanWatch | None = None
+    title: str = ""
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report on it, and pack its results as the user's code returns them."""
@@ -218,6 +219,12 @@ class Engine:
     def trains(self) -> bool:
         """Whether the step asks for gradients."""
         return bool(self.cut.program.requests)
+
+    def list_trained(self) -> list[Any]:
+        """The variables that gradients are asked for."""
+        known = self.cut.program.variable_ops
+        asked = {op for request in self.cut.program.requests for op in request.origins}
+        return [self.captured.variables[known[op].path] for op in sorted(asked & known.keys())]
 
     @cached_property
     def _held_bytes(self) -> int:
