@@ -343,7 +343,7 @@ class Checkpoints:
         """A step is over, of so many batches; `logs` gives the numbers that it has returned."""
         if not engine.trains:
             return
-        self.memories.read_objects()
+        self.memories.read_objects(spread=departure.agreed or any(level.due for level in self.levels))
         title = self._find_title(engine)
         programs = {**self.position.programs, title: engine.steps}
         self.position = replace(self.position, programs=programs)

@@ -23,6 +23,7 @@ from whale_nebula.runtime.checkpoint.objects import (
     decode_value,
     encode_value,
     holds_variables,
+    is_spread,
     read_object,
     write_object,
 )
@@ -98,9 +99,11 @@ class Memories:
     begun: bool = False
     _read: dict[str, Any] = field(default_factory=dict)
 
-    def read_objects(self) -> None:
-        """Take the states of the user's objects: a step is over, and what follows it belongs to the next one."""
-        self._read = {name: read_object(value) for name, value in self.objects.items()}
+    def read_objects(self, *, spread: bool) -> None:
+        """Take the states of the user's objects: a step is over, and what follows it belongs to the next one. Those of
+        which each worker has a part are read if `spread`, when they are to be saved.
+        """
+        self._read = {n: read_object(value) for n, value in self.objects.items() if spread or not is_spread(value)}
 
     def encode(self, entries: list[Entry], ended: bool) -> dict[str, Any]:
         """All of it as documents; their arrays become entries of this worker's own. Where training has `ended`, no step
@@ -108,7 +111,8 @@ class Memories:
         """
         put = keep_arrays(self.worker, entries)
         late = {name: read_object(value) for name, value in self.objects.items() if holds_variables(value)}
-        objects = {**self._read, **(late if ended else {})}
+        unread = {n: read_object(v) for n, v in self.objects.items() if is_spread(v) and n not in self._read}
+        objects = {**self._read, **unread, **(late if ended else {})}
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
             "callbacks": remember_callbacks(self.callbacks, put),
@@ -163,7 +167,7 @@ class Memories:
         """Save an object of the user's from now on, and give it what was saved of it."""
         check_object(name, value)
         self.objects[name] = value
-        if callable(getattr(value, "load_parts", None)):
+        if is_spread(value):
             self._restore_parts(name, value)
             return
         saved: Mapping[str, Any] = self._find("objects") or {}

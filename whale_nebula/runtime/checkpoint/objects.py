@@ -46,7 +46,10 @@ class SavedState:
 
 
 class Spread(Stateful, Protocol):
-    """An object of which each worker has a part. Where a run goes on with other workers these are given anew."""
+    """An object of which each worker has a part, which steps alone change. Where a run goes on with other workers the
+    parts are given anew. It may be large, so it is read only when it is saved: the arrays of its `state_dict` are not
+    used by the object afterwards.
+    """
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
         """Go on from what workers have saved, by their names: this `worker` finds out when it trains what of it is its
@@ -119,6 +122,11 @@ def holds_variables(value: Any) -> bool:
     return not _has_state(value) and bool(_variables_of(value))
 
 
+def is_spread(value: Any) -> bool:
+    """Whether each worker has a part of an object."""
+    return callable(getattr(value, "load_parts", None))
+
+
 def _has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
@@ -137,7 +145,7 @@ def read_object(value: Any) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if _has_state(value):
-        return _copy_state(value.state_dict())
+        return value.state_dict() if is_spread(value) else _copy_state(value.state_dict())
     return [variable.read_value() for variable in _variables_of(value)]
 
 

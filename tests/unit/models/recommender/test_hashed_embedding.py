@@ -11,7 +11,7 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.errors import BatchCoupledError, DataError, OptionError, StageFailedError, WeightsError
-from whale_nebula.models.recommender import HashedEmbedding, dlrm, generated_clicks
+from whale_nebula.models.recommender import HashedEmbedding, RowTable, dlrm, generated_clicks
 
 VALUES, ROWS = 40, 192
 
@@ -107,6 +107,23 @@ def test_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
     np.testing.assert_array_equal(model(inputs), again(inputs))
     for name, value in layer.table.state_dict().items():
         np.testing.assert_array_equal(value, again.get_layer("table").table.state_dict()[name])
+
+
+def test_a_table_is_read_only_when_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have most of the memory of its host."""
+    read, found = RowTable.state_dict, list[RowTable]()
+    monkeypatch.setattr(RowTable, "state_dict", lambda table: found.append(table) or read(table))
+    with nb.init(checkpoint={"folder": str(tmp_path), "every": 4}):
+        layer = hashed("adam")
+        model = make_model(layer)
+        nb.state(table=layer.table)
+        train(model, "adam", cut=True)  # 8 steps
+    assert 1 <= len(found) <= 2
+    with nb.init(checkpoint=str(tmp_path)):
+        again = hashed("adam")
+        nb.state(table=again.table)
+    for name, value in read(layer.table).items():
+        np.testing.assert_array_equal(value, read(again.table)[name])
 
 
 def test_rows_of_another_optimizer_are_refused() -> None:
