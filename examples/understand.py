@@ -58,7 +58,7 @@ SIZES = BertSizes(vocabulary=WORDS, length=48, width=96, heads=4, layers=4, inne
 CODECS: dict[str, dict[str, Any]] = {
     "none": {},
     "rank": {"backward": None},
-    "rank, int4": {"int4": True, "backward": "int4"},
+    "rank+int4": {"int4": True, "backward": "int4"},
 }
 console = Console(highlight=False)
 

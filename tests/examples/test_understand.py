@@ -32,7 +32,7 @@ def row(said: str, codec: str) -> list[str]:
     [
         (["--codecs", "none", "rank", "--cut", "0"], 1),
         pytest.param(
-            ["--task", "answer", "--codecs", "none", "rank, int4", "--labels", "away", "--cut", "0"],
+            ["--task", "answer", "--codecs", "none", "rank+int4", "--labels", "away", "--cut", "0"],
             2,
             marks=pytest.mark.grid,
         ),
@@ -41,7 +41,7 @@ def row(said: str, codec: str) -> list[str]:
 def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list[str], scores: int) -> None:
     said = ran(tmp_path, str(write_little("understand", tmp_path, layers=2)), *words)
     assert said.count("a language model learns") == 1
-    cells = row(said, "rank" if "rank" in words else "rank, int4")
+    cells = row(said, "rank" if "rank" in words else "rank+int4")
     assert float(cells[3].split()[0]) > 10 and len(cells) == 5 + scores
 
 
