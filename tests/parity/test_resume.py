@@ -100,15 +100,15 @@ def automatic() -> keras.Model:
     )
 
 
-def of_any_length(codec: dict[str, Any] | None = None) -> keras.Model:
+def of_any_length(codec: dict[str, Any] | None = None, cut: bool = True) -> keras.Model:
     """For rows of any number of columns."""
-    with nb.cluster():
-        with nb.stage(cluster="gpu"):
+    with nb.cluster() if cut else nullcontext():
+        with nb.stage(cluster="gpu") if cut else nullcontext():
             inputs = keras.Input((None,), name="x")
             hidden = keras.layers.Reshape((-1, 1))(inputs)
             with nb.compress(**codec) if codec else nullcontext():
                 hidden = keras.layers.Dense(8, activation="relu")(hidden)
-        with nb.stage(cluster="npu"):
+        with nb.stage(cluster="npu") if cut else nullcontext():
             outputs = keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(hidden))
     return keras.Model(inputs, outputs)
 
@@ -169,6 +169,7 @@ CASES = {
         lambda: apart(exchange="1bit"), breaks=(3, 9), optimizer=lambda: OneBitLamb(0.02, freeze_step=5)
     ),
     "a curriculum": Case(of_any_length, epochs=3, breaks=(4, 13), prepare=lengthen),
+    "a curriculum, no scopes": Case(lambda: of_any_length(cut=False), epochs=3, breaks=(4, 13), prepare=lengthen),
     "a curriculum, with codecs that remember": Case(
         lambda: of_any_length({"rank": 2, "int8": True, "start_step": 3}), epochs=3, breaks=(4, 13), prepare=lengthen
     ),
