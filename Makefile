@@ -20,7 +20,7 @@ help: ## list what can be made
 
 install: $(READY) ## make .venv with everything the lock names (demo and test do it by themselves)
 
-demo: $(READY) ## two language models in two clusters learn to translate together; four minutes
+demo: $(READY) ## two language models in two clusters learn to translate together; four minutes on two idle cores
 	@set -o pipefail; { TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python examples/translate.py 2>&1 1>&3 \
 		| { grep --line-buffered -vE '$(START_UP)' >&2 || true; }; } 3>&1
 

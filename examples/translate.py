@@ -36,6 +36,11 @@ CODECS: dict[str, dict[str, Any]] = {
     "paper": {"svd": 0.6, "fp16": True, "backward": "int8"},
     "ours": {"codec": "axes >> coded(2.25)", "backward": "axes >> coded(2.25)", "mask": True},
 }
+MEANT = {
+    "none": "all numbers cross as they are",
+    "paper": "as in Nebula-I: singular values, in half precision; gradients as int8",
+    "ours": "principal axes of what crosses, entropy-coded to 2.25 bits a number, both ways",
+}
 console = Console(highlight=False)
 
 
@@ -172,6 +177,10 @@ def main() -> None:
     corpus = read(options, [side for side in SIDES if nb.here().runs(side)])
     sides = {side: language_model(side, corpus, options) for side in SIDES}
     rows, tests = (encoded(pairs, sides) for pairs in (corpus.train, corpus.test))
+    if nb.here().lead:
+        console.print("The translator is trained once for each way to cross the line; bytes and BLEU are the point:")
+        for codec in options.codecs:
+            console.print(f"  {codec:6} {MEANT[codec]}")
     runs = {}
     for codec in options.codecs:
         console.rule(f"translator, {codec}: {CODECS[codec] or 'everything crosses as it is'}")

@@ -1,6 +1,6 @@
 """Failpoints: named places in the library where a fault plan injects failures in tests.
 
-They do nothing unless a plan is given, in code (`with planned(FaultPlan.parse("update.begun=kill@3")): ...`) or by
+They do nothing unless a plan is given, in code (`with apply_plan(FaultPlan.parse("update.begun=kill@3")): ...`) or by
 the environment variable WHALE_NEBULA_FAILPOINTS, which each process reads once.
 
 >>> failpoint("step.before")

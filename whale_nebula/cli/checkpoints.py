@@ -86,7 +86,9 @@ def _find(path: str) -> list[Found]:
     here = Folder(path.rstrip("/"), single=True).look()
     found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
     if not found:
-        raise CheckpointError("there is no checkpoint", where=path, mend="whale-nebula checkpoints list FOLDER")
+        why = "by cost, a run saves for the first time after 30 s of training"
+        mend = 'nb.init(checkpoint={"folder": ..., "every": 100}) saves sooner\nor the folder of another run'
+        raise CheckpointError("there is no checkpoint", where=path, why=why, mend=mend)
     return found
 
 

@@ -98,7 +98,12 @@ def flops(place: Place) -> float:
     return found
 
 
-def share(place: Place) -> float:
+def loss(place: Place) -> float:
+    """The loss in the text of a line: "1%"."""
+    return share(place, '"60mbit,20ms,1%"')
+
+
+def share(place: Place, mend: str = "") -> float:
     """A share below one: 0.01 or "1%".
 
     >>> share(Place(0)), share(Place("1%"))
@@ -108,9 +113,8 @@ def share(place: Place) -> float:
     found = _quantity(place, {"%": 0.01}) if isinstance(value, str) else value
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
         name = place.path.rpartition(".")[2] or "loss"
-        raise place.wrong(
-            f"{value!r} is no share", why="it is from 0 to below 1", mend=f'{name}: 0.01, or {name}: "1%"'
-        )
+        mend = mend or f'{name}: 0.01, or {name}: "1%"'
+        raise place.wrong(f"{value!r} is no share", why="it is from 0 to below 1", mend=mend)
     return float(found)
 
 

@@ -121,7 +121,7 @@ def _unread(place: Place, word: str) -> ConfigError:
 
 
 _PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"
-_READERS = {"rate": quantities.rate, "delay": quantities.seconds, "loss": quantities.share}
+_READERS = {"rate": quantities.rate, "delay": quantities.seconds, "loss": quantities.loss}
 
 
 def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, str]:

@@ -255,6 +255,9 @@ class Attempts:
             epoch += 1
             restart = f"restart {verdict.number} of {self._rule.allowed.most}"
             self._tell(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
+            for other in result.outcomes.values():
+                if other.worker != failure.worker and other.code > 0 and other.code != EXIT_LEFT:
+                    self._tell(f"worker {other.worker} ended after it: {describe(result, other)}")
             if lost:
                 self._tell(lost)
             if not self._rest(verdict.wait):

@@ -154,6 +154,6 @@ def _find_program(program: str, names: Sequence[str]) -> str:
             f"no step of a program called {program!r} has run",
             where=str(calling_site()),
             why=f"those that have are {', '.join(map(repr, names))}",
-            mend=did_you_mean(str(program), names),
+            mend=did_you_mean(str(program), [*names, *(name.rpartition(".")[2] for name in names)]),
         )
     return program if program in found else found[-1]

@@ -306,7 +306,8 @@ def init(
     `outputs` gives the same by name, and others that were added to `whale_nebula.report.watchers.OUTPUTS`.
 
     `checkpoint` is a folder: what is trained is saved there, and a run that finds something in it goes on from there.
-    {"folder": ..., "every": 100 or "30s", "keep": 3, "overhead": 0.035} says more.
+    {"folder": ..., "every": 100 or "30s", "keep": 3, "overhead": 0.035, "memory": "5s"} says
+    more.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()

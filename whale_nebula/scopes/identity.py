@@ -160,7 +160,7 @@ def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb
         raise StageIdentityError(
             f"{what} at {site} is on cluster {cluster!r}, which nb.cluster at {around.site} leaves out",
             where=str(site),
-            why=f"its layout is {list(layout)}",
+            why=f"it allows {' and '.join(map(repr, layout))}",
             mend=did_you_mean(cluster, layout),
         )
 

@@ -195,7 +195,7 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        what = f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters"
+        what = f"nb.cluster({value!r}): that is neither 'all' nor a list of clusters"
         raise refuse(what, mend="nb.cluster(['gpu', 'npu'])")
     names = [cluster_name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names

@@ -347,7 +347,7 @@ class Trust:
         moment = at or files.now()
         authority = self.check_signed(found, said, moment)
         peer = files.peer(found)
-        _check_made_for(found, authority, peer.identity)
+        _check_run_and_cluster(found, authority, peer.identity)
         self.check_denied(peer, authority)
         if expected is not None and peer.identity != expected:
             raise wrong_name(peer.identity, expected)
@@ -419,7 +419,7 @@ _CLOCK = "set the clock: timedatectl set-ntp true, or chronyc makestep"
 _RENEW_CA = "whale-nebula certs renew --ca, where the authority is; then copy ca.pem to every host"
 
 
-def _check_made_for(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
+def _check_run_and_cluster(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
     run, bound = files.authority_run(authority), files.authority_clusters(authority)
     if bound and identity.cluster not in bound:
         raise WrongNameError(

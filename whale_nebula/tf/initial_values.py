@@ -51,7 +51,7 @@ def _give_values(pairs: Sequence[tuple[Any, Any]]) -> None:
 
     with tf.init_scope():
         values = [tf.constant(tf.make_ndarray(constant.op.get_attr("value"))) for constant in constants]
-        tf.function(assign, autograph=False)(*values)
+        tf.function(assign, autograph=False).get_concrete_function(*values)(*values)  # counts no retraces
 
 
 def _list_constants(tensors: Sequence[Any]) -> list[Any]:
