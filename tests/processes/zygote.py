@@ -253,16 +253,13 @@ def _move(descriptor: int) -> int:
 def main() -> None:
     """Load what workers need, and wait for what to fork."""
     import keras  # noqa: F401
-    import pytest  # noqa: F401 - what workers of tests share with them imports it
     import tensorflow  # noqa: F401
 
-    import whale_nebula.models
     import whale_nebula.runtime.function
     import whale_nebula.runtime.keras
     import whale_nebula.runtime.keras_hook
     import whale_nebula.runtime.session.rendezvous
     import whale_nebula.runtime.step.distributed
-    import whale_nebula.strategies
     import whale_nebula.transport.grpc.links  # noqa: F401
 
     gc.collect()

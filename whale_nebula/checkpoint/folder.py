@@ -64,7 +64,7 @@ class Found:
 
 
 def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
-    if f"{manifest.bundle}.index" not in {file.name for file in manifest.files}:
+    if manifest.bundle and f"{manifest.bundle}.index" not in {file.name for file in manifest.files}:
         yield f"the manifest has no file of the bundle {manifest.bundle!r}, which it names"
     for file in manifest.files:
         place = files.join(path, file.name)

@@ -256,7 +256,7 @@ class Attempts:
             restart = f"restart {verdict.number} of {self._rule.allowed.most}"
             self._tell(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
             for other in result.outcomes.values():
-                if other.worker != failure.worker and other.code > 0 and other.code != EXIT_LEFT:
+                if other.worker != failure.worker and other.code not in (0, EXIT_LEFT) and last_word(other.err):
                     self._tell(f"worker {other.worker} ended after it: {describe(result, other)}")
             if lost:
                 self._tell(lost)
