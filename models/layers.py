@@ -226,7 +226,7 @@ class CrossAttention(Attending):
     >>> layer(words, source, np.array([[True, True, True, True, False]])).shape
     TensorShape([1, 3, 8])
 
-    A search looks often at the same source: what is `remember`ed of it once can be asked again and again (`recall`).
+    A search attends to one source repeatedly: `remember` computes its cache once, and `recall` uses it.
     """
 
     def build(self, hidden_shape: Any, source_shape: Any) -> None:
