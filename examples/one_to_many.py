@@ -1,7 +1,9 @@
 """One generator and three discriminators, of which the last is twice as fast: it takes half of the micro-batches.
 
 Each discriminator trains on its share of a batch, and after each update all of them are equal again. Without the lines
-with `nb`, and with `@tf.function` instead, this is plain TensorFlow with the same results. With a process for each:
+with `nb`, and with `@tf.function` instead, this is plain TensorFlow with the same results.
+
+    whale-nebula run --all --config examples/one_to_many.yaml examples/one_to_many.py    # a process for each cluster
 """
 
 import keras
