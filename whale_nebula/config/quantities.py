@@ -99,7 +99,7 @@ def flops(place: Place) -> float:
 
 
 def share(place: Place) -> float:
-    """Parse a share below one: 0.01 or "1%".
+    """A share below one: 0.01 or "1%".
 
     >>> share(Place(0)), share(Place("1%"))
     (0.0, 0.01)

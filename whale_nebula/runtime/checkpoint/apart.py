@@ -92,7 +92,7 @@ class SavedRounds:
             self._of.update(each["of"])
 
     def has(self, clusters: tuple[str, ...], here: Iterable[str], weights: Sequence[str]) -> bool:
-        """Whether the saved run had the same clusters, and the state of this process's clusters is here."""
+        """Whether it was a run of these very clusters, and the state of those of this process is here."""
         return self._clusters == clusters and all(self._find(cluster, weights) is not None for cluster in here)
 
     def read(self, cluster: str, weights: Sequence[str]) -> Any:

@@ -473,8 +473,8 @@ class Checkpoints:
             _LOG.warning("step %d is not saved: %s", self.position.step, error)
 
     def heed_sigterm(self) -> None:
-        """Handle SIGTERM, in a script that was not started as a worker, by ending after the current step with all
-        saved. A handler of the user's stays.
+        """Let SIGTERM end a script that nobody has started as a worker after its step, with all saved. A handler of the
+        user's own stays.
         """
         main = threading.current_thread() is threading.main_thread()
         if not self.run.alone or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

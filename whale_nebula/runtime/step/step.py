@@ -180,8 +180,8 @@ def declared_inputs() -> Declared:
 class Step:
     """Calls of `fn`, run by a plan, with one engine for each form of the arguments and each set of scopes around.
 
-    A step that `widens` uses, from the second form on, one engine for all forms that differ only in sizes. `steps`
-    counts those of all engines, including replaced plans. `trains`: it is Keras's own train step of a model.
+    A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
+    of all engines, also of plans that were replaced. `trains`: it is Keras's own train step of a model.
     """
 
     fn: Callable[..., Any]
