@@ -123,7 +123,7 @@ class Host:
 def host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
     """Determine which host this is. Without `worker` or `gateway` by its network addresses."""
     if config.clusters and cluster not in config.clusters:
-        resolve(config, os.environ, Asked(cluster))  # says what was meant
+        resolve(config, os.environ, Asked(cluster))  # its error suggests a cluster
     own = config.clusters[cluster].gateway if cluster in config.clusters else None
     has_gateway = gateway or (worker is None and own is not None and is_local(host_of(own)))
     try:
