@@ -231,9 +231,7 @@ class Replicas:
         self.apart, self.slow, self.home = apart, frame, find_own_home(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
-        """Record the entry of a compress scope: inside a copy that each cluster trains it gives the differences'
-        codec.
-        """
+        """Record the entry of a compress scope, which inside a copy of each cluster gives the codec of differences."""
         within = self.slow is not None and self.slow in frames and stage_of(frames) is None
         found = find_apart(frames, self.slow) if within else None
         if self.apart is not None and found is not None:
