@@ -1,5 +1,5 @@
-"""Runs in processes of their own, so many at a time; what each has found is a line of JSON in a file, so that a
-benchmark of hours can be stopped and gone on with.
+"""Runs in separate processes, several at a time; the result of each is a line of JSON in a file, so that long
+benchmarks can be interrupted and continued.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Process = subprocess.Popen[str]
 
 
 def one_thread() -> dict[str, str]:
-    """The environment of a process that takes one core."""
+    """The environment of a single-threaded process."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def script(words: Sequence[object], **pipes: Any) -> Process:
-    """Start a script of Python with one thread."""
+    """Start a Python script with one thread."""
     command = [sys.executable, *map(str, words)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=one_thread(), start_new_session=True, **pipes
@@ -36,9 +36,9 @@ def run_all(
     jobs: int,
     limit: float,
 ) -> None:
-    """Start what is wanted, and take down what each has found as it ends; who takes longer than `limit` is killed.
+    """Start all wanted runs, and pass on the result of each as it ends; runs longer than `limit` are killed.
 
-    `start` gives None for what shall not be run after all. Whatever ends this ends the processes.
+    `start` returns None to skip a run. The processes are ended in any case.
     """
     waiting = list(wanted)
     running: dict[Key, Process] = {}
@@ -58,7 +58,7 @@ def run_all(
 
 
 def _over(process: Process, began: float, limit: float) -> bool:
-    """Whether it has ended, by itself or because it takes too long."""
+    """Whether a process has ended, or has exceeded the limit."""
     if process.poll() is None and time.monotonic() - began > limit:
         process.kill()
         process.wait()

@@ -1,8 +1,8 @@
-"""Closed forms: what a step takes where all stages are alike, and how many micro-batches are best.
+"""Closed forms of the duration of a step with equal stages, and of the best number of micro-batches.
 
-p stages, m micro-batches; a micro-batch computes c seconds in a stage (forward and backward); a message holds
-the line for x seconds in each direction and then travels for λ: t_c = x + λ. The simulator says the same
-without asking for equal stages; these say why.
+p stages, m micro-batches; a micro-batch computes c seconds in a stage (forward and backward); a message occupies the
+line for x seconds in each direction, with latency λ: t_c = x + λ. The simulator agrees without requiring equal stages;
+the closed forms explain its results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 
 def bubble(seconds: float, micro_batches: int, compute: float) -> float:
-    """The share of a step in which a stage does not compute: 1 − m·c / T.
+    """The share of a step in which a stage is idle: 1 − m·c / T.
 
     >>> bubble(32.0, 8, 3.0)
     0.25
@@ -49,7 +49,7 @@ def blocking_seconds(stages: int, micro_batches: int, compute: float, transfer: 
 
 
 def one_f_one_b_seconds(micro_batches: int, compute: float, transfer: float) -> float:
-    """1F1B on two stages, x ≤ c: with two in flight each pair waits for one round trip.
+    """1F1B on two stages, x ≤ c: with two micro-batches in flight each pair waits for one round trip.
 
     T = m·(c + t_c) + c for even m, (m + 1)·(c + t_c) for odd m.
 
@@ -64,9 +64,8 @@ def one_f_one_b_seconds(micro_batches: int, compute: float, transfer: float) -> 
 def eager_seconds(stages: int, micro_batches: int, compute: float, seconds: float, delay: float = 0.0) -> float:
     """Eager-1F1B: T = (m − 1)·max(c, x) + (p − 1)·(c + 2·t_c) + c, the line's latency paid once.
 
-    Nothing can be faster. It is exact on two stages, and where the line has a quarter to spare (x ≤ ¾·c);
-    else each stage between the first and the last may cost up to one max(c, x) more, once, because lists run
-    in order.
+    This is optimal. It is exact on two stages, and if the line has a quarter to spare (x ≤ ¾·c); otherwise each stage
+    between the first and the last may cost up to one max(c, x) more, once, because lists run in order.
 
     >>> eager_seconds(2, 16, 3.0, 3.0)
     57.0

@@ -1,4 +1,4 @@
-"""What benchmarks share: medians, the machine, and writing results and pictures beside the script that made them."""
+"""Common parts of benchmarks: medians, the machine, and writing results and plots beside the script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("tensorflow", "keras", "numpy", "whale-nebula")
 
 
 def parser(about: str | None, quickly: str = "few, short measurements; writes nothing") -> argparse.ArgumentParser:
-    """The options of a benchmark, of which `--quick` is there already."""
+    """A parser for a benchmark, with the option `--quick`."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help=quickly)
     return made
@@ -32,7 +32,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """A description of the machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": _processor(),
@@ -51,8 +51,8 @@ def _processor() -> str:
 
 
 def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]], part: str = "") -> None:
-    """Write result.json beside the script, and a table (its first row is the head) into the README there; for a `part`
-    of a benchmark, into a file and at a place of its own.
+    """Write result.json beside the script, and a table (its first row is the head) into the README there; a `part` of a
+    benchmark has its own file and place.
     """
     path, opens = Path(script).with_name(f"{part or 'result'}.json"), OPENS.format(part or "run")
     path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
@@ -69,7 +69,7 @@ def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]]
 
 @contextlib.contextmanager
 def picture(path: Path, columns: int = 1, size: tuple[float, float] = (5.5, 4.0)) -> Iterator[list[Any]]:
-    """The axes of a row of plots, which are written to a path; as SVG the same numbers give the same file."""
+    """The axes of a row of plots, which are written to a path; as SVG equal data give equal files."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -89,12 +89,12 @@ def picture(path: Path, columns: int = 1, size: tuple[float, float] = (5.5, 4.0)
 
 
 def finished(path: Path) -> list[dict[str, Any]]:
-    """What was run so far: a line of JSON each."""
+    """The finished runs: a line of JSON each."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 def read_text(sentences: int, words: int, length: int) -> tuple[Any, Any]:
-    """One text of so many sentences as rows of tokens of a vocabulary, and the token that follows each."""
+    """A text of this number of sentences as rows of tokens of a vocabulary, and the next token of each."""
     from whale_nebula.models import text
 
     lines = text.monolingual("en", sentences)

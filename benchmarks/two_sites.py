@@ -1,4 +1,4 @@
-"""What benchmarks over a slow line share: two sites or more on one machine, each running a script."""
+"""Common parts of benchmarks over a slow line: two or more sites on one machine, each running a script."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ Rows = list[dict[str, Any]]
 def sites(
     line: Line, commands: Sequence[Sequence[str]], follow: Path | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run a command in each of two or more sites; gives what each printed as JSON ('{"site": ...'), and what crossed.
+    """Run a command in each of two or more sites; returns the JSON output of each ('{"site": ...'), and the bytes of
+    the line.
 
-    The line may `follow` a file, which a site writes anew.
+    The line may `follow` a file, which a site rewrites.
     """
     rate, delay = line
     wan = [sys.executable, str(ROOT / "tools" / "wan.py"), "--rate", rate, "--delay", delay]
@@ -68,7 +69,7 @@ def run(
 
 
 def _command(path: Path, cluster: str, script: Sequence[str], gateways: bool) -> list[str]:
-    """What a site runs: the worker, and beside it the gateway where there are any."""
+    """The command of a site: the worker, and a gateway if there are any."""
     named = ["--config", str(path), "--cluster", cluster]
     worker = [*CLI, "run", *named, *script]
     if not gateways:
@@ -88,7 +89,7 @@ def bench(
     shape: Mapping[str, int],
     keys: Sequence[str],
 ) -> int:
-    """The `main` of a benchmark by rows: measure (steps, rounds), print and write; or, with --quick, a little of it."""
+    """The `main` of a benchmark by rows: measure (steps, rounds), print and write; with --quick only a little."""
     made = parser(about, f"{quickly}; writes nothing")
     made.add_argument("--steps", type=int, default=steps)
     made.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""What examples show of trainings that differ in what crosses: a table, losses by time, what crossed."""
+"""Comparison of training runs whose boundaries cross differently: a table, losses by time, bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whale_nebula.models.text import Score
 
 @dataclass
 class Ran:
-    """What a training came to: losses by seconds, seconds of a step, what crossed each way, and what it is worth."""
+    """The result of a training run: losses by seconds, seconds of a step, bytes in each direction, and scores."""
 
     losses: list[tuple[float, float]]
     step: float
@@ -28,12 +28,14 @@ class Ran:
 
     @property
     def bytes(self) -> int:
-        """What a step puts on the line, both ways together."""
+        """Bytes of a step on the line, in both directions."""
         return sum(link.bytes for link in self.links.values())
 
 
 class Clock(keras.callbacks.Callback):
-    """Notes the loss by time, and how long each step took. The first is traced and planned, and does not count."""
+    """Callback that records the loss by time, and the seconds of each step. The first is traced and planned, and does
+    not count.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,22 +44,22 @@ class Clock(keras.callbacks.Callback):
         self.began = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is over."""
+        """Record a step."""
         self.steps.append(nb.last_report().step_seconds)
         self.began = self.began or time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """An epoch is over."""
+        """Record an epoch."""
         self.losses.append((time.monotonic() - self.began, float(logs["loss"])))
 
     def ran(self, report: nb.Report) -> Ran:
-        """All of it, with the report of the last step; in several processes that has what the others told, too."""
+        """The results with the report of the last step, which includes the other processes, if there are several."""
         links = {**report.elsewhere.links, **report.links}
         return Ran(self.losses, median(self.steps[1:]), dict(sorted(links.items())))
 
 
 def compare(runs: Mapping[str, Ran], title: str, folder: Path, console: Console) -> None:
-    """Print the table, and draw the pictures into a folder."""
+    """Print the table, and draw the plots into a folder."""
     console.print(table(runs, title))
     scores = [ran.score for ran in runs.values() if ran.score]
     if scores:
@@ -66,7 +68,7 @@ def compare(runs: Mapping[str, Ran], title: str, folder: Path, console: Console)
 
 
 def table(runs: Mapping[str, Ran], title: str) -> Table:
-    """A line for each training; how many times fewer bytes than the first."""
+    """A line for each run, with its compression ratio relative to the first."""
     made = Table(title=title)
     for column in ("crosses as", "s a step", "faster", "kB a step", "fewer", "loss", "BLEU"):
         made.add_column(column, justify="left" if column == "crosses as" else "right")
@@ -82,7 +84,7 @@ def table(runs: Mapping[str, Ran], title: str) -> Table:
 
 
 def draw(runs: Mapping[str, Ran], title: str, folder: Path) -> Path:
-    """Loss by time on the left; on the right the bytes of the boundary, there and, of its gradient, back."""
+    """Plot loss by time on the left; on the right the bytes of the boundary, forward and backward."""
     import matplotlib
 
     matplotlib.use("agg")

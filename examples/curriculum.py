@@ -1,12 +1,12 @@
-"""A language model that begins with short rows: less crosses the line at first, and less is computed.
+"""A language model that begins with short rows, for which less is sent and computed.
 
     python examples/curriculum.py                     # two clusters in this process, over an emulated line
     python examples/curriculum.py --without           # full rows from the first step on, to compare
     python examples/curriculum.py --pace root         # rows grow faster at first; --mode pack keeps all tokens
     whale-nebula run --all --clusters gpu,npu examples/curriculum.py     # a process for each cluster, mutual TLS
 
-The learning rate counts tokens, so it falls as far as it would have with full rows. Both ways are asked the same at the
-end: the loss on full rows that were held back.
+The learning rate is a function of tokens, so it decays as with full rows. Both variants are compared by the loss on
+held-out full rows.
 """
 
 import argparse
@@ -29,7 +29,7 @@ console = Console(highlight=False)
 
 
 class Looks(keras.callbacks.Callback):
-    """Keeps what each step took, by the length of its rows."""
+    """Callback that records each step by the length of its rows."""
 
     def __init__(self, curriculum: Curriculum) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Looks(keras.callbacks.Callback):
         self._curriculum, self._seen = curriculum, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is over."""
+        """Record a step."""
         report, length = nb.last_report(), self._curriculum.length(self._seen)
         crossed = sum(link.bytes for link in report.links.values())
         if length not in self.steps and nb.here().lead:
@@ -55,7 +55,7 @@ class Looks(keras.callbacks.Callback):
 
 
 def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """One text of many sentences as rows of tokens, and the token that follows each."""
+    """A text of many sentences as rows of tokens, with the next token of each."""
     lines = text.monolingual("en", SENTENCES)
     ids = text.Tokenizer(text.learn_vocabulary(lines, WORDS)).encode(lines).flat_values.numpy()
     count = (len(ids) - 1) // length
@@ -63,7 +63,7 @@ def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Train, and say what it took."""
+    """Train, and print the costs."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--start", type=int, default=16, help="tokens of a row in the first step")
     arguments.add_argument("--end", type=int, default=128, help="tokens of a row from --grow on")

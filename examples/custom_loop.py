@@ -1,6 +1,6 @@
-"""A training loop of one's own in two clusters: a tape, clipped gradients, an optimizer for each part, a metric.
+"""A custom training loop in two clusters: a tape, clipped gradients, an optimizer for each part, a metric.
 
-Take the lines with `nb` away and write `@tf.function` again, and this is plain TensorFlow; it gives the same numbers.
+Without the lines with `nb`, and with `@tf.function` instead, this is plain TensorFlow with the same results.
 """
 
 import keras
@@ -25,7 +25,7 @@ slow, fast = keras.optimizers.SGD(0.2, momentum=0.9), keras.optimizers.Adam(1e-2
 accuracy = keras.metrics.SparseCategoricalAccuracy()
 
 
-@tf.function  # called inside a step, it is run inline: its scopes count
+@tf.function  # called inside a step, it is inlined: its scopes count
 def scores(x):
     with nb.stage(cluster="gpu"):
         hidden = encoder(x)

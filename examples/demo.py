@@ -1,6 +1,6 @@
 """Two clusters train one language model over a line of 60 Mbit/s and 20 ms, emulated in this process.
 
-The task: rows like 3 7 11 15 ... (modulo 32). The model says what comes next: it must find each stride.
+The task: predict the next token of rows like 3 7 11 15 ... (modulo 32), whose stride must be inferred.
 """
 
 import sys
@@ -20,7 +20,7 @@ console = Console(highlight=False)
 
 
 def progressions(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens, and the token that follows each; seeded, so that every run sees the same."""
+    """Rows of tokens with the next token of each; seeded, so that every run has the same."""
     random = np.random.default_rng(0)
     start, stride = random.integers(0, 32, (rows, 1)), random.integers(1, 9, (rows, 1))
     tokens = (start + stride * np.arange(SIZES.length + 1)) % SIZES.vocabulary
@@ -28,7 +28,7 @@ def progressions(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def language_model(*, cut: bool) -> keras.Model:
-    """The model, its blocks 0 and 1 in cluster gpu and 2 and 3 in cluster npu; or without any scopes."""
+    """The model with blocks 0 and 1 in cluster gpu and 2 and 3 in cluster npu; or without any scopes."""
     keras.utils.set_random_seed(1)
     if cut:
         with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):
@@ -41,16 +41,16 @@ def language_model(*, cut: bool) -> keras.Model:
 
 
 def train(model: keras.Model) -> float:
-    """Keras's own `fit`; gives the last epoch's loss."""
+    """Train by Keras's own `fit`; returns the last epoch's loss."""
     x, y = progressions(ROWS)
     return model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False).history["loss"][-1]
 
 
 def shown(report: nb.Report) -> Table:
-    """The last step: who computed, who waited, what crossed the line."""
+    """The last step: computing, waiting, and bytes on the line."""
     table = Table("", "", title=f"the last step, in {report.micro_batches} micro-batches", show_header=False)
     for name, stage in report.stages.items():
-        if stage.compute_seconds is not None:  # a lone stage is one function with the rest of the step
+        if stage.compute_seconds is not None:  # a single stage is one function with the rest of the step
             table.add_row(f"stage {name}", f"computes {stage.compute_seconds:.3f} s, waits {stage.wait_seconds:.3f} s")
     for name, link in report.links.items():
         seconds = 8 * link.bytes / BITS_A_SECOND
@@ -61,7 +61,7 @@ def shown(report: nb.Report) -> Table:
 
 
 def main() -> int:
-    """Plan, train across the line, look at a step, and train again without any of it."""
+    """Plan, train across the line, show a step, and train again uncut."""
     nb.init(links=LINE)
     model = language_model(cut=True)
 

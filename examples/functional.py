@@ -1,6 +1,6 @@
 """A functional Keras model in two clusters: two towers, a skip over the line, sample weights, a metric.
 
-Take the lines with `nb` away, and this is plain Keras; it then gives the same numbers.
+Without the lines with `nb`, this is plain Keras with the same results.
 """
 
 import keras
@@ -12,7 +12,7 @@ ROWS, BATCH = 512, 64
 layers = keras.layers
 keras.utils.set_random_seed(1)
 
-# A table of numbers and a row of words each: is the number at the place that the words point to above zero?
+# Inputs are a table of numbers and a row of words: is the number to which the words point above zero?
 random = np.random.default_rng(0)
 numbers = random.normal(size=(ROWS, 8)).astype("float32")
 words = random.integers(0, 8, (ROWS, 4))
@@ -25,14 +25,14 @@ with nb.cluster(), nb.pipeline(micro_batch=4):
         left = layers.Dense(32, activation="gelu")(table)
         right = layers.Flatten()(layers.Embedding(8, 16)(text))
         joined = layers.Dense(64, activation="gelu")(layers.Concatenate()([left, right]))
-    with nb.stage(cluster="npu"), nb.compress(fp16=True):  # what comes into npu crosses in half precision
+    with nb.stage(cluster="npu"), nb.compress(fp16=True):  # inputs of npu cross in half precision
         hidden = layers.Dense(64, activation="gelu")(joined)
         outputs = layers.Dense(1, activation="sigmoid")(layers.Add()([hidden, joined]))
 model = keras.Model({"table": table, "text": text}, outputs)
 model.compile(keras.optimizers.AdamW(1e-2), "binary_crossentropy", weighted_metrics=["accuracy"])
 
 inputs = {"table": numbers, "text": words}
-nb.init(links="60mbit,20ms")  # emulate the line between the two; without this it is free
+nb.init(links="60mbit,20ms")  # emulate the line between the two; by default it takes no time
 batch = {name: rows[:BATCH] for name, rows in inputs.items()}
 print(nb.plan(model, batch, answers[:BATCH], weights[:BATCH]))
 history = model.fit(inputs, answers, sample_weight=weights, batch_size=BATCH, epochs=8, verbose=0).history

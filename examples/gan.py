@@ -1,7 +1,7 @@
-"""A GAN in two clusters: the generator in one, the judge in the other, both trained in one step.
+"""A GAN in two clusters: the generator in one, the discriminator in the other, both trained in one step.
 
-The step asks two tapes, the second after the first one's update: the plan has two phases.
-Take the lines with `nb` away and write `@tf.function` again, and this is plain TensorFlow; it gives the same numbers.
+The step uses two tapes, the second after the first one's update: the plan has two phases. Without the lines with `nb`,
+and with `@tf.function` instead, this is plain TensorFlow with the same results.
 """
 
 import keras
@@ -13,7 +13,7 @@ import whale_nebula as nb
 BATCH, STEPS, NOISE = 64, 150, 4
 keras.utils.set_random_seed(1)
 
-# What is real: points around a circle. And what they are to be made of.
+# Real data are points around a circle; the generator makes them of noise.
 random = np.random.default_rng(0)
 angle = random.uniform(0.0, 2.0 * np.pi, (STEPS, BATCH))
 reals = np.stack([np.cos(angle), np.sin(angle)], axis=2) + 0.05 * random.normal(size=(STEPS, BATCH, 2))
@@ -36,7 +36,7 @@ def judged(points):
 
 
 def surprise(scores, real):
-    """How much the judge errs, if these are real (or not)."""
+    """The discriminator's loss if these are real (or not)."""
     return tf.reduce_mean(tf.nn.softplus(-scores if real else scores))
 
 
@@ -47,7 +47,7 @@ def step(real, noise, again):
             judge_loss = surprise(judged(real), True) + surprise(judged(made(noise)), False)
         gradients = tape.gradient(judge_loss, judge.trainable_variables)
         judges.apply_gradients(zip(gradients, judge.trainable_variables, strict=True))
-        with tf.GradientTape() as tape:  # this judge has learned already
+        with tf.GradientTape() as tape:  # the discriminator is updated already
             loss = surprise(judged(made(again)), True)
         gradients = tape.gradient(loss, generator.trainable_variables)
         makes.apply_gradients(zip(gradients, generator.trainable_variables, strict=True))

@@ -1,9 +1,9 @@
-"""Whale's second case: a small body that every worker copies, and a large classifier that all of them divide.
+"""Whale's second case: a small replicated body, and a large classifier that is sharded over all workers.
 
     python examples/large_classifier.py                                                        # in one process
     whale-nebula run --all --config examples/large_classifier.yaml examples/large_classifier.py     # two workers
 
-Take the lines with `nb` away, and this is plain Keras; it then gives the same numbers, to rounding.
+Without the lines with `nb`, this is plain Keras with the same results up to rounding.
 """
 
 import keras
@@ -14,10 +14,10 @@ import whale_nebula as nb
 ROWS, BATCH, CLASSES = 2048, 64, 5000
 nb.init(seed=1)
 
-# Each class is a point; a row is one of them, with some noise. What is learnt is which.
+# Each class is a point; a row is one of them, with some noise. The task is to classify rows.
 random = np.random.default_rng(0)
 points = random.normal(size=(CLASSES, 32)).astype("float32")
-labels = random.integers(0, 200, ROWS)  # few of the classes appear, so that a minute is enough
+labels = random.integers(0, 200, ROWS)  # only some of the classes occur, so that a minute is enough
 rows = points[labels] + 0.1 * random.normal(size=(ROWS, 32)).astype("float32")
 
 inputs = keras.Input((32,))

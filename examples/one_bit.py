@@ -1,4 +1,4 @@
-"""Two clusters train one language model, and tell each other their momenta in a bit a number.
+"""Two clusters train one language model, and exchange their momenta at one bit a number.
 
     python examples/one_bit.py                       # two clusters in this process, over an emulated line
     python examples/one_bit.py --warm-up 1000        # in float32 from the first step to the last, to compare
@@ -6,7 +6,7 @@
     whale-nebula run --all --clusters gpu,npu examples/one_bit.py       # a process for each cluster, mutual TLS
 
 Each cluster has a copy of the model, and trains on its half of each batch. After each step their optimizers exchange
-momenta: as they are while they warm up, and then as signs and one scale, with what these leave out added to the next.
+momenta: uncompressed during warm-up, then as signs and one scale, with error feedback.
 """
 
 import argparse
@@ -30,7 +30,7 @@ console = Console(highlight=False)
 
 
 class Looks(keras.callbacks.Callback):
-    """Keeps what each step took and sent, and says how it goes."""
+    """Callback that records the time and bytes of each step, and prints the progress."""
 
     def __init__(self, warm_up: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Looks(keras.callbacks.Callback):
         self._warm_up = warm_up
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is over."""
+        """Record a step."""
         report = nb.last_report()
         self.steps.append((report.step_seconds, sum(link.bytes for link in report.links.values())))
         if nb.here().lead and (batch % 20 == 0 or batch == self._warm_up):
@@ -47,7 +47,7 @@ class Looks(keras.callbacks.Callback):
             )
 
     def table(self) -> Table:
-        """What steps of the warm-up took, and those after it; the first, which are traced, do not count."""
+        """Steps of the warm-up and after it; the first ones, which are traced, do not count."""
         table = Table("momenta cross", "steps", "seconds a step", "kB a step")
         for name, steps in (
             ("in float32", self.steps[: self._warm_up]),
@@ -60,7 +60,7 @@ class Looks(keras.callbacks.Callback):
 
 
 def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """One text of many sentences as rows of tokens, and the token that follows each."""
+    """A text of many sentences as rows of tokens, with the next token of each."""
     lines = text.monolingual("en", SENTENCES)
     ids = text.Tokenizer(text.learn_vocabulary(lines, SIZES.vocabulary)).encode(lines).flat_values.numpy()
     count = (len(ids) - 1) // length
@@ -68,7 +68,7 @@ def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Train, and say what it took."""
+    """Train, and print the costs."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--steps", type=int, default=120, help="of the whole training")
     arguments.add_argument("--warm-up", type=int, default=24, metavar="STEPS", help="with momenta in float32")

@@ -1,8 +1,9 @@
-"""One generator and three judges, of which the last is twice as fast as the others: it takes half of the micro-batches.
+"""One generator and three discriminators, of which the last is twice as fast: it takes half of the micro-batches.
 
-Each judge learns from its share of a batch, and after each update all of them are alike again.
-Take the lines with `nb` away and write `@tf.function` again, and this is plain TensorFlow; it gives the same numbers.
-With a process for each: whale-nebula run --all --config examples/one_to_many.yaml examples/one_to_many.py
+Each discriminator trains on its share of a batch, and after each update all of them are equal again. Without the lines
+with `nb`, and with `@tf.function` instead, this is plain TensorFlow with the same results.
+
+    whale-nebula run --all --config examples/one_to_many.yaml examples/one_to_many.py    # a process for each cluster
 """
 
 import keras
@@ -17,7 +18,7 @@ NPU = ["127.0.0.1:7101", "127.0.0.1:7102", {"address": "127.0.0.1:7103", "speed"
 nb.init({"clusters": {"gpu": {"workers": GPU}, "npu": {"workers": NPU}}})
 keras.utils.set_random_seed(1)
 
-# What is real: points around a circle. And what they are to be made of.
+# Real data are points around a circle; the generator makes them of noise.
 random = np.random.default_rng(0)
 angle = random.uniform(0.0, 2.0 * np.pi, (STEPS, BATCH))
 reals = np.stack([np.cos(angle), np.sin(angle)], axis=2) + 0.05 * random.normal(size=(STEPS, BATCH, 2))
@@ -30,7 +31,7 @@ makes, judges = keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(2
 
 
 def surprise(scores, real):
-    """How much the judge errs, if these are real (or not)."""
+    """The discriminator's loss if these are real (or not)."""
     return tf.reduce_mean(tf.nn.softplus(-scores if real else scores))
 
 

@@ -1,6 +1,6 @@
-"""A model whose code nobody touches, MobileNet as Keras has it, trained by two clusters: `nb.place` says who gets what.
+"""A library's model, Keras's MobileNet, trained by two clusters with unchanged code: `nb.place` assigns its layers.
 
-The images are stripes; the model says in which of four directions they run.
+The images are stripes; the model predicts which of four directions they have.
 """
 
 import sys
@@ -18,7 +18,7 @@ LINE = "60mbit,20ms"
 
 
 def stripes() -> tuple[np.ndarray, np.ndarray]:
-    """Images and the number of their direction; seeded, so that every run sees the same."""
+    """Images and the number of their direction; seeded, so that every run has the same."""
     random = np.random.default_rng(0)
     direction = random.integers(0, 4, ROWS)
     angle, phase = direction * np.pi / 4, random.uniform(0, np.pi, ROWS)
@@ -29,7 +29,7 @@ def stripes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def mobilenet() -> keras.Model:
-    """A library's model: no line of it knows of clusters."""
+    """A library's model, without any scopes."""
     keras.utils.set_random_seed(1)
     shape = (SIDE, SIDE, 3)
     model = keras.applications.MobileNet(shape, alpha=0.25, dropout=0.0, weights=None, classes=4)
@@ -38,12 +38,12 @@ def mobilenet() -> keras.Model:
 
 
 def main() -> int:
-    """Place it by hand, look at the plan, train; then pin that plan, and place it otherwise."""
+    """Place it by a map, show the plan, train; then pin that plan, and place it differently."""
     x, y = stripes()
     nb.init(links=LINE)
     model = mobilenet()
 
-    # Patterns match whole layer paths. What neither names, the activations and the pooling, runs where it is cheapest.
+    # Patterns match whole layer paths. Other layers, the activations and the pooling, run where it is cheapest.
     nb.place(model, {"conv1.*|conv_.w_[1-9](_bn)?": "gpu", "conv_.w_1[0-3](_bn)?|conv_preds": "npu"})
     plan = nb.plan(model, x[:BATCH], y[:BATCH])
     print(plan)
@@ -52,7 +52,7 @@ def main() -> int:
     for name, link in nb.last_report().links.items():
         print(f"{name}: {link.payload_bytes / 1e3:.0f} kB a step")
 
-    # A pinned plan: the same script, cut in another way (here by a strategy), is refused before a step runs.
+    # A pinned plan: the same script with another cut (here by a strategy) is refused before a step runs.
     with tempfile.TemporaryDirectory() as folder:
         plan.save(Path(folder) / "plan.json")
         nb.shutdown()

@@ -1,10 +1,10 @@
 """Pretrain a language model over several languages in one cluster, with their text in others.
 
-A small generator lives with the text. It hides tokens of a sentence, or of a pair of translations, and fills them in
-with what it takes to be likely; a larger discriminator in another cluster looks for what was replaced, and says what
-stood there. Only ids, a bit a token and the hidden originals cross, and nothing comes back, so the line costs next to
-nothing. In the end generators are thrown away. The discriminator is saved as a `Bert`, and learns from English and
-German alone which of two sentences is the translation; then it is asked about all others.
+A small generator is with the text. It hides tokens of a sentence, or of a pair of translations, and fills them in by
+its predictions; a larger discriminator in another cluster detects the replaced ones, and predicts the originals. Only
+ids, a bit a token and the hidden originals cross, and no gradient returns, so the line costs next to nothing.
+Afterwards generators are discarded. The discriminator is saved as a `Bert`, and is fine-tuned to tell which of two
+sentences is the translation, from English and German alone; then it is tested on all other pairs.
 
     python examples/pretrain.py                          # two clusters in this process, over an emulated line
     python examples/pretrain.py --families germanic=en,de romance=es,fr          # a generator for each, three clusters
@@ -58,7 +58,7 @@ console = Console(highlight=False)
 
 
 def sizes(options: argparse.Namespace, width: int, layers: int) -> BertSizes:
-    """A pre-normalised BERT of the one vocabulary."""
+    """The sizes of a pre-normalised BERT for the common vocabulary."""
     return BertSizes(
         vocabulary=options.words, length=LENGTH, width=width, heads=4, layers=layers, inner=2 * width, dropout=0.0,
         norm="pre", spread=0.1,
@@ -66,7 +66,7 @@ def sizes(options: argparse.Namespace, width: int, layers: int) -> BertSizes:
 
 
 def read(options: argparse.Namespace) -> tuple[Corpus, text.Tokenizer]:
-    """The text, and the vocabulary that all networks share."""
+    """Read the text, and the common vocabulary of all networks."""
     if options.text:
         corpus = Corpus.of_folder(options.text, options.languages, options.rows)
     else:
@@ -80,7 +80,7 @@ def read(options: argparse.Namespace) -> tuple[Corpus, text.Tokenizer]:
 
 
 def mix(options: argparse.Namespace, corpus: Corpus, words: text.Tokenizer) -> dict[str, Mixture]:
-    """What each generator is fed: its languages by temperature, and pairs that begin with one of them."""
+    """The mixture of each generator: its languages by temperature, and pairs that begin with one of them."""
     families, pivot = options.families, options.languages[0]
     alone = {name: encode_alone(corpus, words, own, LENGTH) for name, own in families.items()}
     pairs = {name: encode_with_pivot(corpus, words, own, pivot, LENGTH) for name, own in families.items()}
@@ -94,7 +94,7 @@ def mix(options: argparse.Namespace, corpus: Corpus, words: text.Tokenizer) -> d
 
 
 def networks(options: argparse.Namespace, words: text.Tokenizer) -> Pretraining:
-    """A generator for each family and one discriminator, which is larger, each with its own optimizer."""
+    """A generator for each family and one larger discriminator, each with its own optimizer."""
     keras.utils.set_random_seed(1)
     small, large = sizes(options, 64, 1), sizes(options, 96, 2)
     generators = {name: masked_lm(Bert(small, name=f"generator_{name}")) for name in options.families}
@@ -106,7 +106,7 @@ def networks(options: argparse.Namespace, words: text.Tokenizer) -> Pretraining:
 
 
 def around(name: str, options: argparse.Namespace) -> ExitStack:
-    """The scopes of a network: a cluster of its own, and for the discriminator so many replicas."""
+    """The scopes of a network: its own cluster, and replicas for the discriminator."""
     scopes, count = ExitStack(), options.discriminators
     if count > 1:
         scopes.enter_context(nb.replica(count if name == DISCRIMINATOR else 1))
@@ -116,7 +116,7 @@ def around(name: str, options: argparse.Namespace) -> ExitStack:
 
 
 def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse.Namespace) -> None:
-    """All steps; what crosses is packed into the bits that it needs, as under any `nb.compress`."""
+    """Run all steps; what crosses is packed into the necessary bits, as under any `nb.compress`."""
 
     @nb.function
     def step(numbers: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse
         drawn = {name: mixture.batch(number) for name, mixture in mixtures.items()}
         texts = {name: tokens if nb.here().runs(name) else None for name, (tokens, _) in drawn.items()}
         losses = step({name: numbers for name, (_, numbers) in drawn.items()}, texts)
-        if number % every == every - 1:  # a number is waited for only where it is read
+        if number % every == every - 1:  # results are awaited only where they are read
             said = ", ".join(f"{name} {float(loss):.3f}" for name, loss in losses.items() if name != DISCRIMINATOR)
             if nb.here().lead:
                 console.print(f"  step {number + 1}, {time.monotonic() - began:.0f} s: {said}")
@@ -146,7 +146,7 @@ def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse
 
 
 def ask(bert: Bert, corpus: Corpus, words: text.Tokenizer, options: argparse.Namespace) -> dict[str, float]:
-    """Fine-tune on one pair of languages, and give the share of right choices on each pair."""
+    """Fine-tune on one pair of languages; returns the share of right choices on each pair."""
     model = choice_model(bert)
 
     def rows(split: str, first: str, second: str, count: int) -> np.ndarray:
@@ -159,7 +159,7 @@ def ask(bert: Bert, corpus: Corpus, words: text.Tokenizer, options: argparse.Nam
 
 
 def asked() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--text", type=Path, metavar="FOLDER", help="aligned SPLIT.LANGUAGE[.gz]; without it text is generated")
@@ -204,7 +204,7 @@ def asked() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Pretrain, save, fine-tune, ask."""
+    """Pretrain, save, fine-tune, test."""
     options = asked()
     check_families(options.families, options.languages)
     alone = attach() is None  # between processes the launcher has the config, and the line is a real one

@@ -1,4 +1,4 @@
-"""Clicks are predicted: tables of rows in a cluster with memory, the network in one with accelerators.
+"""Click prediction with tables of rows in a cluster with memory, and the network in one with accelerators.
 
     python examples/recommend.py                      # two clusters in this process, over an emulated line
     python examples/recommend.py --look-up vectors    # a vector for each id crosses, to compare: the same numbers
@@ -9,8 +9,8 @@
     whale-nebula run --all --clusters cpu,gpu examples/recommend.py      # a process for each cluster, mutual TLS
     whale-nebula run --all --config clusters.yaml examples/recommend.py  # cpu may have several workers: each has rows
 
-Ids get rows as they come. Of each batch the rows of its distinct ids cross, and the sums of their gradients come back;
-ids of the next batch are looked up meanwhile.
+New ids get rows. For each batch the rows of its distinct ids cross, and the sums of their gradients return; ids of the
+next batch are looked up meanwhile.
 """
 
 import argparse
@@ -35,7 +35,7 @@ console = Console(highlight=False)
 
 
 def read_log(given: argparse.Namespace) -> tuple[recommender.Clicks, recommender.Clicks]:
-    """Rows to train on, and rows that are held back."""
+    """The training rows, and held-out rows."""
     held = max(given.rows // 5, given.batch)
     if given.criteo is None:
         made = functools.partial(recommender.generated_clicks, vocabulary=VALUES)
@@ -49,7 +49,7 @@ def read_log(given: argparse.Namespace) -> tuple[recommender.Clicks, recommender
 
 
 def make_model(given: argparse.Namespace, log: recommender.Clicks) -> tuple[keras.Model, list[Any]]:
-    """The model, and the layers that are tables."""
+    """The model, and its table layers."""
     sizes: dict[str, Any] = {"fields": log.ids.shape[1], "numbers": log.numbers.shape[1]}
     tables: list[Any]
     embedding: Any
@@ -73,32 +73,32 @@ def make_model(given: argparse.Namespace, log: recommender.Clicks) -> tuple[kera
 
 
 class Looks(keras.callbacks.Callback):
-    """Keeps what each step took, and what crossed."""
+    """Callback that records the time and bytes of each step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[tuple[float, int, int]] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is over."""
+        """Record a step."""
         report = nb.last_report()
         links = {**report.elsewhere.links, **report.links}
         forth, back = (sum(each.bytes for name, each in links.items() if name.startswith(f)) for f in ("cpu", "gpu"))
         self.steps.append((report.step_seconds, forth, back))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The rows were seen once more."""
+        """Print the results of an epoch."""
         if nb.here().lead:
             console.print(f"epoch {epoch + 1}: loss {logs['loss']:.4f}")
 
 
 def best_of(log: recommender.Clicks) -> str:
-    """What AUC the true chances of a log have, where they are known."""
+    """The AUC of a log's true probabilities, if known."""
     return "" if log.chances is None else f" of {recommender.auc(log.chances, log.clicked):.4f} that are possible"
 
 
 def main() -> None:
-    """Train, and say what it took and what it is worth."""
+    """Train, and print costs and scores."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rows", type=int, default=100_000, help="to train on; a fifth more is held back")
     arguments.add_argument("--batch", type=int, default=500, help="rows of a step")
@@ -128,7 +128,7 @@ def main() -> None:
     data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(given.batch)
     if not given.no_ahead:
         data = recommender.look_ahead(data, *tables)
-    with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, which may do anything to rows
+    with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, whose effect on rows is unknown
         model.fit(data, epochs=given.epochs, verbose=0, callbacks=[looks])
     took = time.monotonic() - began
     found = recommender.auc(model.predict(held.inputs, batch_size=given.batch, verbose=0), held.clicked)

@@ -1,10 +1,10 @@
-"""Two clusters whose workers are killed as they train, and the model that comes out all the same.
+"""Two clusters whose workers are killed during training, with an unchanged result.
 
     python examples/survive.py                                                                  undisturbed
     whale-nebula run --all --clusters gpu,npu --restarts 5 examples/survive.py --kills 3 --folder runs/survive
 
-The second command kills a worker three times, at steps that are drawn by chance. Both end with the same line: the
-digest of the weights, bit for bit.
+The second command kills a worker three times, at random steps. Both end with the same line: the digest of the weights,
+bit for bit.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ROWS, BATCH, EPOCHS = 512, 32, 5
 
 
 class Kills(keras.callbacks.Callback):
-    """Kills one of the workers in each of the first starts, as `kill -9` does."""
+    """Callback that kills one of the workers in each of the first starts, as `kill -9` does."""
 
     def __init__(self, starts: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Kills(keras.callbacks.Callback):
         self._after = draw.randint(8, 24) if here.epoch < starts and here.runs(chosen) and not here.alone else 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """A step is over."""
+        """Kill a worker at its step."""
         self._seen += 1
         if self._seen == self._after:
             print(f"{nb.here().worker} is killed in start {nb.here().epoch}", flush=True)
@@ -40,7 +40,7 @@ class Kills(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Train, and say what came out."""
+    """Train, and print the digest."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--kills", type=int, default=0, metavar="N", help="in so many starts a worker is killed")
     arguments.add_argument("--folder", help="where checkpoints are written; without it nothing is saved")

@@ -1,9 +1,9 @@
-"""Two language models that never meet learn to translate together, across a slow line.
+"""Two separate language models learn to translate together, across a slow line.
 
-The Spanish one lives in cluster "source" with the Spanish text, the English one in cluster "target" with the English
-text. Each is pretrained at home, and frozen. What is trained then are small adapters in both; what crosses the line
-are hidden states and their gradients, never a word. The same training runs three times: with the line as it is, with
-what Nebula-I sends, and with what we would send.
+The Spanish one is in cluster "source" with the Spanish text, the English one in cluster "target" with the English text.
+Each is pretrained in its cluster, and frozen. Then small adapters in both are trained; only hidden states and their
+gradients cross the line, never words. The same training runs three times: without compression, with Nebula-I's, and
+with ours.
 
     python examples/translate.py                     # both clusters in this process, over an emulated line
     python examples/translate.py --text FOLDER --languages de en     # FOLDER has train.de[.gz], train.en[.gz], test...
@@ -30,7 +30,7 @@ CONFIG = Path(__file__).with_name("translate.yaml")
 SIDES = ("source", "target")
 LONGEST, BATCH, EPOCHS = 20, 32, 10
 SIZES = BertSizes(vocabulary=800, length=LONGEST + 1, width=128, heads=4, layers=1, inner=512, dropout=0.0)
-FORMS = ("described", "placed", "there_are", "liked", "wanted", "bought")  # of what is generated: no long numbers
+FORMS = ("described", "placed", "there_are", "liked", "wanted", "bought")  # of generated sentences: no long numbers
 CODECS: dict[str, dict[str, Any]] = {
     "none": {},
     "paper": {"svd": 0.6, "fp16": True, "backward": "int8"},
@@ -45,7 +45,7 @@ console = Console(highlight=False)
 
 
 class Corpus(NamedTuple):
-    """What there is to read: pairs, of which each cluster has its own side, and more text of that side alone."""
+    """The text: pairs, of which each cluster has its own side, and more text of that side alone."""
 
     train: text.Pairs
     test: text.Pairs
@@ -53,14 +53,14 @@ class Corpus(NamedTuple):
 
 
 class Side(NamedTuple):
-    """A language model; where it does not live it is there in form only, and its tokenizer is not there."""
+    """A language model; in other clusters without weights and tokenizer."""
 
     bert: Bert
     words: text.Tokenizer | None
 
 
 def read(options: argparse.Namespace, here: list[str]) -> Corpus:
-    """Read the sides that live here, and not even look for the other's files."""
+    """Read the local sides, without opening the other's files."""
     if options.text is None:
         languages = {"source": "es", "target": "en"}
         train, test = (
@@ -75,7 +75,7 @@ def read(options: argparse.Namespace, here: list[str]) -> Corpus:
 
 
 def language_model(side: str, corpus: Corpus, options: argparse.Namespace) -> Side:
-    """Load a side's BERT, or pretrain it at home: hide words of its own text and let it guess them."""
+    """Load a side's BERT, or pretrain it on its own text by masked language modelling."""
     folder = options.berts / side if options.berts else None
     if folder is not None and (folder / "config.json").exists():
         words = text.Tokenizer(text.read_vocabulary(folder / "vocab.txt"))
@@ -100,12 +100,12 @@ def language_model(side: str, corpus: Corpus, options: argparse.Namespace) -> Si
 
 
 def encoded(pairs: text.Pairs, sides: dict[str, Side]) -> text.Encoded:
-    """Pairs as ids."""
+    """Encode pairs as ids."""
     return text.encode_pairs(pairs, source=sides["source"].words, target=sides["target"].words, longest=LONGEST)
 
 
 def train(codec: str, rows: text.Encoded, sides: dict[str, Side], steps: int) -> tuple[keras.Model, Clock]:
-    """Put adapters into both language models, and train them together: this is all that two clusters need."""
+    """Add adapters to both language models, and train them together: the only part that concerns two clusters."""
     keras.utils.set_random_seed(1)
     compressed = nb.compress(**CODECS[codec]) if CODECS[codec] else contextlib.nullcontext()
     with nb.cluster(), compressed:
@@ -115,7 +115,7 @@ def train(codec: str, rows: text.Encoded, sides: dict[str, Side], steps: int) ->
         0.0, steps - steps // 10, warmup_target=6e-3, warmup_steps=steps // 10
     )
     optimizer = keras.optimizers.Adam(rate)
-    optimizer.build(model.trainable_variables)  # or Keras builds it in the first step, which is then traced twice
+    optimizer.build(model.trainable_variables)  # else Keras builds it in the first step, which is then traced twice
     model.compile(optimizer, SmoothedCrossentropy(0.1))
     order, clock = text.make_order(len(rows), batch=BATCH, epochs=1 + steps * BATCH // len(rows)), Clock()
     model.fit(
@@ -130,8 +130,8 @@ def train(codec: str, rows: text.Encoded, sides: dict[str, Side], steps: int) ->
 
 
 def translated(model: keras.Model, rows: text.Encoded, words: text.Tokenizer | None) -> list[str] | None:
-    """Translate sentences: source ids go in where they live, words come out in the target's cluster."""
-    ends = words or text.Vocabulary(text.SPECIAL)  # every vocabulary begins with those
+    """Translate sentences: source ids in, in their cluster; words out in the target's cluster."""
+    ends = words or text.Vocabulary(text.SPECIAL)  # every vocabulary begins with these
     translate = translation(model, Beam(ends.start, ends.end, LONGEST, width=4))
     order = text.make_order(len(rows), batch=BATCH, shuffle=False)
     found: list[str] = []
@@ -143,7 +143,7 @@ def translated(model: keras.Model, rows: text.Encoded, words: text.Tokenizer | N
 
 
 def asked() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--text", type=Path, metavar="FOLDER", help="aligned files SPLIT.LANGUAGE[.gz]; without it text is generated")
@@ -187,7 +187,7 @@ def main() -> None:
         model, clock = train(codec, rows, sides, options.steps)
         runs[codec] = clock.ran(nb.last_report())
         found = translated(model, tests, sides["target"].words)
-        if found:  # in the target's cluster, and nowhere else
+        if found:  # only in the target's cluster
             runs[codec].score = text.bleu(found, list(corpus.test.target))
             for ours, theirs in zip(found[:3], corpus.test.target, strict=False):
                 console.print(f"  written {ours or '(nothing)'}\n  [dim]meant   {theirs}[/dim]")

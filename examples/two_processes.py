@@ -1,6 +1,6 @@
 """Two clusters as two processes of this machine: the script starts itself twice, and each trains its own half.
 
-No graph, no code and no data goes from one to the other, only what crosses the cut.
+No graph, code or data is exchanged between them, only the tensors at the cut.
 """
 
 import keras
@@ -14,19 +14,19 @@ DEADLINE = 300.0
 
 
 def start() -> None:
-    """Be the launcher: one process for each worker, and what they print as it comes."""
+    """Run as the launcher: one process for each worker, with their output printed as it comes."""
     with spawn(["-m", "whale_nebula.launch.child", __file__], WORKERS, seed=1, echo=show) as job:
         job.wait(DEADLINE).check()
 
 
 def show(worker: str, stream: str, line: str) -> None:
-    """A line that a worker printed, with its name; errors come at the end, from `check`."""
+    """Print a worker's line with its name; errors are printed at the end, by `check`."""
     if stream == "out":
         print(f"{worker}: {line}", end="", flush=True)
 
 
 def train() -> None:
-    """Be a worker: this is what the script would be in one process, too."""
+    """Run as a worker, with the same script as for one process."""
     inputs = keras.Input((16,))
     with nb.cluster(), nb.pipeline(micro_batch=4):
         with nb.stage(cluster="gpu"):
@@ -36,11 +36,11 @@ def train() -> None:
     model = keras.Model(inputs, outputs)
     model.compile("adam", "mse")  # from here on nothing changes
 
-    random = np.random.default_rng(0)  # seeded: both processes must see the same rows
+    random = np.random.default_rng(0)  # seeded: both processes must have the same rows
     x = random.normal(size=(512, 16)).astype("float32")
     history = model.fit(x, x[:, :1] ** 2, epochs=4, shuffle=False, verbose=0).history
 
-    weights = model.get_weights()  # collective: every process calls it, and gets the whole model
+    weights = model.get_weights()  # collective: every process must call it, and gets the whole model
     print(f"loss {history['loss'][-1]:.6f}, {sum(weight.size for weight in weights)} weights", flush=True)
     for name, link in nb.last_report().links.items():
         print(f"sent in the last step, {name}: {link.bytes} bytes", flush=True)

@@ -1,9 +1,9 @@
-"""Fine-tune a BERT on sentences that may not leave home, with most of its layers in another cluster.
+"""Fine-tune a BERT on private sentences, with most of its layers in another cluster.
 
 Cluster "home" has the sentences and their labels. It runs the embedding and the first layers, and the head with its
-loss; cluster "away" runs the layers between. Where the model is cut a linear layer crosses on its own singular vectors:
-8 numbers a token and not 96, both ways. The same training runs three times: with what crosses as it is, with the low
-rank, and with the low rank in four bits.
+loss; cluster "away" runs the layers between. At each cut the output of a linear layer crosses in the basis of its
+singular vectors: 8 numbers a token instead of 96, in both directions. The same training runs three times: uncompressed,
+with the low rank, and with the low rank in four bits.
 
     python examples/understand.py                        # both clusters in this process, over an emulated line
     python examples/understand.py --task similar         # a number, not a label; --help lists the tasks
@@ -64,14 +64,14 @@ console = Console(highlight=False)
 
 
 class Split(NamedTuple):
-    """Rows of a split, and as ids; None where this process is not to have them."""
+    """The rows of a split, and their ids; None in processes that must not have them."""
 
     rows: Examples | list[Question]
     ids: Rows | Spans
 
 
 class Ran(NamedTuple):
-    """What a training came to."""
+    """The result of a training run."""
 
     seconds: float
     kilobytes: float
@@ -80,12 +80,12 @@ class Ran(NamedTuple):
 
 
 def task_of(options: argparse.Namespace) -> Task:
-    """What is asked."""
+    """The task of the command line."""
     return GLUE[options.task][0] if options.glue else TASKS[options.task]
 
 
 def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
-    """A BERT that both clusters have: of a folder, or pretrained on text that is no secret, in each process alike."""
+    """A BERT that both clusters have: from a folder, or pretrained on public text, in each process alike."""
     if options.bert:
         words = text.Tokenizer(text.read_vocabulary(options.bert))
         bert = load_bert(options.bert)
@@ -108,7 +108,7 @@ def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
 
 
 def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) -> Split:
-    """The sentences and labels of a split: only "home" calls this."""
+    """Read the sentences and labels of a split: only "home" calls this."""
     rows: Any = (
         read_glue(options.glue, options.task, split) if options.glue else generated_task(options.task, split, count)
     )
@@ -116,13 +116,13 @@ def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) 
         second = None if rows.second is None else rows.second[:count]
         rows = Examples(rows.first[:count], rows.labels[:count], second)
     ids: Any = encoder.examples(rows) if isinstance(rows, Examples) else encoder.questions(rows)
-    longest = int((ids.ids != encoder.words.pad).sum(1).max())  # what fills up all rows alike need not cross
+    longest = int((ids.ids != encoder.words.pad).sum(1).max())  # common padding of all rows need not cross
     shorter = {name: getattr(ids, name)[:, :longest] for name in ids._fields if name != "labels"}
     return Split(rows, ids._replace(**shorter))
 
 
 def batches(ids: Any, count: int, epochs: int, *, shuffle: bool) -> tf.data.Dataset:
-    """Batches of ids, labels and the weight of each row; where there are no sentences, of weights alone."""
+    """Batches of ids, labels and the weight of each row; without sentences, of weights alone."""
     order = np.concatenate(
         [np.random.default_rng(epoch).permutation(count) if shuffle else np.arange(count) for epoch in range(epochs)]
     )
@@ -135,7 +135,7 @@ def batches(ids: Any, count: int, epochs: int, *, shuffle: bool) -> tf.data.Data
 
 
 def cut(bert: Bert, model: keras.Model, options: argparse.Namespace, codec: str) -> None:
-    """Say which layers run where, and as what their tensors cross: this is all that clusters need."""
+    """Assign layers to clusters, and codecs to their boundaries: the only part that concerns clusters."""
     end, count = end_of(options), len(options.middle)
     layers = [options.cut + (end - options.cut) * number // count for number in range(count + 1)]
     clusters = [HOME, *options.middle, nb.stage(cluster=HOME, name="head")]
@@ -150,7 +150,7 @@ def cut(bert: Bert, model: keras.Model, options: argparse.Namespace, codec: str)
 
 
 def check_cut(options: argparse.Namespace, sizes: BertSizes) -> None:
-    """Refuse a cut that a BERT of these sizes does not have."""
+    """Refuse a cut that is impossible for a BERT of these sizes."""
     options.sizes = sizes
     deepest = end_of(options) - len(options.middle)
     if deepest < 0:
@@ -160,14 +160,14 @@ def check_cut(options: argparse.Namespace, sizes: BertSizes) -> None:
 
 
 def end_of(options: argparse.Namespace) -> int:
-    """The layer in which the last cluster between ends, which is the head's, too, if that is not at home."""
+    """The layer at which the last middle cluster ends, which also has the head, if that is not at home."""
     return int(options.sizes.layers) - (options.labels == HOME)
 
 
 def train(
     options: argparse.Namespace, codec: str, splits: dict[str, Split], weights: list[np.ndarray]
 ) -> tuple[keras.Model, Ran]:
-    """Fine-tune, and score: each time from the same pretrained weights."""
+    """Fine-tune from the same pretrained weights, and score."""
     task = task_of(options)
     bert = Bert(options.sizes)
     bert.set_weights(weights)
@@ -200,7 +200,7 @@ def train(
 
 
 def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Split]) -> dict[str, float]:
-    """What the model is worth on rows that it has not seen; known at home, or where the head is."""
+    """The scores on held-out rows; available at home, or where the head is."""
     task, split = task_of(options), splits.get("dev")
     ids = split.ids if split else None
     predicted = model.predict(batches(ids, options.test, 1, shuffle=False), verbose=0)
@@ -214,7 +214,7 @@ def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Sp
 
 
 def table(runs: dict[str, Ran], title: str) -> Table:
-    """A line for each training; how many times fewer bytes than the first."""
+    """A line for each run, with its compression ratio relative to the first."""
     names = list(dict.fromkeys(name for ran in runs.values() for name in ran.scores))
     made = Table(title=title)
     for column in ("crosses as", "s a step", "kB a step", "fewer", "loss", *names):
@@ -228,7 +228,7 @@ def table(runs: dict[str, Ran], title: str) -> Table:
 
 
 def asked() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     generated = ", ".join(TASKS)
@@ -269,7 +269,7 @@ def asked() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Get a language model; then fine-tune and score once for each codec."""
+    """Prepare a language model; then fine-tune and score once for each codec."""
     options = asked()
     alone = attach() is None  # between processes the launcher has the config, and the line is a real one
     bert, words = language_model(options)

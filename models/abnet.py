@@ -1,17 +1,17 @@
-"""ABNet: two frozen BERTs learn to translate, by adapters after each of their sub-layers.
+"""ABNet: a translator of two frozen, pretrained BERTs, with trainable adapters after each of their sub-layers.
 
-The BERTs were pretrained apart, the source's in one place and the target's in another. Both stay frozen; what is
-trained stands between their sub-layers:
+The BERTs were pretrained separately, the source's in one place and the target's in another. Both stay frozen; only the
+layers between their sub-layers are trained:
 
     source ids ─ embedding ─[ attention ─ adapter ─ feed-forward ─ adapter ]× ─ hidden states
                                                                                      │  the slow line
     shown ids ── embedding ─[ attention ─ adapter ─ feed-forward ─ adapter ]× ─ scores of the next word
 
-An adapter of the source's side is a norm and two dense layers. One of the target's side first looks at the source's
-hidden states. Written from left to right (`CausalABNet`), the target's BERT, which had looked both ways, looks from
-left to right. Filled in (`MaskedABNet`, a conditional masked language model), it looks both ways, as it was pretrained,
-at words some of which are hidden (`masking.Hiding`), and is asked for those; and as nothing says where a sentence ends,
-its number of words is predicted from the source's hidden states.
+An adapter of the source's side is a norm and two dense layers. One of the target's side begins with cross-attention to
+the source's hidden states. In `CausalABNet`, which decodes from left to right, the bidirectional BERT of the target
+gets causal attention. `MaskedABNet`, a conditional masked language model, keeps it bidirectional, as it was pretrained:
+it predicts hidden words (`masking.Hiding`), and as nothing marks the end of a sentence, its number of words is
+predicted from the source's hidden states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .sides import Around, Sides, Translating, check_names, nowhere
 
 
 class Adapters(NamedTuple):
-    """How large adapters are: `inner` between their two dense layers; how much they drop while they are trained."""
+    """Options of adapters: `inner` is the width between their two dense layers; and the dropout rate."""
 
     inner: int = 512
     dropout: float = 0.0
@@ -50,7 +50,7 @@ def source_side(bert: Bert, adapters: Adapters) -> Encoder:
 
 
 def target_side(target: Bert | MaskedLm, adapters: Adapters, *, tied: bool, causal: bool) -> Decoder:
-    """The target's BERT, frozen, with a `DecoderAdapter` after each sub-layer, and scores of its vocabulary."""
+    """The target's BERT, frozen, with a `DecoderAdapter` after each sub-layer, and logits over its vocabulary."""
     freeze(target)
     bert, layers = bert_of(target), list[keras.layers.Layer]()
     for layer in (layer for both in bert.sub_layers for layer in both):
@@ -61,13 +61,13 @@ def target_side(target: Bert | MaskedLm, adapters: Adapters, *, tied: bool, caus
 
 
 def saved(source: Bert, target: Bert | MaskedLm) -> dict[str, Any]:
-    """What a config says of the two BERTs."""
+    """The entries of the two BERTs in a config."""
     serialized = keras.saving.serialize_keras_object
     return {"source": serialized(source), "target": serialized(target)}
 
 
 def freeze(model: keras.Model) -> None:
-    """Let nothing of a model be trained; layer by layer, as one that was loaded frozen tells its layers nothing."""
+    """Freeze all layers of a model, one by one, as a model that was loaded frozen does not pass the setting on."""
     model.trainable = False
     for layer in model.layers:
         if isinstance(layer, keras.Model):
@@ -76,14 +76,15 @@ def freeze(model: keras.Model) -> None:
 
 
 def bert_of(model: Bert | MaskedLm) -> Bert:
-    """The BERT itself, without its head."""
+    """The BERT without its head."""
     return model.bert if isinstance(model, MaskedLm) else model
 
 
 def _scores(target: Bert | MaskedLm, *, tied: bool) -> Scores:
-    """From the last hidden states to scores: by the BERT's own frozen head, if it has one, else by a new norm and bias.
+    """The layers from the last hidden states to logits: the BERT's own frozen head, if it has one, otherwise a new norm
+    and bias.
 
-    If `tied`, a score is how near a state is to a word's vector in the frozen table; otherwise a dense layer is learnt.
+    If `tied`, logits are products with the words' vectors in the frozen table; otherwise of a new dense layer.
     """
     bert = bert_of(target)
     if isinstance(target, MaskedLm) and tied:
@@ -96,10 +97,11 @@ def _scores(target: Bert | MaskedLm, *, tied: bool) -> Scores:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class CausalABNet(Translating):
-    """{"source": ids, "target": ids from the start on} in, logits of the word after each shown one out.
+    """{"source": ids, "target": ids with the start} in, logits of the next word at each place out.
 
     `around(side)` gives the scope around each side. `target` may be a BERT with its head (`masked_lm`): then this head,
-    frozen too, scores the words; otherwise a new norm and, if `tied`, the BERT's own table do. Both BERTs are frozen.
+    frozen too, computes the logits; otherwise a new norm and, if `tied`, the BERT's own table do. Both BERTs are
+    frozen.
 
     >>> import whale_nebula as nb
     >>> from whale_nebula.models.bert import BertSizes
@@ -133,7 +135,7 @@ class CausalABNet(Translating):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class LengthScores(keras.layers.Layer):
-    """How many words a translation will have: a score for each number up to `longest`, from the mean of the source.
+    """Logits of the number of words of a translation, up to `longest`, from the mean of the source's hidden states.
 
     >>> import numpy as np
     >>> LengthScores(longest=6)(np.zeros((2, 5, 8)), np.ones((2, 5), bool)).shape
@@ -151,16 +153,16 @@ class LengthScores(keras.layers.Layer):
         self.dense.build((hidden_shape[0], hidden_shape[2]))
 
     def call(self, hidden: Any, visible: Any) -> Any:
-        """The scores of a batch of sources."""
+        """The logits of a batch of sources."""
         counted = ops.cast(visible, hidden.dtype)[:, :, None]
         words = ops.maximum(ops.sum(counted, axis=1), 1)
         return self.dense(ops.sum(hidden * counted, axis=1) / words)
 
     def compute_mask(self, hidden: Any, previous_mask: Any = None) -> None:
-        """A row has one length: no places are left to be marked."""
+        """No mask, as a row has a single length."""
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {**super().get_config(), "longest": self.longest}
 
 
@@ -168,8 +170,9 @@ class LengthScores(keras.layers.Layer):
 class MaskedABNet(Translating):
     """{"source": ids, "target": ids, some of them hidden} in; {"words": logits of all places, "length": scores} out.
 
-    All else as in `CausalABNet`. A head of the target's BERT (`masked_lm`) is at home here: it guesses hidden words.
-    `longest` is how many words a translation may have: as many as the target's BERT has positions for, if None.
+    Otherwise as `CausalABNet`. The head of the target's BERT (`masked_lm`) predicts hidden words here as in its
+    pretraining. `longest` is the maximum number of words of a translation: by default the number of positions of the
+    target's BERT.
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
@@ -202,11 +205,11 @@ class MaskedABNet(Translating):
 
     @property
     def lengths(self) -> LengthScores:
-        """The layer that predicts how many words a translation has."""
+        """The layer that predicts the number of words of a translation."""
         return next(layer for layer in self.layers if isinstance(layer, LengthScores))
 
     def find(self, source: Source, search: MaskPredict) -> Found:
-        """Mask-predict, for several lengths at once."""
+        """Search by mask-predict, for several lengths at once."""
         return mask_predicted(self.sides.decoder, source, self.lengths(*source), search)
 
 
@@ -217,9 +220,9 @@ _KINDS: dict[str, type[CausalABNet] | type[MaskedABNet]] = {"causal": CausalABNe
 def ABNet(
     source: Bert, target: Bert | MaskedLm, *, objective: Objective = "causal", **options: Any
 ) -> CausalABNet | MaskedABNet:
-    """A `CausalABNet`, which writes from left to right, or a `MaskedABNet`, which fills in hidden words.
+    """A `CausalABNet`, which decodes from left to right, or a `MaskedABNet`, which fills in hidden words.
 
-    `objective` says which; everything else goes to it.
+    `objective` selects one; all other options are passed to it.
 
     >>> from .bert import BertSizes
     >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)

@@ -1,6 +1,6 @@
-"""ABNet's adapters: small trainable layers that stand after each sub-layer of a frozen BERT.
+"""ABNet's adapters: small trainable layers after each sub-layer of a frozen BERT.
 
-What an adapter computes is added to what it reads, and starts near zero: at first the BERT is what it was.
+An adapter's output is added to its input and is near zero at first, so that the BERT initially works as before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ NEARLY_NOTHING = 1e-3
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class EncoderAdapter(FeedForward):
-    """Of the source's side: a norm, a dense layer of `inner`, ReLU, a dense layer back, and the sum with the input.
+    """Adapter of the source's side: a norm, a dense layer of `inner`, ReLU, a dense layer back, and the sum with the
+    input.
 
     >>> import numpy as np
     >>> hidden = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
@@ -32,7 +33,7 @@ class EncoderAdapter(FeedForward):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class DecoderAdapter(CrossAttention):
-    """Of the target's side: cross-attention to the source's hidden states, then what an encoder's adapter is.
+    """Adapter of the target's side: cross-attention to the source's hidden states, then an encoder's adapter.
 
     >>> import numpy as np
     >>> adapter = DecoderAdapter(width=8, heads=2, inner=32)
@@ -52,7 +53,7 @@ class DecoderAdapter(CrossAttention):
         self.inner.build(hidden_shape)
 
     def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
-        """One adapter up, from what is remembered of the source."""
+        """Apply the adapter with a cache of the source."""
         return self.inner(super().recall(hidden, cache, allowed, training), training=training)
 
 

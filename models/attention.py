@@ -1,6 +1,6 @@
-"""Attention: every place asks, every place of a memory answers, and each takes a mixture of what was said.
+"""Multi-head attention as Keras layers, with caches for decoding.
 
-`SelfAttention` of BERT is this with its own input as memory; a decoder that looks at a source is this with the source's
+`SelfAttention` of BERT is this with its own input as memory; cross-attention of a decoder is this with the source's
 hidden states. The four projections are plain Dense layers, so that weights of other libraries map one to one.
 """
 
@@ -13,23 +13,23 @@ from keras import ops
 
 from whale_nebula.errors import OptionError
 
-FAR_BELOW = -1e9  # a score that softmax makes zero of; not an infinity: where nothing is visible, no NaN comes
+FAR_BELOW = -1e9  # becomes 0 in softmax; finite, so that rows without visible keys give no NaN
 
 
 class Cache(NamedTuple):
-    """What was remembered of a memory, each (rows, heads, length, width of a head). Loops can carry it."""
+    """Keys and values of a memory, each (rows, heads, length, width of a head). Loops can carry it."""
 
     keys: Any
     values: Any
 
 
 def near_zero(spread: float) -> keras.initializers.Initializer:
-    """BERT's initial weights: normal with this spread, cut off at twice of it. Each weight needs one of its own."""
+    """BERT's initializer: normal with this deviation, truncated at twice of it. Each weight needs its own instance."""
     return keras.initializers.TruncatedNormal(stddev=spread)
 
 
 def causal(length: Any) -> Any:
-    """Who may look at whom from left to right, as (queries, keys).
+    """The causal mask, as (queries, keys).
 
     >>> causal(3).numpy().astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
@@ -39,17 +39,17 @@ def causal(length: Any) -> Any:
 
 
 def expand_mask(visible: Any) -> Any:
-    """`visible` (rows, keys) as a mask for all heads and queries."""
+    """Expand `visible` (rows, keys) to a mask for all heads and queries."""
     return visible[:, None, None, :]
 
 
 class Configured(keras.layers.Layer):
-    """A layer whose config says what it was made with: its `_options`."""
+    """A layer whose config has the options that it was created with: its `_options`."""
 
     _options: dict[str, Any]
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {**super().get_config(), **self._options}
 
 
@@ -63,7 +63,7 @@ class Attention(Configured):
     >>> attention(queries, memory).shape
     TensorShape([1, 3, 8])
 
-    To decode token by token, project a memory once (`remember`) and ask it often (`recall`).
+    To decode token by token, project a memory once (`remember`) and attend to it repeatedly (`recall`).
     """
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0, spread: float = 0.02, **kwargs: Any) -> None:
@@ -79,14 +79,14 @@ class Attention(Configured):
         self.supports_masking = True
 
     def build(self, hidden_shape: Any, memory_shape: Any = None) -> None:
-        """Make the four projections."""
+        """Create the four projections."""
         self.query.build(hidden_shape)
         for part in (self.key, self.value):
             part.build(hidden_shape if memory_shape is None else memory_shape)
         self.out.build((*hidden_shape[:-1], self.width))
 
     def call(self, hidden: Any, memory: Any = None, allowed: Any = None, training: bool | None = None) -> Any:
-        """What each place of `hidden` takes of `memory` (of `hidden` itself if None).
+        """Attention of each place of `hidden` to `memory` (to `hidden` itself if None).
 
         `allowed` is a bool that fits (rows, heads, queries, keys): `among(visible)`, `causal(length)`, or both by `&`.
         """
@@ -97,7 +97,7 @@ class Attention(Configured):
         return Cache(self._split(self.key(memory)), self._split(self.value(memory)))
 
     def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
-        """What each place of `hidden` takes of what is remembered."""
+        """Attention of each place of `hidden` to a cache."""
         size = self.width // self.heads
         queries = self._split(self.query(hidden)) * ops.cast(size**-0.5, self.compute_dtype)
         scores = self._widened(ops.einsum("bhqd,bhkd->bhqk", queries, cache.keys))
@@ -108,7 +108,7 @@ class Attention(Configured):
         return self.out(self._joined(taken))
 
     def _widened(self, scores: Any) -> Any:
-        """Sums over many places in at least single precision."""
+        """Cast scores to at least single precision for the sums."""
         return ops.cast(scores, "float32") if self.compute_dtype in ("float16", "bfloat16") else scores
 
     def _split(self, projected: Any) -> Any:
@@ -122,7 +122,7 @@ class Attention(Configured):
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Refuse a width that heads cannot share equally.
+    """Refuse a width that is no multiple of the number of heads.
 
     >>> check_heads(8, 2)
     """

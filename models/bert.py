@@ -1,7 +1,7 @@
-"""BERT: an encoder that reads both ways, as one Keras model or sub-layer by sub-layer.
+"""BERT: a bidirectional encoder, as one Keras model or sub-layer by sub-layer.
 
-Whole: `Bert(sizes)` is a functional model, tokens in, hidden states out. In parts: its `embedding`, its `sub_layers`
-and its `ending` are the layers that it is made of; a model that puts something between them shares their weights.
+`Bert(sizes)` is a functional model from tokens to hidden states. Its layers are also available as `embedding`,
+`sub_layers` and `ending`; a model that inserts layers between them shares their weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .layers import ACTIVATIONS, NORMS, FeedForward, Norm, SelfAttention, check_
 
 @dataclass(frozen=True, slots=True)
 class BertSizes:
-    """How large a BERT is, and what varies between those that exist. The defaults are BERT-base.
+    """The sizes and options of a BERT. The defaults are BERT-base.
 
-    `attention_dropout` is `dropout` if None; `spread` that of initial weights; `padding` the token that is none.
+    `attention_dropout` is `dropout` if None; `spread` is the deviation of initial weights; `padding` the id of padding.
 
     >>> BertSizes(vocabulary=1000, width=128, heads=4, layers=2, inner=512).norm
     'post'
@@ -54,7 +54,7 @@ class BertSizes:
 
     @property
     def common(self) -> dict[str, Any]:
-        """The options that every layer takes."""
+        """The options that all layers share."""
         return {"dropout": self.dropout, "epsilon": self.epsilon, "spread": self.spread}
 
 
@@ -67,7 +67,7 @@ class SubLayers(NamedTuple):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Visible(keras.layers.Layer):
-    """Which tokens are none (`padding`) and must not be looked at: False there.
+    """The mask of tokens that are no padding (False for `padding`).
 
     >>> import numpy as np
     >>> Visible()(np.array([[7, 8, 0]])).numpy().tolist()
@@ -83,11 +83,11 @@ class Visible(keras.layers.Layer):
         return ops.not_equal(tokens, self.padding)
 
     def compute_output_spec(self, tokens: Any) -> Any:
-        """What comes out, without tracing the layer."""
+        """The output's shape and type, without tracing the layer."""
         return keras.KerasTensor(tokens.shape, "bool")
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {**super().get_config(), "padding": self.padding}
 
 
@@ -111,26 +111,26 @@ class Bert(keras.Model):
             hidden = inner(attention(hidden, visible))
         super().__init__(tokens, parts["ending"](hidden) if parts["ending"] else hidden, name=name, **kwargs)
         self._sizes = asdict(sizes)
-        self.trainable = trainable  # given to Keras's own constructor it would not reach the layers
+        self.trainable = trainable  # Keras's constructor would not pass it on to the layers
 
     @property
     def sizes(self) -> BertSizes:
-        """What it was made with."""
+        """The sizes that it was created with."""
         return BertSizes(**self._sizes)
 
     @property
     def visible(self) -> Visible:
-        """The layer that says of tokens which are to be looked at."""
+        """The layer that computes the mask of tokens."""
         return self.get_layer(f"{self.name}_visible")
 
     @property
     def embedding(self) -> TokenEmbedding:
-        """The first layer: tokens become vectors."""
+        """The first layer: the embedding of tokens."""
         return self.get_layer(f"{self.name}_embedding")
 
     @property
     def sub_layers(self) -> tuple[SubLayers, ...]:
-        """What stands between the embedding and the ending, layer by layer."""
+        """The sub-layers between embedding and ending, layer by layer."""
         of = [
             (self.get_layer(f"{self.name}_attention{i}"), self.get_layer(f"{self.name}_inner{i}"))
             for i in range(self._sizes["layers"])
@@ -143,17 +143,17 @@ class Bert(keras.Model):
         return self.get_layer(f"{self.name}_ending") if self._sizes["norm"] == "pre" else None
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {"sizes": dict(self._sizes), "name": self.name, "trainable": self.trainable}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Bert:
-        """Another one like it."""
+        """Create an equal one."""
         return cls(BertSizes(**config["sizes"]), name=config["name"], trainable=config["trainable"])
 
 
 def _parts(sizes: BertSizes, name: str) -> dict[str, Any]:
-    """All layers of a BERT, not joined yet."""
+    """All layers of a BERT, not yet connected."""
     pre = sizes.norm == "pre"
     return {
         "visible": Visible(sizes.padding, name=f"{name}_visible"),
@@ -208,7 +208,7 @@ ACTIVATION_OF = {"gelu_pytorch_tanh": "gelu_new"}
 
 
 def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
-    """The sizes that a configuration says.
+    """Read the sizes from a configuration.
 
     >>> sizes_of(config_of(BertSizes(vocabulary=100, width=8, heads=2))).vocabulary
     100

@@ -1,6 +1,6 @@
-"""A BERT from a Hugging Face folder, and into one: `config.json`, `model.safetensors`, `vocab.txt`.
+"""Read and write a BERT as a Hugging Face folder: `config.json`, `model.safetensors`, `vocab.txt`.
 
-Nothing in these files is code. `safetensors` reads and writes them; it comes with `pip install whale-nebula[bert]`.
+None of these files contains code. `safetensors` reads and writes them; it comes with `pip install whale-nebula[bert]`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ log = logging.getLogger("whale_nebula.models.bert_folder")
 
 
 def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -> Bert:
-    """The BERT of a folder. Of a model for some task only the encoder is taken.
+    """Load the BERT of a folder; of a model for a task only the encoder. `name` is the prefix of its layers' names: two
+    BERTs in one model need different ones. Without `weights` only the sizes are read from `config.json`: for a cluster
+    that does not run it.
 
     `name` begins the names of its layers: give two BERTs of one model different ones. Without `weights` it has the
     sizes that `config.json` says, and nothing else is read: for a cluster in which it does not live.
@@ -41,7 +43,7 @@ def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -
 
 
 def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
-    """The BERT of a folder with its head that guesses hidden tokens, to pretrain it further."""
+    """Load the BERT of a folder with its head for masked language modelling, to continue its pretraining."""
     folder = Path(folder)
     model = masked_lm(Bert(_sizes(folder), name=name))
     _fill(folder, places_of(model.bert) | head_places(model))
@@ -49,8 +51,8 @@ def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
 
 
 def save_bert(model: Bert | MaskedLm, folder: str | Path, vocabulary: Vocabulary) -> None:
-    """Write a BERT, with its head if it is a `masked_lm`, and its vocabulary, so that Hugging Face loads them too."""
-    from .text.vocabulary import write_vocabulary  # reading a folder needs nothing of text
+    """Write a BERT, with its head if it is a `masked_lm`, and its vocabulary in Hugging Face's format."""
+    from .text.vocabulary import write_vocabulary  # reading a folder does not need it
 
     bert = model.bert if isinstance(model, MaskedLm) else model
     vocabulary.check_fits(bert.sizes.vocabulary, padded=True)
@@ -81,7 +83,7 @@ def _sizes(folder: Path) -> BertSizes:
 
 
 def _fill(folder: Path, places: dict[str, Place]) -> None:
-    """Give every place its tensor, after all of them are seen to fit."""
+    """Assign every variable its tensor, after all have been checked."""
     path = folder / TENSORS
     _check_there(folder, TENSORS)
     with _opened(path) as file:
@@ -135,7 +137,7 @@ def _check_there(folder: Path, name: str) -> None:
 
 
 def _check_words(path: Path, rows: int) -> None:
-    """A table may have more rows than there are words (some are padded to a round number), not fewer."""
+    """Check the number of a table's rows: at least the number of words, as some are padded to a round number."""
     if not path.exists():
         return
     words = len(path.read_bytes().splitlines())
@@ -154,29 +156,29 @@ _SHOWN = 3
 
 
 class Place(NamedTuple):
-    """A variable, and whether its tensor lies transposed in the file, as PyTorch keeps dense kernels."""
+    """A variable, and whether its tensor is transposed in the file, as PyTorch stores dense kernels."""
 
     variable: Any
     turned: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the tensor in the file."""
+        """The shape of the tensor in the file."""
         shape = tuple(self.variable.shape)
         return shape[::-1] if self.turned else shape
 
     def fill(self, tensor: np.ndarray) -> None:
-        """Give the variable the file's numbers."""
+        """Assign the variable from a tensor of the file."""
         self.variable.assign(tensor.T if self.turned else tensor)
 
     def take(self) -> np.ndarray:
-        """The variable's numbers, as the file holds them."""
+        """The variable's value in the layout of the file."""
         numbers = np.asarray(keras.ops.convert_to_numpy(self.variable))
         return np.ascontiguousarray(numbers.T if self.turned else numbers)
 
 
 def places_of(bert: Bert) -> dict[str, Place]:
-    """Every variable of a BERT by its tensor's name, without prefix.
+    """Every variable of a BERT by the name of its tensor, without prefix.
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16))
@@ -204,7 +206,7 @@ def places_of(bert: Bert) -> dict[str, Place]:
 
 
 def head_places(model: MaskedLm) -> dict[str, Place]:
-    """Those of the head that guesses tokens; its table is BERT's own."""
+    """The variables of the head for masked language modelling; its table is BERT's own."""
     at = "cls.predictions"
     transform = _dense(f"{at}.transform.dense", model.guess.dense)
     norm = _norm(f"{at}.transform.LayerNorm", model.guess.norm)
@@ -212,7 +214,7 @@ def head_places(model: MaskedLm) -> dict[str, Place]:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Today's name, without prefix, of each name in a file.
+    """The current name, without prefix, of each name in a file.
 
     >>> plain_names(["bert.embeddings.LayerNorm.gamma", "cls.predictions.bias"])
     {'embeddings.LayerNorm.weight': 'bert.embeddings.LayerNorm.gamma', 'cls.predictions.bias': 'cls.predictions.bias'}
@@ -221,9 +223,9 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_fit(places: Mapping[str, Place], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Refuse tensors that are not those of the places: missing, left over, or of another shape.
+    """Refuse tensors that do not match the variables: missing, left over, or of another shape.
 
-    What stands beside the encoder, a pooler or the head of some task, may be there and is not looked at.
+    Tensors beside the encoder, such as a pooler or a head, are ignored.
     """
     missing = [name for name in places if name not in shapes]
     extra = [name for name in shapes if name not in places and _belongs(name)]

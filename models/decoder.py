@@ -1,7 +1,7 @@
-"""The target's side of a translator: the layers that a word passes, whole sentences at once or word by word.
+"""The target's side of a translator: its layers, for whole sentences or word by word.
 
-A search asks for several sentences a row. Their words lie side by side when they look at the source, so that nothing of
-it has to be held more than once.
+A search decodes several sentences for each row of the source. Their words attend to the source side by side, so that it
+is stored only once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .masked_lm import Bias
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Some layers; then, if there is a `table` of words, how near each word of it is, and the word's bias."""
+    """Layers that compute logits; with a `table` of words as products with the words' vectors, plus biases."""
 
     layers: tuple[keras.layers.Layer, ...]
     table: TokenEmbedding | None = None
     bias: Bias | None = None
 
     def __call__(self, hidden: Any) -> Any:
-        """The scores of a batch of hidden states."""
+        """The logits of a batch of hidden states."""
         for layer in self.layers:
             hidden = layer(hidden)
         scores = hidden if self.table is None else self.table(hidden, reverse=True)
@@ -38,7 +38,7 @@ class Scores:
 
 
 class Memory(NamedTuple):
-    """What is known of the source: for each layer that looks at it, and which of its places may be looked at."""
+    """The cache of the source: for each layer with cross-attention, and the mask of its places."""
 
     caches: tuple[Cache, ...]
     allowed: Any
@@ -46,9 +46,9 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The layers of the target's side, in the order in which a word passes them; `scores` are those after all others.
+    """The layers of the target's side in order, followed by `scores`.
 
-    Words look from left to right; or, if there is a `visible`, at all words that it marks.
+    Attention is causal; or, if there is a `visible`, bidirectional over the words that it marks.
     """
 
     embedding: TokenEmbedding
@@ -57,23 +57,23 @@ class Decoder:
     visible: Visible | None = None
 
     def __call__(self, shown: Any, source: Source) -> Any:
-        """From the words that are shown (rows, length) to scores of the vocabulary (rows, length, vocabulary)."""
+        """Logits (rows, length, vocabulary) of the words that are shown (rows, length)."""
         return self._passed(shown, lambda layer, hidden: layer(hidden, *source))
 
     def remember(self, source: Source) -> Memory:
-        """What a search has to know of a source."""
+        """The cache of a source for a search."""
         looking = (layer for layer in self.sub_layers if isinstance(layer, CrossAttention))
         return Memory(tuple(layer.remember(source.hidden) for layer in looking), expand_mask(source.visible))
 
     def empty(self, sentences: Any, length: int) -> tuple[Cache, ...]:
-        """What is known of so many sentences before their first words."""
+        """The empty caches for this number of sentences."""
         own = (layer for layer in self.sub_layers if isinstance(layer, SelfAttention))
         return tuple(layer.empty(sentences, length) for layer in own)
 
     def next(
         self, words: Any, position: Any, known: tuple[Cache, ...], memory: Memory
     ) -> tuple[Any, tuple[Cache, ...]]:
-        """One word more of each sentence: scores (sentences, vocabulary) of the next, and what is known now."""
+        """Decode one word of each sentence: logits (sentences, vocabulary) of the next, and the new caches."""
         hidden = self.embedding(words[:, None], position=position)
         caches, memories, now = iter(known), iter(memory.caches), []
         for layer in self.sub_layers:
@@ -87,7 +87,7 @@ class Decoder:
         return self.scores(hidden)[:, 0], tuple(now)
 
     def again(self, shown: Any, memory: Memory) -> Any:
-        """As when it is called, for any number of sentences a row of the source."""
+        """Like a call, for any number of sentences for each row of the source."""
         memories = iter(memory.caches)
         return self._passed(shown, lambda layer, hidden: _side_by_side(layer, hidden, next(memories), memory.allowed))
 
@@ -102,7 +102,7 @@ class Decoder:
 
 
 def _side_by_side(layer: CrossAttention, hidden: Any, cache: Cache, allowed: Any) -> Any:
-    """All sentences of a row look at its source at once."""
+    """Attend to a row's source with all its sentences at once."""
     rows, sizes = ops.shape(cache.keys)[0], ops.shape(hidden)
     together = ops.reshape(hidden, (rows, -1, sizes[-1]))
     return ops.reshape(layer.recall(together, cache, allowed), sizes)

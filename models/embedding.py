@@ -1,4 +1,4 @@
-"""Where a model meets text: tokens become vectors, and, by the same table the other way round, vectors tokens."""
+"""The embedding of tokens, whose table also scores hidden vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .attention import Configured, near_zero
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class TokenEmbedding(Configured):
-    """The sum of a token's vector, its position's and its type's; then a norm (if `norm`) and dropout.
+    """The sum of the embeddings of token, position and type; then a norm (if `norm`) and dropout.
 
     >>> import numpy as np
     >>> layer = TokenEmbedding(vocabulary=11, length=6, width=8)
@@ -50,7 +50,7 @@ class TokenEmbedding(Configured):
         self.supports_masking = True
 
     def build(self, shape: Any) -> None:
-        """Make the tables."""
+        """Create the tables."""
         for table in (self.tokens, self.positions, self.types):
             table.build(shape)
         if self.norm is not None:
@@ -65,9 +65,9 @@ class TokenEmbedding(Configured):
         reverse: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """The vectors of rows of tokens, the first of which stands at `position`; all of type 0 if `types` is None.
+        """The vectors of rows of tokens, the first of which is at `position`; all of type 0 if `types` is None.
 
-        With `reverse`, what is given is hidden vectors, and the result the score of every token of the vocabulary.
+        With `reverse` the input is hidden vectors, and the result the logit of every token of the vocabulary.
         """
         if reverse:
             table = ops.cast(self.tokens.embeddings, self.compute_dtype)
@@ -79,7 +79,7 @@ class TokenEmbedding(Configured):
         return self.drop(summed if self.norm is None else self.norm(summed), training=training)
 
     def compute_output_spec(self, tokens: Any, *others: Any, reverse: bool = False, **options: Any) -> Any:
-        """What comes out, without tracing the layer."""
+        """The output's shape and type, without tracing the layer."""
         if not reverse:
             self._check_length(tokens)
         last = self.vocabulary if reverse else self.width

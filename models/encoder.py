@@ -1,4 +1,4 @@
-"""The source's side of a translator: the layers that a sentence passes, and what it leaves to the other side."""
+"""The source's side of a translator: its layers and their result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .layers import SelfAttention
 
 
 class Source(NamedTuple):
-    """All that the target's side is told of a source: hidden states (rows, length, width), and which are of words."""
+    """The output of the source's side: hidden states (rows, length, width), and the mask of words."""
 
     hidden: Any
     visible: Any
@@ -21,9 +21,9 @@ class Source(NamedTuple):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Marked(keras.layers.Layer):
-    """Says which hidden states count, as Keras's own mask: under `nb.compress(mask=True)` only those cross.
+    """Attaches the mask of words to hidden states as Keras's mask: under `nb.compress(mask=True)` only those cross.
 
-    The others are zero: nobody looks at them, and what is zero costs a codec least.
+    The others are set to zero: nobody attends to them, and codecs compress zeros best.
 
     >>> import numpy as np
     >>> Marked()((np.ones((1, 3, 1), "float32"), np.array([[True, True, False]]))).numpy().ravel().tolist()
@@ -35,18 +35,18 @@ class Marked(keras.layers.Layer):
         self.supports_masking = True
 
     def call(self, hidden_and_visible: Any) -> Any:
-        """The hidden states, but for those that do not count."""
+        """The hidden states with masked ones set to zero."""
         hidden, visible = hidden_and_visible
         return keras.ops.where(visible[:, :, None], hidden, keras.ops.cast(0, hidden.dtype))
 
     def compute_mask(self, hidden_and_visible: Any, previous_mask: Any = None) -> Any:
-        """What Keras puts on the result."""
+        """The mask of words."""
         return hidden_and_visible[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """The layers of the source's side, in the order in which a sentence passes them."""
+    """The layers of the source's side, in order."""
 
     visible: Visible
     embedding: TokenEmbedding
@@ -55,7 +55,7 @@ class Encoder:
     marked: Marked = field(default_factory=Marked)
 
     def __call__(self, ids: Any) -> Source:
-        """From ids (rows, length) to what the other side reads."""
+        """Encode ids (rows, length)."""
         visible, hidden = self.visible(ids), self.embedding(ids)
         for layer in self.sub_layers:
             hidden = layer(hidden, visible) if isinstance(layer, SelfAttention) else layer(hidden)

@@ -1,4 +1,4 @@
-"""A feed-forward layer of experts (Switch): a gate sends each token to one or two of them.
+"""A feed-forward layer of experts (Switch): a gate assigns each token to one or two of them.
 
 Expert variables have the expert as axis 0, so `nb.split(axis=0)` around the layer spreads the experts over devices.
 """
@@ -19,8 +19,8 @@ IN_ORDER, RANDOM = "order", "random"
 
 @tf.custom_gradient
 def pick_rows(rows: Any, numbers: Any, back: Any) -> Any:
-    """Rows by their numbers, in each row group; zeros for -1. No row is picked twice, so that `back`, where each has
-    gone, picks the gradients in turn.
+    """Gather rows by number, in each row group; zeros for -1. No row is picked twice, so that `back`, the inverse,
+    gathers the gradients.
     """
 
     def give_back(upstream: Any) -> tuple[Any, None, None]:
@@ -36,22 +36,22 @@ def _pick(rows: Any, numbers: Any) -> Any:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class SwitchFeedForward(keras.layers.Layer):
-    """Two dense layers of which there are as many pairs as `experts`, each `hidden` numbers wide.
+    """A feed-forward layer of `experts` pairs of dense layers, each `hidden` wide.
 
-    A gate in float32 gives each token to its best `k` experts (1 or 2), weighted by their probabilities. An expert
-    takes at most tokens / experts × k × `capacity_factor` of them, `min_capacity` at least; what is beyond that gets
-    zeros, so add the layer to its input: `x + layer(x)`. Who is left out is drawn (`drop="random"`) while training,
-    and is who comes last otherwise, or with "order". With `groups` the gate chooses a group first, and an expert of
-    it then. `noise` is the deviation of what is added to the gate's scores while training. The loss has `aux` times
-    what the load of experts lacks in balance: experts × sum of (share of tokens × mean probability), before any drop.
+    A gate in float32 assigns each token to its best `k` experts (1 or 2), weighted by their probabilities. The capacity
+    of an expert is tokens / experts × k × `capacity_factor`, at least `min_capacity`; tokens beyond it get zeros, so
+    add the layer to its input: `x + layer(x)`. Dropped tokens are random (`drop="random"`) in training, otherwise, or
+    with "order", the last ones. With `groups` the gate chooses a group first, then an expert of it. `noise` is the
+    deviation of noise on the gate's logits in training. The auxiliary loss is `aux` times the imbalance of the load:
+    experts × sum of (share of tokens × mean probability), before any drop.
 
     The layer's metrics are the entropy of the load (1: all alike), the share of assignments that was dropped, and the
     share of tokens of the busiest expert.
 
-    With `row_groups` the rows of a (micro-)batch are cut into so many groups, each with places at the experts, a load
-    and a balance of its own: `aux` and the metrics are means over groups. So four micro-batches of two groups are one
-    batch of eight. Of the devices that experts are spread over each has some of the groups, and tokens go to experts
-    and back by two all-to-alls. Results depend on the number of groups, not on that of devices.
+    With `row_groups` the rows of a (micro-)batch are divided into groups, each with its own capacity, load and balance:
+    `aux` and the metrics are means over groups. So four micro-batches of two groups equal one batch of eight. Each
+    device of `nb.split` has some of the groups, and tokens go to experts and back by two all-to-alls. Results depend on
+    the number of groups, not on that of devices.
 
     >>> layer = SwitchFeedForward(4, 16)
     >>> layer(tf.zeros([2, 5, 8])).shape
@@ -87,12 +87,12 @@ class SwitchFeedForward(keras.layers.Layer):
         self.busiest = keras.metrics.Mean(name="busiest_expert")
 
     def build(self, shape: Any) -> None:
-        """Make the gate and the experts."""
+        """Create the gate and the experts."""
         width, count = shape[-1], self.experts
         glorot = keras.initializers.GlorotUniform(self.seed)
 
         def draw(shape: Any, dtype: Any = None) -> Any:
-            """A matrix for each expert, each drawn with a seed of its own: one seed draws the same again."""
+            """Draw a matrix for each expert, each with its own seed, as one seed would repeat the same."""
             seeds = range(glorot.seed, glorot.seed + shape[0])
             return tf.stack([keras.initializers.GlorotUniform(seed)(shape[1:], dtype) for seed in seeds])
 
@@ -107,7 +107,7 @@ class SwitchFeedForward(keras.layers.Layer):
         self.outer_bias = self.add_weight((count, width), "zeros", name="outer_bias")
 
     def call(self, x: Any, training: bool | None = None) -> Any:
-        """What the experts make of tokens; zeros for those that none had room for."""
+        """The experts' outputs for tokens; zeros for dropped ones."""
         form = [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(x.shape)]
         groups, width = self.row_groups or 1, x.shape[-1]
         _check_rows(x.shape[0], groups)
@@ -135,7 +135,7 @@ class SwitchFeedForward(keras.layers.Layer):
         return tf.identity(tf.reshape(found, form), name=ROWS_JOINED)
 
     def capacity(self, tokens: Any) -> Any:
-        """How many of the tokens of a row group an expert takes: it depends on their number alone, so no device waits
+        """The capacity of an expert for the tokens of a row group: it depends on their number alone, so no device waits
         for another's count.
         """
         share = self.k * self.capacity_factor / self.experts
@@ -144,7 +144,7 @@ class SwitchFeedForward(keras.layers.Layer):
         return tf.maximum(tf.cast(tf.math.ceil(tf.cast(tokens, tf.float32) * share), tf.int32), self.min_capacity)
 
     def choose(self, tokens: Any, count: Any, rows: Any, training: bool) -> tuple[Any, Any]:
-        """The experts of each token, the best first, and their weights: [row groups, tokens, k] both."""
+        """The experts of each token, the best first, and their weights: both [row groups, tokens, k]."""
         chances = self.score(tf.cast(tokens, tf.float32), count, training)
         chosen = tf.math.top_k(tf.stop_gradient(chances), self.k).indices
         marks = tf.one_hot(chosen, self.experts)
@@ -174,7 +174,7 @@ class SwitchFeedForward(keras.layers.Layer):
         return tf.reshape(tf.einsum("gsq,gsq,gsqe->gsqe", groups, best, within), form)
 
     def take_places(self, chosen: Any, count: Any, training: bool) -> Any:
-        """The place of each token in the row before its expert; all first choices come before any second one."""
+        """The place of each token in the queue of its expert; all first choices come before any second one."""
         queue = tf.one_hot(chosen, self.experts, dtype=tf.int32)  # [row groups, tokens, k, experts]
         drawn = training and self.drop == RANDOM
         if drawn:
@@ -189,9 +189,9 @@ class SwitchFeedForward(keras.layers.Layer):
         return places
 
     def find_takers(self, chosen: Any, kept: Any, slots: Any, capacity: Any) -> Any:
-        """The number of the token at each place of each expert, [row groups, experts × capacity]; -1 where it is empty.
+        """The number of the token at each place of each expert, [row groups, experts × capacity]; -1 if it is empty.
 
-        Sorted by their slots tokens lie as the experts do, without what is empty between them.
+        Tokens sorted by slot are in the order of the experts' places, without the empty ones.
         """
         order = tf.argsort(tf.where(slots < 0, self.experts * capacity, slots))
         marks = tf.one_hot(chosen, self.experts, dtype=tf.int32) * tf.cast(kept, tf.int32)[..., tf.newaxis]
@@ -205,7 +205,7 @@ class SwitchFeedForward(keras.layers.Layer):
         return tf.where(tf.reshape(taken, flat), found, -1)
 
     def compute(self, given: Any, groups: int, capacity: Any) -> Any:
-        """Each expert's two layers on its own tokens, of all row groups."""
+        """Apply each expert's two layers to its tokens of all row groups."""
         form, width = [groups, self.experts, capacity], given.shape[-1]
         by_expert = tf.transpose(tf.reshape(given, [*form, width]), [1, 0, 2, 3])
         rows = tf.reshape(by_expert, [self.experts, groups * capacity, width])
@@ -218,11 +218,11 @@ class SwitchFeedForward(keras.layers.Layer):
         return tf.reshape(by_group, [groups, self.experts * capacity, width])
 
     def compute_output_spec(self, x: Any, **options: Any) -> Any:
-        """What comes out is as what goes in."""
+        """The shape and type of the input."""
         return keras.KerasTensor(x.shape, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         options = (
             "experts", "hidden", "k", "capacity_factor", "min_capacity", "noise", "groups", "aux", "drop", "seed",
             "row_groups",

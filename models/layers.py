@@ -1,7 +1,7 @@
-"""BERT's sub-layers, each a Keras layer of its own, so that adapters can stand between any two of them.
+"""BERT's sub-layers as separate Keras layers, so that adapters can be inserted between any two of them.
 
-`SelfAttention` and `FeedForward` add what they compute to their input. Post-normalised (`norm="post"`, BERT) they
-normalise the sum; pre-normalised (`norm="pre"`) they normalise what they read, and the sum stays as it is.
+`SelfAttention` and `FeedForward` add their result to their input. Post-normalised (`norm="post"`, BERT) they normalise
+the sum; pre-normalised (`norm="pre"`) they normalise their input, and leave the sum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NORMS = ("post", "pre")
 
 @keras.saving.register_keras_serializable("whale_nebula")
 def gelu_new(x: Any) -> Any:
-    """The approximation of gelu by a tanh, which some BERTs were trained with."""
+    """The tanh approximation of gelu, with which some BERTs were trained."""
     return keras.activations.gelu(x, approximate=True)
 
 
@@ -29,7 +29,7 @@ ACTIVATIONS = {"gelu": keras.activations.gelu, "gelu_new": gelu_new, "relu": ker
 
 
 class SubLayer(Configured):
-    """What both sub-layers share: dropout, the sum with the input, and where the norm stands."""
+    """Common base of the sub-layers: dropout, the sum with the input, and the position of the norm."""
 
     def __init__(self, norm: Norm, dropout: float, epsilon: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -41,21 +41,21 @@ class SubLayer(Configured):
         self._options = {"norm": norm, "dropout": dropout, "epsilon": epsilon}
 
     def read(self, hidden: Any) -> Any:
-        """What the sub-layer computes with."""
+        """The sub-layer's input, normalised if `norm` is "pre"."""
         return self.norm(hidden) if self.pre else hidden
 
     def add(self, hidden: Any, computed: Any, training: bool | None) -> Any:
-        """The input and what was computed from it, as one."""
+        """Add the result to the input, with dropout and norm."""
         together = hidden + self.drop(computed, training=training)
         return together if self.pre else self.norm(together)
 
     def compute_output_spec(self, hidden: Any, *others: Any, **options: Any) -> Any:
-        """What comes out is as what goes in: Keras need not trace the layer to know."""
+        """The shape and type of the input, without tracing the layer."""
         return keras.KerasTensor(hidden.shape, self.compute_dtype)
 
 
 class Attending(SubLayer):
-    """What self-attention and cross-attention have in common: an `Attention`, and what it was made with."""
+    """Common base of self-attention and cross-attention: an `Attention` and its options."""
 
     def __init__(
         self,
@@ -79,16 +79,16 @@ class Attending(SubLayer):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class SelfAttention(Attending):
-    """Every token looks at every visible one; or, `causal`, at those up to itself.
+    """Self-attention over visible tokens; with `causal`, up to each token itself.
 
-    Whether it looks both ways is said in the call, so that the layers of a trained encoder can serve as a decoder's.
+    `causal` is an argument of the call, so that layers of a trained encoder can serve as a decoder's.
 
     >>> import numpy as np
     >>> layer = SelfAttention(width=8, heads=2)
     >>> layer(np.zeros((1, 5, 8)), visible=np.array([[True, True, True, False, False]])).shape
     TensorShape([1, 5, 8])
 
-    Token by token: an empty cache, then each step gives the cache for the next.
+    To decode token by token, begin with an empty cache; each step returns the next one.
 
     >>> cache = layer.empty(rows=1, length=5)
     >>> hidden, cache = layer(np.zeros((1, 1, 8)), cache=cache, position=0)
@@ -111,10 +111,10 @@ class SelfAttention(Attending):
         position: Any = None,
         training: bool | None = None,
     ) -> Any:
-        """One sub-layer up. `visible` (rows, length) marks the tokens that may be looked at: all if None.
+        """Apply the sub-layer. `visible` (rows, length) is the mask of tokens: all if None.
 
-        With a `cache`, `hidden` is the one token at `position`: it is remembered there and looks at what is
-        remembered up to there. The result is then (hidden, cache).
+        With a `cache`, `hidden` is the one token at `position`: it is added to the cache and attends to the tokens up
+        to there. The result is then (hidden, cache).
         """
         if cache is not None:
             return self._step(hidden, visible, cache, position, training)
@@ -122,12 +122,12 @@ class SelfAttention(Attending):
         return self.add(hidden, self.attention(self.read(hidden), allowed=allowed, training=training), training)
 
     def compute_output_spec(self, hidden: Any, *others: Any, cache: Any = None, **options: Any) -> Any:
-        """As of any sub-layer, and with a cache that too."""
+        """The shape and type of the input; with a cache also the cache's."""
         spec = super().compute_output_spec(hidden)
         return spec if cache is None else (spec, cache)
 
     def empty(self, rows: Any, length: Any) -> Cache:
-        """A cache with room for `length` tokens, and none in it."""
+        """An empty cache for `length` tokens."""
         heads, size = self.attention.heads, self.attention.width // self.attention.heads
         nothing = ops.zeros((rows, heads, length, size), self.compute_dtype)
         return Cache(nothing, nothing)
@@ -145,7 +145,7 @@ class SelfAttention(Attending):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class FeedForward(SubLayer):
-    """Each token by itself: widened, bent, narrowed.
+    """The feed-forward sub-layer: two dense layers with an activation, for each token.
 
     >>> import numpy as np
     >>> FeedForward(width=8, inner=32)(np.zeros((1, 5, 8))).shape
@@ -185,19 +185,19 @@ class FeedForward(SubLayer):
         self.norm.build(shape)
 
     def call(self, hidden: Any, training: bool | None = None) -> Any:
-        """One sub-layer up."""
+        """Apply the sub-layer."""
         return self.add(hidden, self.narrow(self.wide(self.read(hidden))), training)
 
 
 def _allowed(visible: Any, causal_length: Any) -> Any:
-    """Both masks as one; None if there is neither."""
+    """Combine both masks; None if there is neither."""
     if causal_length is None:
         return None if visible is None else expand_mask(visible)
     return causal(causal_length) if visible is None else ops.logical_and(causal(causal_length), expand_mask(visible))
 
 
 def activation_of(name: str) -> Any:
-    """The function of this name, as Hugging Face calls it.
+    """The activation function with this Hugging Face name.
 
     >>> round(float(activation_of("gelu")(-1.0)), 4), round(float(activation_of("gelu_new")(-1.0)), 4)
     (-0.1587, -0.1588)
@@ -218,7 +218,7 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class CrossAttention(Attending):
-    """Every word looks at every visible place of the source; dropout, the sum with its input, and a norm.
+    """Cross-attention to the visible places of the source; dropout, the sum with the input, and a norm.
 
     >>> import numpy as np
     >>> layer = CrossAttention(width=8, heads=2)
@@ -226,7 +226,7 @@ class CrossAttention(Attending):
     >>> layer(words, source, np.array([[True, True, True, True, False]])).shape
     TensorShape([1, 3, 8])
 
-    A search looks often at the same source: what is `remember`ed of it once can be asked again and again (`recall`).
+    A search attends to one source repeatedly: `remember` computes its cache once, and `recall` uses it.
     """
 
     def build(self, hidden_shape: Any, source_shape: Any) -> None:
@@ -235,14 +235,14 @@ class CrossAttention(Attending):
         self.norm.build(hidden_shape)
 
     def call(self, hidden: Any, source: Any, visible: Any = None, training: bool | None = None) -> Any:
-        """One sub-layer up. `visible` (rows, length) marks the places of the source that may be looked at."""
+        """Apply the sub-layer. `visible` (rows, length) is the mask of the source's places."""
         allowed = None if visible is None else expand_mask(visible)
         return self.recall(hidden, self.remember(source), allowed, training)
 
     def remember(self, source: Any) -> Cache:
-        """What there is to know of a source."""
+        """The cache of a source."""
         return self.attention.remember(source)
 
     def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
-        """One sub-layer up, from what is remembered of the source."""
+        """Apply the sub-layer with a cache of the source."""
         return self.add(hidden, self.attention.recall(self.read(hidden), cache, allowed, training), training)

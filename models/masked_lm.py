@@ -1,4 +1,4 @@
-"""Masked language modelling: BERT with a head that says which tokens stood at the places that were hidden."""
+"""Masked language modelling: BERT with a head that predicts the tokens at hidden places."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .layers import activation_of
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Guess(Configured):
-    """Hidden states at some places, made ready to be compared with every token's vector."""
+    """The head's transformation: gathers hidden states at some places, then a dense layer and a norm."""
 
     def __init__(self, width: int, activation: str, epsilon: float, spread: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -29,7 +29,7 @@ class Guess(Configured):
         self.norm = keras.layers.LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
 
     def build(self, hidden_shape: Any, places_shape: Any) -> None:
-        """Make the weights of both parts."""
+        """Create the weights of both parts."""
         self.dense.build(hidden_shape)
         self.norm.build(hidden_shape)
 
@@ -38,20 +38,20 @@ class Guess(Configured):
         return self.norm(self.dense(ops.take_along_axis(hidden, places[:, :, None], axis=1)))
 
     def compute_output_spec(self, hidden: Any, places: Any) -> Any:
-        """What comes out, without tracing the layer."""
+        """The output's shape and type, without tracing the layer."""
         return keras.KerasTensor((*places.shape, hidden.shape[-1]), self.compute_dtype)
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Bias(keras.layers.Layer):
-    """A number for each token that is added to its score: how likely it is before anything is read."""
+    """A bias for each token, added to its logit."""
 
     def build(self, shape: Any) -> None:
-        """Make them, as zeros."""
+        """Create the biases as zeros."""
         self.bias = self.add_weight((shape[-1],), initializer="zeros", name="bias")
 
     def call(self, scores: Any) -> Any:
-        """The scores with their bias."""
+        """The logits plus biases."""
         return scores + self.bias
 
 
@@ -59,8 +59,8 @@ class Bias(keras.layers.Layer):
 class MaskedLm(keras.Model):
     """A BERT and its head, which shares the BERT's table of tokens. The BERT is trained in place.
 
-    It is given rows of `tokens` and the `places` to guess, and scores the whole vocabulary at these places only, as
-    most of a row is not hidden.
+    It takes rows of `tokens` and the `places` to predict, and computes logits at these places only, as most of a row is
+    not hidden.
     """
 
     def __init__(self, bert: Bert, **kwargs: Any) -> None:
@@ -85,17 +85,17 @@ class MaskedLm(keras.Model):
         return self.get_layer(f"{self.bert.name}_bias")
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {"bert": self.bert.get_config(), "name": self.name, "trainable": self.trainable}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MaskedLm:
-        """Another one like it, with a BERT of its own."""
+        """Create an equal one, with a new BERT."""
         return cls(Bert.from_config(config["bert"]), name=config["name"], trainable=config["trainable"])
 
 
 def masked_lm(bert: Bert) -> MaskedLm:
-    """Put the head on a BERT: {"tokens", "places"} in, logits (rows, places, vocabulary) out.
+    """Add the head to a BERT: {"tokens", "places"} in, logits (rows, places, vocabulary) out.
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> model = masked_lm(Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)))

@@ -1,7 +1,7 @@
-"""BERT's way to learn a language without labels: hide some tokens of each row, and let the model guess them.
+"""Masked language modelling's data: hide some tokens of each row, which the model has to predict.
 
-Of the tokens, 15 % are guessed; of these 80 % are replaced by the mask, 10 % by any other token, and 10 % stay, so that
-the model cannot trust what it sees either. Which ones, is a function of the seed and of the batch's number alone.
+Of the tokens, 15 % are predicted; of these 80 % are replaced by the mask, 10 % by a random token, and 10 % stay, so
+that the model cannot trust visible tokens either. The choice is a function of the seed and the batch's number alone.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from .masked_lm import MaskedLm, masked_lm
 
 
 class Tokens(Protocol):
-    """What masking asks of a tokenizer: how many tokens there are, and which of them are no words."""
+    """The part of a tokenizer that masking needs: the number of tokens, and the special ones."""
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
 
     @property
     def mask(self) -> int:
-        """What stands for a hidden token."""
+        """The id of a hidden token."""
 
     @property
     def pad(self) -> int:
-        """What fills short rows."""
+        """The id of padding."""
 
     @property
     def start(self) -> int:
-        """What rows begin with."""
+        """The first id of each row."""
 
     @property
     def end(self) -> int:
-        """What rows end with."""
+        """The last id of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """What is hidden, and how. `special` tokens are never hidden, and never put in place of another.
+    """Options of masking. `special` tokens are never hidden, and never replace another.
 
     >>> Masking(vocabulary=10, mask=4, special=(0, 2, 3)).words
     (1, 5, 6, 7, 8, 9)
@@ -73,12 +73,12 @@ class Masking:
 
     @classmethod
     def of(cls, tokens: Tokens, **options: Any) -> Masking:
-        """That of a tokenizer's vocabulary."""
+        """The masking for a tokenizer's vocabulary."""
         return cls(tokens.size, tokens.mask, (tokens.pad, tokens.start, tokens.end), **options)
 
     @property
     def words(self) -> tuple[int, ...]:
-        """The tokens that may stand in place of another."""
+        """The tokens that may replace another."""
         apart = {*self.special, self.mask}
         return tuple(token for token in range(self.vocabulary) if token not in apart)
 
@@ -87,7 +87,7 @@ Example = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]
 
 
 def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
-    """A batch (rows, length) as what `masked_lm` learns from: inputs, labels, and their weights.
+    """Mask a batch (rows, length) for `masked_lm`: inputs, labels, and their weights.
 
     Each row has its share hidden, at least one token; the weight is 0 where a row has fewer than the longest could.
     """
@@ -102,7 +102,7 @@ def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
 
 
 def masked_examples(batches: tf.data.Dataset, how: Masking) -> tf.data.Dataset:
-    """Batches of rows of tokens, each hidden in its own way: give `batches.repeat()`, and every epoch hides others.
+    """Batches of rows of tokens, each masked differently: with `batches.repeat()` every epoch is masked anew.
 
     >>> how = Masking(vocabulary=100, mask=4, special=(0, 2, 3))
     >>> rows = tf.data.Dataset.from_tensors([[2, 50, 60, 70, 3, 0]])
@@ -129,31 +129,30 @@ def pretrain(
     epochs: int = 1,
     **fit: Any,
 ) -> keras.callbacks.History:
-    """Teach a BERT the language of rows of tokens, in place, by a plain `fit` of `steps` in all.
+    """Train a BERT on rows of tokens by masked language modelling, in place, by a plain `fit` of `steps` in all.
 
-    `batches` are int32 (rows, length), each as long as it needs: of a text's one side,
-    `text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])`, and
-    `how = Masking.of(tokenizer, seed=1)`.
+    `batches` are int32 (rows, length), each of its own length: for one side of a text, `text.batches(encoded,
+    order).map(lambda inputs, labels: inputs["source"])`, and `how = Masking.of(tokenizer, seed=1)`.
 
-    Of a `masked_lm` the head is trained, and kept, too; a BERT is given one for the time being. The learning rate rises
-    over the share `warmup` of the steps and then falls to zero (with no warmup it stays); the history has one entry for
-    each of the `epochs` that the steps are divided into. What else is given goes to `fit`.
+    The head of a `masked_lm` is trained and kept; a plain BERT gets a temporary one. The learning rate rises over the
+    share `warmup` of the steps and then falls to zero (without warmup it is constant); the history has one entry for
+    each of the `epochs` into which the steps are divided. Further options are passed to `fit`.
     """
     model = bert if isinstance(bert, MaskedLm) else masked_lm(bert)
     optimizer = _optimizer(learning_rate, steps, warmup)
-    optimizer.build(model.trainable_variables)  # made while the step is traced, they would have it traced twice
-    model.compile(optimizer, masked_loss(), jit_compile=False)  # jit compiles anew for every length of a batch
+    optimizer.build(model.trainable_variables)  # slots created during tracing would cause a second trace
+    model.compile(optimizer, masked_loss(), jit_compile=False)  # jit would compile for every length of a batch
     examples = masked_examples(batches.repeat(), how)
     return model.fit(examples, epochs=epochs, steps_per_epoch=max(1, steps // epochs), shuffle=False, **fit)
 
 
 def masked_loss() -> keras.losses.Loss:
-    """Mean over the tokens that were hidden."""
+    """The mean loss over hidden tokens."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
 
 
 def _optimizer(peak: float, steps: int, warmup: float) -> keras.optimizers.Optimizer:
-    """BERT's: Adam whose decay leaves biases and norms alone."""
+    """BERT's optimizer: Adam with weight decay, except for biases and norms."""
     rising = round(steps * warmup)
     rate = keras.optimizers.schedules.CosineDecay(0.0, max(1, steps - rising), warmup_target=peak, warmup_steps=rising)
     adam = keras.optimizers.AdamW(rate if rising else peak, weight_decay=0.01, global_clipnorm=1.0)
@@ -179,7 +178,7 @@ def _places(hideable: tf.Tensor, share: float, seed: tf.Tensor) -> tuple[tf.Tens
 
 
 def _disguised(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.Tensor) -> tf.Tensor:
-    """What stands where tokens are to be guessed."""
+    """The replacements of the tokens to predict."""
     words = tf.constant(np.array(how.words), labels.dtype)
     fate = tf.random.stateless_uniform(tf.shape(labels), seed)
     index = tf.random.stateless_uniform(tf.shape(labels), other_seed, maxval=len(how.words), dtype=tf.int32)
@@ -188,7 +187,7 @@ def _disguised(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.
 
 
 class Hidden(NamedTuple):
-    """Ids as they are shown, and the two labels: the hidden words (else padding), and how many words there are."""
+    """Ids with hidden words, and the two labels: the hidden words (padding elsewhere), and the number of words."""
 
     shown: tf.Tensor
     words: tf.Tensor
@@ -197,10 +196,9 @@ class Hidden(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """Hides some words of each sentence: 1 to all of them, each number as often, any of them.
+    """Hides words of each sentence: from 1 to all of them, uniformly distributed.
 
-    Start, end and padding are no words, and are always shown. Which are hidden, is a function of the seed and of the
-    batch's number alone.
+    Start, end and padding are always visible. The choice is a function of the seed and the batch's number alone.
 
     >>> hiding = Hiding(mask=4, special=(0, 2, 3))
     >>> hidden = hiding(tf.constant([[2, 7, 8, 9, 3, 0]]), number=1)
@@ -213,7 +211,7 @@ class Hiding:
     seed: int = 0
 
     def __call__(self, ids: Any, number: Any) -> Hidden:
-        """Of whole sentences (rows, length), start and end included, what is shown in this batch."""
+        """Hide words of whole sentences (rows, length), with start and end, for this batch."""
         is_word = tf.reduce_all(ids[:, :, None] != tf.constant(self.special, ids.dtype), axis=2)
         words = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
         seeds = tf.random.split(tf.stack([self.seed, tf.cast(number, tf.int32)]), 2)
@@ -224,10 +222,10 @@ class Hiding:
         return Hidden(tf.where(hidden, self.mask, ids), tf.where(hidden, ids, 0), words)
 
     def of_batches(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        """Batches for a `MaskedABNet`, of those for a model that writes from left to right.
+        """Convert batches for a causal model to those for a `MaskedABNet`.
 
         ({"source", "target": all but the last word}, all but the first) becomes ({"source", "target": shown}, {"words",
-        "length"}). A side that is not here (None) stays so.
+        "length"}). A missing side (None) stays None.
         """
 
         def hide(number: Any, batch: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""A translator as a Keras model: an encoder in one place, a decoder in another, only hidden states between them."""
+"""A translator as a Keras model: an encoder and a decoder in two places, with only hidden states between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Around = Callable[[str], AbstractContextManager[Any]]
 
 
 def nowhere(part: object) -> AbstractContextManager[None]:
-    """No scope around any part.
+    """An empty scope, for all parts.
 
     >>> with nowhere("source") as nothing:
     ...     nothing
@@ -33,7 +33,7 @@ def nowhere(part: object) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What a translator is made of: the two sides, and the scopes around them."""
+    """The parts of a translator: two sides, and the scopes around them."""
 
     encoder: Encoder
     decoder: Decoder
@@ -41,11 +41,11 @@ class Sides:
 
 
 class Translating(keras.Model):
-    """What all translators are: {"source": ids, "target": shown ids} in, scores of the target's vocabulary out.
+    """Common base of translators: {"source": ids, "target": shown ids} in, logits over the target's vocabulary out.
 
-    Called with a `search`, it is given source ids alone, and writes: the encoder runs in the source's scope, the whole
-    search in the target's, and an `nb.compress` in which the model was built stands around both, so that what crosses
-    is what crosses in training. `decoding.translation` makes a function of it.
+    Called with a `search`, it takes only source ids and decodes: the encoder runs in the source's scope, the whole
+    search in the target's, inside the `nb.compress` in which the model was built, so that the same tensors cross as in
+    training. `decoding.translation` makes a function of it.
     """
 
     sides: Sides
@@ -62,10 +62,10 @@ class Translating(keras.Model):
         super().__init__(inputs, outputs, name=config["name"])
         self.sides, self._config = sides, MappingProxyType(config)
         self._compressed = tuple(frame for frame in open_frames() if frame.kind == "compress")
-        self.input_spec = None  # in a search there is a source alone
+        self.input_spec = None  # a search has only a source
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, search: Any = None) -> Any:
-        """Scores for a batch of pairs; or, with a `search`, what it finds for a batch of source ids."""
+        """Logits for a batch of pairs; or, with a `search`, its result for a batch of source ids."""
         if search is None:
             return super().call(inputs, training=training, mask=mask)
         self._check(search)
@@ -76,18 +76,18 @@ class Translating(keras.Model):
                 return self.find(source, search)
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one; scopes are no part of it."""
+        """The options to create an equal one, without scopes."""
         return dict(self._config)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Another one like it, without scopes."""
+        """Create an equal one, without scopes."""
         both = {side: keras.saving.deserialize_keras_object(config[side]) for side in ("source", "target")}
         return cls(**{**config, **both})
 
     def find(self, source: Source, search: Any) -> Found:
-        """Search for the translations of what the source's side tells: beam search, with the state of each prefix
-        kept, unless a kind of translator has its own way.
+        """Search for translations from the source's side: beam search with cached prefixes, unless a translator
+        overrides it.
         """
         return beamed(self.sides.decoder, source, search)
 
@@ -102,7 +102,7 @@ class Translating(keras.Model):
 
 
 def check_names(source: Any, target: Any) -> None:
-    """Refuse two BERTs of one name: their layers would have the same names, too."""
+    """Refuse two BERTs with one name, as their layers' names would be equal."""
     if source.name == target.name:
         raise OptionError(
             f"both BERTs are called {source.name!r}",

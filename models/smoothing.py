@@ -1,4 +1,4 @@
-"""The loss of translation: cross-entropy against smoothed labels, in which padding weighs nothing."""
+"""The loss of translation: cross-entropy with label smoothing, without padding."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from whale_nebula.errors import OptionError
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class SmoothedCrossentropy(keras.losses.Loss):
-    """How far logits are from labels that give `smoothing` of their weight to all words alike.
+    """Cross-entropy with labels that distribute `smoothing` of their weight uniformly over all words.
 
-    Labels are ids, as batches have them; where a label is `padding`, nothing is counted. The loss is a mean over
-    the words that count (and their sample weights), so a batch in micro-batches has the loss of the whole batch.
+    Labels are ids, as in batches; labels of `padding` do not count. The loss is a mean over the words that count (and
+    their sample weights), so a batch in micro-batches has the loss of the whole batch.
 
     >>> loss = SmoothedCrossentropy(0.1)
     >>> logits = [[[0.0, 4.0, 0.0, 0.0], [0.0, 9.0, 0.0, 0.0]]]
@@ -41,7 +41,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         self._options = {"smoothing": smoothing, "padding": padding}
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """The loss of a batch: a mean by weights, of which padding has none."""
+        """The loss of a batch: a weighted mean without padding."""
         counted = keras.ops.cast(keras.ops.not_equal(y_true, self._options["padding"]), "float32")
         if sample_weight is not None:
             weight = keras.ops.cast(sample_weight, "float32")
@@ -49,12 +49,12 @@ class SmoothedCrossentropy(keras.losses.Loss):
         return super().__call__(y_true, y_pred, sample_weight=counted)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """The loss of each word, as if all of them counted."""
+        """The loss of each word, padding included."""
         smoothing = self._options["smoothing"]
         label = keras.ops.sparse_categorical_crossentropy(keras.ops.cast(y_true, "int32"), y_pred, from_logits=True)
         each = keras.ops.logsumexp(y_pred, axis=-1) - keras.ops.mean(y_pred, axis=-1)
         return (1 - smoothing) * label + smoothing * each
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {**super().get_config(), **self._options}

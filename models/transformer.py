@@ -1,6 +1,6 @@
-"""The benchmark transformer: embedding, pre-normalised blocks, output; a left-to-right language model.
+"""The benchmark transformer: embedding, pre-normalised blocks, output; a causal language model.
 
-It is a functional Keras model whose layers lie in a sequence: `embedding`, `block0`, `block1`, ..., `output`.
+It is a functional Keras model whose layers form a sequence: `embedding`, `block0`, `block1`, ..., `output`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Around = Callable[[int], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a transformer is. `inner` is the width inside the feed-forward parts: 4 × `width` if None.
+    """The sizes of a transformer. `inner` is the width inside the feed-forward parts: 4 × `width` if None.
 
     >>> Sizes(width=256).feed_forward
     1024
@@ -54,7 +54,7 @@ class Sizes:
 
 
 class Embedding(Configured):
-    """Tokens become vectors, and each gets its position added."""
+    """Embeddings of tokens plus those of positions."""
 
     def __init__(self, vocabulary: int, length: int, width: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -63,7 +63,7 @@ class Embedding(Configured):
         self.positions = keras.layers.Embedding(length, width, name="positions")
 
     def build(self, shape: Any) -> None:
-        """Make both tables."""
+        """Create both tables."""
         self.tokens.build(shape)
         self.positions.build(shape[1:])
 
@@ -73,7 +73,7 @@ class Embedding(Configured):
 
 
 class Block(Configured):
-    """Attention to what came before, then a feed-forward part; each normalises first and adds to its input."""
+    """Causal self-attention, then a feed-forward part; each normalises its input and adds to it."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -86,14 +86,14 @@ class Block(Configured):
         self.dropout = keras.layers.Dropout(dropout, name="dropout")
 
     def build(self, shape: Any) -> None:
-        """Make the weights of all parts."""
+        """Create the weights of all parts."""
         for part in (self.attention_norm, self.inner_norm, self.wide):
             part.build(shape)
         self.attention.build(shape, shape)
         self.narrow.build((*shape[:-1], self._options["inner"]))
 
     def call(self, hidden: Any, training: bool | None = None) -> Any:
-        """One step up."""
+        """Apply the block."""
         normal = self.attention_norm(hidden)
         attended = self.attention(normal, normal, use_causal_mask=True, training=training)
         hidden = hidden + self.dropout(attended, training=training)
@@ -104,9 +104,9 @@ class Block(Configured):
 def transformer(sizes: Sizes | None = None, *, around: Around = nowhere, shorter: bool = False) -> keras.Model:
     """Build the model: int32 tokens (rows, length) in, logits (rows, length, vocabulary) out.
 
-    `around(block)` gives the scope around each block; the embedding lies in the first block's, the output in
-    the last one's. Scopes above stages (`nb.cluster`, `nb.pipeline`) are entered around the call. With `shorter`
-    rows may be shorter than `length`, too.
+    `around(block)` gives the scope around each block; the embedding belongs to the first one's, the output to the last
+    one's. Scopes above stages (`nb.cluster`, `nb.pipeline`) are entered around the call. `shorter` allows rows shorter
+    than `length`.
 
     >>> import whale_nebula as nb
     >>> small = Sizes(vocabulary=11, length=4, width=8, heads=2, blocks=2)

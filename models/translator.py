@@ -1,6 +1,6 @@
-"""The transformer that ABNet is compared with: encoder and decoder are trained from scratch, on pairs alone.
+"""The baseline transformer of ABNet: encoder and decoder trained from scratch on pairs only.
 
-The same layers as in a BERT, none of them frozen or pretrained, and cross-attention between a decoder's self-attention
+It has the layers of a BERT, none of them frozen or pretrained, and cross-attention between a decoder's self-attention
 and its feed-forward part.
 """
 
@@ -21,7 +21,8 @@ from .sides import Around, Sides, Translating, nowhere
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Translator(Translating):
-    """{"source": ids, "target": ids from the start on} in, logits of the word after each shown one out.
+    """{"source": ids, "target": ids with the start} in, logits of the next word at each place out. `around(side)` gives
+    the scope around each side. If `tied`, logits are computed by the embedding's table.
 
     `around(side)` gives the scope around each side. If `tied`, words are scored by the table that embeds them.
 
@@ -45,7 +46,7 @@ class Translator(Translating):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Translator:
-        """Another one like it, without scopes."""
+        """Create an equal one, without scopes."""
         sizes = {side: BertSizes(**config[side]) for side in ("source", "target")}
         return cls(**{**config, **sizes})
 

@@ -1,4 +1,6 @@
-"""Maps for `nb.place`, made of a model and clusters; methods of training. Installed as `whale_nebula.strategies`."""
+"""Maps for `nb.place`, computed from a model and clusters; and training methods. Installed as
+`whale_nebula.strategies`.
+"""
 
 from .curriculum import ByTokens, Curriculum
 from .low_rank_cut import low_rank_cut

@@ -1,4 +1,4 @@
-"""A curriculum by length: training begins with short sequences, and they grow to their full length."""
+"""A curriculum by length: training begins with short sequences, which grow to full length."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Curriculum:
     """Sequences of `start` tokens at first and of `end` from step `steps` on, in multiples of `step`.
 
     At step t of T the length is start + (end - start) (t / T)^(1 / r), rounded down: r is 1 (`pace="linear"`) or 2
-    (`"root"`, which grows faster at first). A table says by itself from which step on sequences have which length:
-    `Curriculum(64, 256, 900, pace={0: 64, 300: 128, 900: 256})`.
+    (`"root"`, which grows faster at first). A dict gives lengths by their first step directly: `Curriculum(64, 256,
+    900, pace={0: 64, 300: 128, 900: 256})`.
 
-    `dataset.apply(curriculum)` cuts the batches of a dataset. Those of `mode="pack"` keep their tokens: a row of 256
+    `dataset.apply(curriculum)` truncates the batches of a dataset. `mode="pack"` keeps their tokens: a row of 256
     becomes two of 128, or three of 80, of which the rest is dropped.
 
     >>> [Curriculum(8, 64, 100).length(step) for step in (0, 30, 99, 100, 1000)]
@@ -52,7 +52,7 @@ class Curriculum:
         )
 
     def _list_changes(self, pace: Any) -> dict[int, int]:
-        """From which step on sequences have which length: each length first comes where the pace first reaches it."""
+        """The lengths by their first step: each begins where the pace first reaches it."""
         if not isinstance(pace, str) or pace not in ROOTS:
             raise OptionError(
                 f"pace={pace!r} of a curriculum", mend='pace="linear", pace="root", or a table {0: 64, 300: 128}'
@@ -81,20 +81,20 @@ class Curriculum:
 
     @property
     def lengths(self) -> list[int]:
-        """All lengths that come, the shortest first."""
+        """All lengths, the shortest first."""
         return list(self.changes.values())
 
     def length(self, step: int) -> int:
-        """The length of sequences in a step, which are counted from 0."""
+        """The length of sequences in a step, counted from 0."""
         return next(length for begin, length in reversed(list(self.changes.items())) if begin <= max(step, 0))
 
     def cut(self, batch: Any, step: int) -> Any:
-        """A batch as it is trained in a step: for loops that draw their batches themselves."""
+        """A batch with the length of a step, for loops that draw their own batches."""
         return self._cut(batch, self.length(step))
 
     def __call__(self, dataset: tf.data.Dataset, first: int = 0) -> tf.data.Dataset:
-        """A dataset of batches whose sequences are cut; its first batch is that of step `first`. Each pass through it
-        goes on where the one before has ended.
+        """A dataset of batches with the lengths of steps, beginning with step `first`. Each iteration continues where
+        the previous one has ended.
         """
         if not isinstance(first, int) or first < 0:
             raise OptionError(f"first={first!r} of a curriculum", mend="first=0: the step of the first batch")
@@ -130,12 +130,12 @@ class Curriculum:
         )
 
     def _truncate(self, tensor: Any, length: Any) -> Any:
-        """The first so many along each axis but the first that has the full length."""
+        """Truncate each axis of full length, except the first."""
         parts = [slice(None)] + [slice(length) if size == self.end else slice(None) for size in tensor.shape[1:]]
         return tensor[tuple(parts)]
 
     def _pack(self, tensor: Any, length: Any) -> Any:
-        """Each row as several rows of so many, one below the other."""
+        """Divide each row into several rows of this length, one below the other."""
         if self.end not in tuple(tensor.shape[1:2]):
             return tensor
         ops, whole = (np, tensor) if isinstance(tensor, np.ndarray) else (tf, tensor)
@@ -144,7 +144,7 @@ class Curriculum:
         return ops.reshape(whole[:, : count * length], shape)
 
     def _check(self, spec: Any) -> None:
-        """Whether there is something to cut; and whether what is packed has sequences alone."""
+        """Verify that there are sequences, and for packing that there is nothing else."""
         known = [each.shape for each in tf.nest.flatten(spec)]
         shapes = [() if each.rank is None else tuple(each) for each in known]
         cut = [shape for shape in shapes if self.end in shape[1:]]
@@ -162,7 +162,7 @@ class Curriculum:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         pace = self.pace if isinstance(self.pace, str) else [[begin, length] for begin, length in self.changes.items()]
         return {
             "start": self.start,
@@ -175,8 +175,7 @@ class Curriculum:
 
 
 class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning-rate schedule that counts tokens: its step n comes when as many tokens were trained as in n steps of
-    full length.
+    """A learning-rate schedule by tokens: its step n is reached after as many tokens as n steps of full length have.
 
     >>> schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 100, 0.0)
     >>> counted = ByTokens(schedule, Curriculum(8, 64, 100, step=64))
@@ -194,7 +193,7 @@ class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
             )
         if not isinstance(curriculum, Curriculum | Mapping):
             raise OptionError(f"ByTokens was given {curriculum!r}", mend="ByTokens(schedule, Curriculum(64, 256, 900))")
-        if isinstance(curriculum, Mapping):  # of a model that is loaded
+        if isinstance(curriculum, Mapping):  # from the config of a loaded model
             said = dict(curriculum)
             pace = said.pop("pace")
             curriculum = Curriculum(**said, pace=pace if isinstance(pace, str) else dict(pace))
@@ -204,7 +203,7 @@ class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> Any:
         """The rate at a step of the optimizer."""
-        if self.curriculum.mode == "pack":  # each step has the tokens of a full one
+        if self.curriculum.mode == "pack":  # every step has the tokens of one of full length
             return self.schedule(step)
         begins, lengths = np.array(list(self.curriculum.changes)), np.array(self.curriculum.lengths)
         tokens = np.concatenate([[0], np.cumsum(lengths[:-1] * np.diff(begins))])
@@ -214,7 +213,7 @@ class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
         return self.schedule(tf.cast(before + (at - begin) * length, tf.float32) / self.curriculum.end)
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {
             "schedule": keras.optimizers.schedules.serialize(self.schedule),
             "curriculum": self.curriculum.get_config(),

@@ -1,4 +1,4 @@
-"""Cut a BERT at linear layers that end sub-layers, as `nb.compress(rank=, basis="svd")` needs it."""
+"""Cut a BERT at the linear layers that end sub-layers, as `nb.compress(rank=, basis="svd")` requires."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def low_rank_cut(
     cuts: list[Any] = list(layers) if isinstance(layers, (list, tuple, range)) else [layers]
     _check(bert, cuts, clusters, sub_layer)
     names = [bert.visible.name, bert.embedding.name, *(each.name for pair in bert.sub_layers for each in pair)]
-    begins_with_norm = bert.ending is not None  # what reads the product, then, is the next layer
+    begins_with_norm = bert.ending is not None  # then the next layer reads the product
     names += [bert.ending.name] if bert.ending is not None else []
     patterns, begin, norm = [], 0, ""
     for cut in cuts:

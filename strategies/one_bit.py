@@ -1,7 +1,7 @@
-"""Adam and LAMB whose momenta can cross in a bit a number: after a warm-up the variance is frozen.
+"""Adam and LAMB whose momenta can be exchanged at one bit a number: after a warm-up the variance is frozen.
 
 With `nb.replica(exchange="1bit")` clusters exchange momenta after each step, in float32 at first and as signs once the
-variance is frozen. Without it they are optimizers like others, whose variance is frozen after `freeze_step` steps.
+variance is frozen. Otherwise they are ordinary optimizers whose variance is frozen after `freeze_step` steps.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ def is_number(value: Any) -> bool:
 
 
 def check_number(name: str, option: str, value: Any, example: float, value_below: float = np.inf) -> None:
-    """Refuse what is no number from 0 up and below another."""
+    """Refuse a value that is not a number from 0 up to below a bound."""
     if not is_number(value) or not 0 <= value < value_below:
         bound = "from 0 up" if value_below == np.inf else f"from 0 up and below {value_below:g}"
         raise OptionError(f"{option}={value!r} of {name}", mend=f"{option}={example:g}, {bound}")
 
 
 class OneBitAdam(keras.optimizers.Optimizer):
-    """Adam without bias correction, whose variance stays as it is from step `freeze_step` on: 15 to 25 % of all steps.
+    """Adam without bias correction, whose variance is frozen from step `freeze_step` on: 15 to 25 % of all steps.
 
-    `weight_decay` is a part of the update. With `servers=True` the mean of the clusters' momenta is compressed once
-    more, with an error of its own, as it is where each worker is the server of a part: for comparison, as nothing less
-    crosses by it.
+    `weight_decay` is a part of the update. With `servers=True` the mean of the clusters' momenta is compressed a second
+    time, with its own error feedback, as with parameter servers: for comparison only, as it saves no bytes.
 
     >>> OneBitAdam(1e-3, freeze_step=500).get_config()["freeze_step"]
     500
@@ -74,7 +73,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
         self.decay, self.servers = weight_decay, servers
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots."""
+        """Create the slots."""
         if self.built:
             return
         super().build(variables)
@@ -89,7 +88,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
         return tuple(self.add_variable_from_reference(variable, name=name) for name in names)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """An update with the gradient of all rows, or, where momenta are exchanged, of the own ones."""
+        """Update by the gradient of all rows, or, if momenta are exchanged, of the cluster's rows."""
         momentum, *others = self._kept[self._get_variable_index(variable)]
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
         before = tf.convert_to_tensor(momentum)
@@ -103,7 +102,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
             self.assign(slot, value)
 
     def slots_of(self, variable: Any) -> Slots | None:
-        """The slots of a weight; None where it trains another model's."""
+        """The slots of a weight; None if the optimizer trains another model's."""
         for own, kept in zip(self._trainable_variables, self._kept, strict=True):
             if getattr(own, "value", own) is variable:
                 momentum, *others = (getattr(each, "value", each) for each in kept)
@@ -120,7 +119,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
         return float(tf.convert_to_tensor(rate))
 
     def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
-        """All momenta share one scale as they are."""
+        """No preconditioning: all momenta share one scale."""
         return [1.0] * len(momenta)
 
     def advance(
@@ -134,18 +133,18 @@ class OneBitAdam(keras.optimizers.Optimizer):
         return weight - rate * update, (velocity,)
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         names = ("freeze_step", "beta_1", "beta_2", "epsilon", "servers")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}, "weight_decay": self.decay}
 
 
 class OneBitLamb(OneBitAdam):
-    """LAMB that goes on after `freeze_step` with the mean of each layer's coefficients so far, times a factor.
+    """LAMB that continues after `freeze_step` with the mean of each layer's coefficients so far, times a factor.
 
-    The factor is the largest ratio of the frozen to the current root of the variance, within `factors` and within a
-    tenth of the one before; the current variance is that of the gradients which the momenta tell of. Coefficients lie
-    within `coefficients`, and count by `coefficient_beta` in their mean. Before momenta are compressed, each layer's is
-    scaled to the same root mean square.
+    The factor is the largest ratio of the frozen to the current root of the variance, limited to `factors` and to a
+    change of a tenth; the current variance is that of the gradients that the momenta imply. Coefficients are limited to
+    `coefficients`, and averaged with `coefficient_beta`. Before momenta are compressed, each layer's is scaled to the
+    same root mean square.
     """
 
     fused = True
@@ -177,7 +176,7 @@ class OneBitLamb(OneBitAdam):
         return *super()._make_slots(variable, names), mean, last
 
     def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
-        """What brings the momenta of all layers to the same root mean square; one without momentum stays as it is."""
+        """Factors that bring the momenta of all layers to the same root mean square; 1 for a layer without momentum."""
         roots = np.array([float(tf.sqrt(tf.reduce_mean(tf.square(each)))) for each in momenta])
         return np.where(roots > 0, np.mean(roots) / np.where(roots > 0, roots, 1.0), 1.0).tolist()
 
@@ -211,6 +210,6 @@ class OneBitLamb(OneBitAdam):
         return tf.clip_by_value(value, limits[0], limits[1])
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         names = ("coefficients", "coefficient_beta", "factors", "factor_change")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -1,4 +1,4 @@
-"""Maps for `nb.place` that cut the sequence of a model's layers: in halves, or by their numbers of parameters."""
+"""Maps for `nb.place` that cut a model's sequence of layers, by number or by parameters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Place = dict[str, str]
 
 
 def layers_in_sequence(model: Any) -> list[Spot]:
-    """The layers directly inside a model with their paths, inputs left out, in the order in which they were added.
+    """The direct layers of a model with their paths, without inputs, in the order in which they were added.
 
-    That is the order in which they run in a Sequential or functional model, and mostly in others: where it is not,
-    planning says which layer feeds an earlier one.
+    That is the order of execution in a Sequential or functional model, and mostly in others: otherwise planning reports
+    which layer feeds an earlier one.
     """
-    from whale_nebula.capture.placed import spots  # a model brings TensorFlow with it
+    from whale_nebula.capture.placed import spots  # imports TensorFlow, which a model has loaded
 
     layers = [spot for spot in spots(model) if spot.parent is model] if hasattr(model, "layers") else []
     if not layers:
@@ -37,7 +37,7 @@ def layers_in_sequence(model: Any) -> list[Spot]:
 
 
 def checked_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[str]:
-    """The clusters' names, each once, and not more than there are layers."""
+    """Validate the names of clusters: distinct, and not more than there are layers."""
     names = [clusters] if isinstance(clusters, str) else list(clusters)
     if not names or len(set(names)) != len(names):
         raise OptionError(f"clusters={names!r}", why="it lists clusters, each once", mend='["gpu", "npu"]')
@@ -51,7 +51,7 @@ def checked_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[
 
 
 def place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
-    r"""The map that gives each cluster the layers with its paths, and everything inside them.
+    r"""The map that assigns each cluster the layers with its paths, and everything inside them.
 
     >>> place_map(["gpu", "npu"], [["in", "a.b"], ["out"]])
     {'(in|a\\.b)(/.*)?': 'gpu', '(out)(/.*)?': 'npu'}
@@ -61,9 +61,9 @@ def place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
 
 
 def halves(model: Any, clusters: Iterable[str]) -> Place:
-    """A `place` map that cuts a model's sequence of layers into parts of equal number.
+    """A `place` map that cuts a model's sequence of layers into parts with equal numbers of layers.
 
-    Three clusters get thirds; where the number does not divide, the first parts have one layer more.
+    Three clusters get thirds; with a remainder the first parts have one layer more.
 
     >>> import keras
     >>> model = keras.Sequential([keras.layers.Dense(8, name=name) for name in "abc"])
@@ -78,9 +78,9 @@ def halves(model: Any, clusters: Iterable[str]) -> Place:
 
 
 def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
-    """A `place` map that cuts a model's sequence of layers where the largest part is as small as can be.
+    """A `place` map that cuts a model's sequence of layers so that the largest part is smallest.
 
-    A layer without parameters goes with the one before it. The model must be built.
+    A layer without parameters belongs to the one before it. The model must be built.
 
     >>> import keras
     >>> layers = [keras.layers.Dense(width, name=name) for name, width in {"a": 2, "b": 2, "c": 8}.items()]
@@ -98,7 +98,7 @@ def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
 
 
 def _groups(layers: Sequence[Spot]) -> list[list[Spot]]:
-    """Each layer that has parameters, with those without that follow it (or, at the start, precede it)."""
+    """Each layer with parameters, with the following ones without (at the start, the preceding ones)."""
     groups: list[list[Spot]] = [[]]
     filled = False
     for spot in layers:
@@ -122,7 +122,7 @@ def _parameters(layer: Any) -> int:
 
 
 def _cut(weights: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Cut a sequence into `parts` runs of at least one each so that the heaviest is as light as can be.
+    """Cut a sequence into `parts` non-empty runs that minimise the heaviest.
 
     >>> _cut([5, 1, 1, 5], 2), _cut([1, 1, 1, 9], 3)
     ([(0, 2), (2, 4)], [(0, 1), (1, 3), (3, 4)])

@@ -1,4 +1,4 @@
-"""What every test stands on: quiet logs, fixed seeds, and no process left behind."""
+"""Common fixtures of all tests: quiet logs, fixed seeds, and a check that no process is left."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Lets `nb.auto_parallel(replan=True)` go from one plan to the next, whatever was measured."""
+"""Make `nb.auto_parallel(replan=True)` change from one plan to the next, whatever was measured."""
 
 from __future__ import annotations
 

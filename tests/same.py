@@ -1,7 +1,7 @@
 """The parity harness: a `Case` runs uncut and under a `Cut`, and `assert_same` compares what both left.
 
-`TOLERANCES` says how near two numbers must be. A tensor's difference is measured in norms, against the tensor, the
-largest gradient, or the length of all steps.
+`TOLERANCES` limits the differences. A tensor's difference is measured in norms, relative to the tensor, the largest
+gradient, or the length of all steps.
 """
 
 from __future__ import annotations

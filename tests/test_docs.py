@@ -1,4 +1,4 @@
-"""The documentation is true: its links lead somewhere, its programs run, every error has its section, and it builds."""
+"""The documentation: links exist, programs run, every error has its section, and it builds."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""Every example in a docstring of the library runs, and says what it says it says."""
+"""Every example in a docstring of the library runs with the output shown."""
 
 import doctest
 import importlib

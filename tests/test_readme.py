@@ -1,4 +1,4 @@
-"""The README is what a newcomer believes: its program runs, cut in two, and its links lead somewhere."""
+"""The README: its program runs, cut in two, and its links exist."""
 
 import re
 from pathlib import Path

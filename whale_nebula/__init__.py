@@ -134,10 +134,10 @@ def _keras_hook() -> Any:
 
 
 class _Face(ModuleType):
-    """The package itself, where `nb.plan` stays a function.
+    """The class of this module, which keeps public names such as `nb.plan` functions.
 
-    Python binds a subpackage to its package when it is imported, by whomever: that would hide a public name that is
-    also a package's name.
+    Importing a subpackage binds it to its package as an attribute, which would hide a public name that is also a
+    package's name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -32,7 +32,7 @@ from whale_nebula.errors.text import did_you_mean
 
 
 class Point(NamedTuple):
-    """What a failpoint stands at, and whether there is a connection there that can be dropped."""
+    """The description of a failpoint, and whether it has a connection that can be dropped."""
 
     what: str
     connection: bool = False
@@ -87,18 +87,18 @@ Drop: TypeAlias = Callable[[str], None]
 
 
 class Action(StrEnum):
-    """What a fault does to the process that reaches it."""
+    """The effect of a fault on the process that reaches it."""
 
     KILL = "kill"  # SIGKILL
     RAISE = "raise"  # a RunError
     FREEZE = "freeze"  # SIGSTOP
-    DROP = "drop"  # the connection, which is made again
+    DROP = "drop"  # the connection, which is re-established
     DELAY = "delay"  # for so many seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An action at a failpoint, the `hit`-th time that it is reached; with `again` every time from then on.
+    """An action at a failpoint when it is reached the `hit`-th time; with `again` every time from then on.
 
     `worker` limits it to one worker's process.
 
@@ -127,7 +127,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read one fault: `[WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]`."""
+        """Parse a fault: `[WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]`."""
         found = _FAULT.fullmatch(text.strip())
         if found is None:
             raise OptionError(
@@ -140,7 +140,7 @@ class Fault:
         return cls(point, Action(action), float(seconds or 0), int(hit or 1), bool(again), worker)
 
     def strikes(self, number: int) -> bool:
-        """Whether it happens the `number`-th time (from 1)."""
+        """Whether the fault occurs at hit `number` (from 1)."""
         return number == self.hit or (self.again and number > self.hit)
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ Act: TypeAlias = Callable[[Fault, Drop | None], None]
 
 
 def happen(fault: Fault, drop: Drop | None) -> None:
-    """Do it to this process."""
+    """Apply a fault to this process."""
     match fault.action:
         case Action.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -171,14 +171,14 @@ def happen(fault: Fault, drop: Drop | None) -> None:
 
 
 def fail(fault: Fault) -> NoReturn:
-    """Raise as the fault wants it."""
+    """Raise the fault's error."""
     raise RunError(f"failpoint {fault} was reached", why="a plan of faults wants an error here", mend="take it out")
 
 
 class FaultPlan:
-    """Faults by failpoint, and how often each failpoint was reached so far (`reached`).
+    """Faults by failpoint, and the hits of each failpoint so far (`reached`).
 
-    `worker` is whose process this is; `act` does what a fault says.
+    `worker` is the name of this process; `act` applies a fault.
 
     >>> plan = FaultPlan.parse("step.before=raise@2")
     >>> plan.reach("step.before")
@@ -199,11 +199,11 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, text: str, *, worker: str | None = None) -> FaultPlan:
-        """Read faults, parted by commas."""
+        """Parse faults, separated by commas."""
         return cls(map(Fault.parse, filter(None, map(str.strip, text.split(",")))), worker=worker)
 
     def reach(self, point: str, drop: Drop | None = None) -> None:
-        """A failpoint is reached: what has to happen there happens."""
+        """Count a hit of a failpoint, and apply its faults."""
         with self._lock:
             self.reached[point] += 1
             number = self.reached[point]
@@ -220,13 +220,13 @@ _plan: FaultPlan | None = None
 
 
 def failpoint(name: str, drop: Drop | None = None) -> None:
-    """Be at a failpoint; `drop` breaks the connection that is there, if one is."""
+    """Mark a failpoint; `drop` breaks the connection there, if there is one."""
     if _plan is not None:
         _plan.reach(name, drop)
 
 
 def chunk_failpoint(when: str, first: bool, last: bool, drop: Drop) -> None:
-    """Be before or after a chunk is sent; the only chunk of a tensor is its first and its last."""
+    """Mark the failpoint before or after a chunk is sent; the only chunk of a tensor is first and last."""
     if _plan is not None:
         for name, here in (("first", first), ("last", last), ("middle", not first and not last)):
             if here:
@@ -234,7 +234,7 @@ def chunk_failpoint(when: str, first: bool, last: bool, drop: Drop) -> None:
 
 
 def names() -> Mapping[str, str]:
-    """Every failpoint, and where it is.
+    """All failpoints with their descriptions.
 
     >>> names()["update.after"]
     'the update is applied, its scalars have crossed'
@@ -244,7 +244,7 @@ def names() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def apply_plan(plan: FaultPlan) -> Iterator[FaultPlan]:
-    """Let a plan hold, for the whole process, while this is open."""
+    """Apply a plan to the whole process while this context is open."""
     global _plan
     before, _plan = _plan, plan
     try:

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """A value as JSON has it: pairs as keys are written "1>2", and numbers that are not finite are null."""
+    """Convert a value to JSON's types: pairs as keys are written "1>2", and numbers that are not finite are null."""
     if isinstance(value, Mapping):
         pairs = ((">".join(map(str, key)) if isinstance(key, tuple) else key, each) for key, each in value.items())
         return {key: to_plain(each) for key, each in pairs}
@@ -25,9 +25,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """A value of a type from what `to_plain` made of it; fields that are missing have their defaults.
+    """Convert the output of `to_plain` back to a value of a type; missing fields get their defaults.
 
-    A null where none can be is a field's default, and a number that is not finite.
+    A null for a field that cannot be None is its default, or a number that is not finite.
 
     >>> from_plain(Mapping[tuple[int, int], float | None], to_plain({(1, 2): 0.5, (2, 3): None}))
     {(1, 2): 0.5, (2, 3): None}
@@ -60,7 +60,7 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 def write_json(path: str | os.PathLike[str], document: Mapping[str, Any], indent: int | None = 1) -> None:
-    """Write a JSON file; one that is there is replaced at once or not at all."""
+    """Write a JSON file atomically: an existing one is replaced at once or not at all."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")  # other processes may write the same file
     beside.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", "utf-8")

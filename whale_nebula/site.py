@@ -37,7 +37,7 @@ class Site(NamedTuple):
 
 
 def calling_site() -> Site:
-    """The innermost line on Python's stack that is neither ours nor contextlib's."""
+    """The innermost line on Python's stack outside this package and contextlib."""
     return _find_site(sys._getframe(1), lambda file: False)
 
 
@@ -58,7 +58,7 @@ def _find_site(frame: FrameType | None, passes: Callable[[str], bool]) -> Site:
 
 
 def warn_at(site: Site, what: str, *, why: str, mend: str, where: str | None = None) -> None:
-    """Warn of a line, which the warning names unless it says `where` otherwise."""
+    """Warn of a line, which the warning names unless it has another `where`."""
     warning = NebulaWarning(what, where=str(site) if where is None else where, why=why, mend=mend)
     warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
@@ -67,16 +67,16 @@ _said: set[tuple[Site, Hashable]] = set()
 
 
 def warn_once(site: Site, what: str, *, why: str, mend: str, where: str | None = None, key: Hashable = None) -> None:
-    """Warn of a line, if it has not been said there before of the same `key`."""
+    """Warn of a line, unless there was a warning with the same `key` there."""
     if (site, key) not in _said:
         _said.add((site, key))
         warn_at(site, what, why=why, mend=mend, where=where)
 
 
 def runs_now(site: Site) -> bool:
-    """Whether the function that holds a line is running: a generator that has yielded is not.
+    """Whether the function that contains a line is running; a suspended generator is not.
 
-    Of functions that AutoGraph rewrote it cannot be told; they are taken to be running.
+    Functions that AutoGraph rewrote are assumed to be running.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -100,10 +100,10 @@ def _is_machinery(file: str) -> bool:
 
 
 def _find_original_line(site: Site, frame: FrameType) -> Site:
-    """The line that the user wrote, where tf.function runs a rewritten copy of it.
+    """The line of the user's source if `tf.function` runs a rewritten copy of it.
 
-    AutoGraph puts the copy into a file of its own and hangs a map back to the original onto the new function,
-    which the frame that called it holds.
+    AutoGraph writes the copy to another file and attaches a source map to the new function, which is held by the
+    calling frame.
     """
     caller = frame.f_back if "__autograph_generated_file" in site.file else None
     while caller is not None:
@@ -115,7 +115,7 @@ def _find_original_line(site: Site, frame: FrameType) -> Site:
 
 
 class Origin(str):
-    """The user's line, and the layer that made the op there: its path in the model and its class.
+    """The user's line of an op, and the layer that made it: its path in the model and its class.
 
     >>> origin = Origin("train.py:12", layer="encoder/norm", kind="BatchNormalization")
     >>> print(origin, "|", origin.said)
@@ -128,21 +128,21 @@ class Origin(str):
     kind: str
 
     def __new__(cls, line: str, layer: str = "", kind: str = "") -> Origin:
-        """The line, and what is known besides."""
+        """Create from a line, with optional layer."""
         made = super().__new__(cls, line)
         made.layer, made.kind = layer, kind
         return made
 
     @property
     def said(self) -> str:
-        """The layer in words; nothing where there is none."""
+        """The layer in words; "" if there is none."""
         return f"{self.kind or 'layer'} {self.layer!r}" if self.layer else ""
 
 
 def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """Let errors of ours that a public call raises begin at that call.
+    """Start tracebacks of this library's errors at the public call that raises them.
 
-    As those of Keras and TensorFlow, tracebacks are whole again after `keras.config.disable_traceback_filtering()`.
+    Like those of Keras and TensorFlow, tracebacks are complete after `keras.config.disable_traceback_filtering()`.
 
     >>> @short_traceback
     ... def call():

@@ -24,7 +24,7 @@ class Spec(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """Number of axes, or None where even that is unknown."""
+        """Number of axes; None if unknown."""
         return None if self.shape is None else len(self.shape)
 
     @property

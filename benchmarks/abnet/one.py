@@ -1,8 +1,9 @@
-"""One row with one seed: train over a free line, translate, score. Prints a line of JSON, and keeps the translations.
+"""One run: a row with one seed. Trains over a free line, translates, scores; prints a line of JSON and keeps the
+translations.
 
     python benchmarks/abnet/one.py svd6 1 --text FOLDER --languages fr en
 
-Everything that crosses goes through the row's codec as it would between clusters; the line only takes no time.
+All that crosses goes through the row's codec as between clusters; only the line takes no time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CHECKS, LOOKED_AT = 5, 128
 
 
 class Watch(keras.callbacks.Callback):
-    """Adds up what crossed, and looks a few times what the translations are worth so far."""
+    """Callback that sums up the bytes that crossed, and scores translations a few times during training."""
 
     def __init__(self, look: Any) -> None:
         super().__init__()
@@ -39,12 +40,12 @@ class Watch(keras.callbacks.Callback):
         self.bytes = {"source->target": 0, "target->source": 0}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         for name, link in nb.last_report().links.items():
             self.bytes[name] += link.bytes
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """A part of the run has ended."""
+        """Score after a part of the run."""
         self.curve.append([epoch + 1, round(float(logs["loss"]), 4), round(self.look(), 2)])
         print(*self.curve[-1], file=sys.stderr, flush=True)
 
@@ -81,13 +82,13 @@ def train(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def keep(folder: Path, name: str, seed: int, found: list[str]) -> None:
-    """The translations, for the bootstrap."""
+    """Save the translations, for the bootstrap."""
     (folder / "found").mkdir(parents=True, exist_ok=True)
     (folder / "found" / f"{name}-{seed}.txt").write_text("\n".join(found) + "\n", "utf-8")
 
 
 def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """What run.py and its parts are told."""
+    """Add the options of run.py and its parts."""
     parser.add_argument("--text", type=Path, required=True, metavar="FOLDER", help="with train.fr[.gz] ...")
     parser.add_argument("--languages", nargs=2, default=["fr", "en"], metavar=("FROM", "TO"))
     parser.add_argument("--test", default="test_2016_flickr", help="the split to score with")
@@ -97,7 +98,7 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run, and print what came of it."""
+    """Run, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("seed", type=int)

@@ -1,4 +1,4 @@
-"""One language model, pretrained at home on its own side of the text; run.py starts one for each side."""
+"""Pretrain one language model on its own side of the text; run.py starts one for each side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from one import options
 
 
 def main() -> int:
-    """Pretrain, and keep."""
+    """Pretrain and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("side", choices=story.SIDES)
     parser.add_argument("pretrained", choices=story.PRETRAINED)

@@ -1,4 +1,4 @@
-"""What is compared: a row is a model, what its boundary crosses as, and since when."""
+"""The compared rows: each is a model, the codec of its boundary, and the codec's first step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FEWER = {"pairs": 5000}
 
 
 class Row(NamedTuple):
-    """A line of the table. `start` is the share of the run after which the codec is switched on, `own` what differs
-    from the setting of all rows (see `story.Setting`), `beside` the row that this one is compared with.
+    """A line of the table. `start` is the share of the run after which the codec is switched on, `own` the deviations
+    from the common settings (see `story.Setting`), `beside` the row with which this one is compared.
     """
 
     said: str
@@ -103,7 +103,7 @@ ROWS: dict[str, Row] = {
 
 
 def options(row: Row, width: int, steps: int) -> dict[str, Any]:
-    """What stands in `nb.compress`."""
+    """The options of `nb.compress`."""
     given = dict(row.codec)
     if "rank" in given:
         given["rank"] = width // given["rank"]

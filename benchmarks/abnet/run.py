@@ -4,8 +4,8 @@
     python benchmarks/abnet/run.py --text FOLDER --row none int4 --seed 1
     python benchmarks/abnet/run.py --text FOLDER --table  # run nothing
 
-Rows train over a free line, a process of one thread each, and what is done is kept, so it can be stopped and gone on
-with. Seconds are those of two hosts of their own, joined by a slow line (root and /dev/net/tun), with mutual TLS.
+Rows train over a free line, in single-threaded processes; results are kept, so it can be interrupted and continued.
+Seconds are those of two separate hosts joined by a slow line (root and /dev/net/tun), with mutual TLS.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Found = dict[str, Any]
 
 # ---------------------------------------------------------------------- running
 def pretrained(asked: argparse.Namespace) -> None:
-    """The language models that the rows need, both sides at once; one that is there already stays."""
+    """Pretrain the missing language models that the rows need, both sides at once."""
     for name in sorted({story.setting(ROWS[row], asked.steps).pretrained for row in asked.row}):
         command = [sys.executable, str(HERE / "pretrain.py"), *told(asked)]
         folder = story.folder_of(asked.kept, name)
@@ -56,7 +56,7 @@ def told(asked: argparse.Namespace) -> list[str]:
 
 
 def run_rows(asked: argparse.Namespace) -> None:
-    """Run what is missing, so many at a time."""
+    """Run the missing rows, several at a time."""
     done = {(each["row"], each["seed"]) for each in finished(RESULTS)}
     pairs = [(name, seed) for seed in asked.seed for name in asked.row if seed in ROWS[name].seeds]
     words = ["--steps", asked.steps, *told(asked)]
@@ -68,7 +68,7 @@ def run_rows(asked: argparse.Namespace) -> None:
 
 
 def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
-    """Keep what a run has found."""
+    """Keep the result of a run."""
     out, _ = process.communicate()
     if process.returncode:
         print(*pair, f"failed ({process.returncode})", flush=True)
@@ -81,7 +81,7 @@ def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
 
 # ---------------------------------------------------------------------- timing
 def timed(name: str, line: tuple[str, str], asked: argparse.Namespace, folder: Path, steps: int) -> Found:
-    """Some steps of a row in two sites."""
+    """Time some steps of a row in two sites."""
     script = [str(HERE / "site.py"), name, "--timed", str(steps), *told(asked)]
     told_of = {} if line == FREE else {"rate": line[0], "delay": line[1]}
     link = {"between": ["source", "target"], **told_of}
@@ -96,7 +96,7 @@ def timed(name: str, line: tuple[str, str], asked: argparse.Namespace, folder: P
 
 
 def run_times(asked: argparse.Namespace) -> None:
-    """First what a step computes, over a free line; then each row over a line that takes 30 times as long."""
+    """Time a step over a free line, then each row over a line that takes 30 times as long."""
     kept: Found = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -113,7 +113,7 @@ def run_times(asked: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run what is wanted, and tell what there is."""
+    """Run what is requested, and print the results so far."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options(parser)
     parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))

@@ -29,7 +29,7 @@ MICRO_BATCHES, BATCH, SKIPPED = 4, 80, 3
 
 
 class Timer(keras.callbacks.Callback):
-    """Keeps what the report says of every step."""
+    """Callback that keeps the report of every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Timer(keras.callbacks.Callback):
         self.computes: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         report = nb.last_report()
         self.seconds.append(report.step_seconds)
         self.predicted.append(report.predicted_seconds or 0.0)
@@ -46,7 +46,7 @@ class Timer(keras.callbacks.Callback):
 
 
 def alike(batches: Iterable[Any]) -> list[Any]:
-    """The batches whose sentences are as long as most are: their steps cross the same bytes, and can be foretold."""
+    """The batches with the most common length of sentences, whose steps send the same bytes and can be predicted."""
     every = list(batches)
     sizes = [tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(batch)) for batch in every]
     usual, _ = Counter(sizes).most_common(1)[0]
@@ -54,7 +54,7 @@ def alike(batches: Iterable[Any]) -> list[Any]:
 
 
 def main() -> None:
-    """Train some steps, and tell."""
+    """Train some steps, and print their times."""
     parser = argparse.ArgumentParser()
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("--timed", type=int, default=12)

@@ -1,4 +1,4 @@
-"""What every row shares: the text, its vocabularies, two language models pretrained at home, and the model."""
+"""The common parts of all rows: the text, its vocabularies, two pretrained language models, and the model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SIZES = BertSizes(VOCABULARY, length=LONGEST + 2, width=128, heads=4, layers=2, 
 
 
 class Setting(NamedTuple):
-    """Sizes of a row, the same for all that do not say otherwise. `tied`: words are scored by the table of a language
-    model, by its own head, which learns on; otherwise by an output layer that is learned anew.
+    """Settings of a row, with defaults for all. `tied`: words are scored by the table of a language model through its
+    own head, which is trained further; otherwise by a new output layer.
     """
 
     pairs: int = 8000
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
 
 
 class Pretraining(NamedTuple):
-    """How long a language model learns, and how much of each sentence is hidden from it."""
+    """Options of pretraining: how long, and how much of each sentence is hidden."""
 
     steps: int
     share: float
@@ -57,7 +57,7 @@ PRETRAINED = {"short": Pretraining(1500, 0.15), "long": Pretraining(12000, 0.3)}
 
 
 class Corpus(NamedTuple):
-    """Pairs to train on, to choose by and to score with; each side's own text to pretrain on."""
+    """Pairs for training, validation and test; each side's own text for pretraining."""
 
     train: text.Pairs
     validation: text.Pairs
@@ -66,24 +66,24 @@ class Corpus(NamedTuple):
 
 
 def read(folder: Path, languages: tuple[str, str], test: str) -> Corpus:
-    """Aligned files."""
+    """Read aligned files."""
     named = dict(zip(SIDES, languages, strict=True))
     splits = [text.read_folder(folder, split, **named) for split in ("train", "val", test)]
     return Corpus(*splits, {side: list(splits[0].of(side)) for side in SIDES})
 
 
 def setting(row: Row, steps: int) -> Setting:
-    """A row's own."""
+    """The settings of a row."""
     return SETTING._replace(**{"steps": steps, **row.own})
 
 
 def folder_of(kept: Path, pretrained: str) -> Path:
-    """Where the language models are that were pretrained so long."""
+    """The folder of language models with this pretraining."""
     return kept if pretrained == SETTING.pretrained else kept.with_name(f"{kept.name}-{pretrained}")
 
 
 def prepare(side: str, lines: list[str], folder: Path, how: Pretraining) -> None:
-    """Pretrain a side's language model on its own text, once, and keep it."""
+    """Pretrain a side's language model on its own text, once, and save it."""
     if (folder / side / "config.json").exists():
         return
     keras.utils.set_random_seed(1)
@@ -99,17 +99,17 @@ def prepare(side: str, lines: list[str], folder: Path, how: Pretraining) -> None
 
 
 def tokenizers(folder: Path) -> dict[str, text.Tokenizer]:
-    """Those that the language models were pretrained with."""
+    """The tokenizers of the language models."""
     return {side: text.Tokenizer(text.read_vocabulary(folder / side / "vocab.txt")) for side in SIDES}
 
 
 def encoded(pairs: text.Pairs, words: dict[str, text.Tokenizer]) -> text.Encoded:
-    """Pairs as ids."""
+    """Encode pairs as ids."""
     return text.encode_pairs(pairs, **words, longest=LONGEST)
 
 
 def translator(row: Row, folder: Path, setting: Setting, *, micro_batches: int = 1) -> keras.Model:
-    """A row's model in its two clusters, ready to be trained."""
+    """A row's compiled model in its two clusters."""
     asked = options(row, SIZES.width, setting.steps)
     squeeze = nb.compress(**asked) if asked else contextlib.nullcontext()
     with nb.cluster(), nb.pipeline(micro_batch=micro_batches), squeeze:
@@ -117,7 +117,7 @@ def translator(row: Row, folder: Path, setting: Setting, *, micro_batches: int =
     steps, warm = setting.steps, setting.steps // 10
     rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm, warmup_target=setting.rate, warmup_steps=warm)
     optimizer = keras.optimizers.Adam(rate, global_clipnorm=1.0)
-    if row.codec.get("basis") != "learned":  # whose own variables come with the first step
+    if row.codec.get("basis") != "learned":  # a learned basis has variables, which the first step creates
         optimizer.build(model.trainable_variables)
     model.compile(optimizer, _loss(row))
     return model
@@ -131,7 +131,7 @@ def _made(row: Row, folder: Path, setting: Setting) -> keras.Model:
     kind = MaskedABNet if row.model == "cmlm" else CausalABNet
     tied = setting.tied or row.model == "cmlm"
     model = kind(source.bert, target, inner=setting.inner, dropout=setting.dropout, tied=tied, around=_around)
-    if setting.tied:  # the head learns on: it was made for states that have looked both ways
+    if setting.tied:  # train the head further: it was made for bidirectional states
         for layer in (target.guess.dense, target.guess.norm, target.bias):
             layer.trainable = True
     return model
@@ -149,7 +149,7 @@ def _loss(row: Row) -> Any:
 
 
 def batches(row: Row, rows: text.Encoded, order: text.Order, words: dict[str, text.Tokenizer], seed: int) -> Any:
-    """What `fit` takes."""
+    """The batches for `fit`."""
     found = text.batches(rows, order)
     if row.model != "cmlm":
         return found
@@ -158,7 +158,7 @@ def batches(row: Row, rows: text.Encoded, order: text.Order, words: dict[str, te
 
 
 def search(row: Row, model: keras.Model, words: dict[str, text.Tokenizer], *, width: int = 4) -> Any:
-    """What translates a batch; made once, for it is traced for every length of its rows."""
+    """The function that translates a batch; created once, as it is traced for every length of rows."""
     target = words["target"]
     ends = {"start": target.start, "end": target.end, "longest": LONGEST}
     way = MaskPredict(**ends, mask=target.mask) if row.model == "cmlm" else Beam(**ends, width=width)
@@ -166,7 +166,7 @@ def search(row: Row, model: keras.Model, words: dict[str, text.Tokenizer], *, wi
 
 
 def translated(translate: Any, rows: text.Encoded, words: dict[str, text.Tokenizer]) -> list[str]:
-    """Sentences, in the order of the rows."""
+    """Translated sentences, in the order of the rows."""
     order = text.make_order(len(rows), batch=128, lengths=[rows.source.lengths], shuffle=False)
     found: list[str] = []
     for batch in text.batches(rows, order):

@@ -1,4 +1,4 @@
-"""The table, the bootstraps and the pictures, made of what was found so far."""
+"""The table, the bootstraps and the plots of the results so far."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def of(name: str, runs: Sequence[Found]) -> list[Found]:
 
 
 def lost(name: str, runs: Sequence[Found]) -> list[float]:
-    """BLEU beside the same seed without a codec, seed by seed."""
+    """The difference in BLEU to the same seed without a codec, seed by seed."""
     other = {each["seed"]: each["bleu"] for each in of(ROWS[name].beside, runs)}
     return [each["bleu"] - other[each["seed"]] for each in of(name, runs) if each["seed"] in other]
 
 
 def table(runs: Sequence[Found], times: Found) -> list[list[object]]:
-    """Head and lines."""
+    """The table's head and lines."""
     head: list[object] = ["what crosses as", "BLEU, seed by seed", "beside nothing", "kB a step there", "and back"]
     head += ["fewer bytes in all", "s a step", "faster", "of the prediction", f"time to a BLEU of {ENOUGH:g}"]
     return [[*head, "the paper: BLEU, a step"], *(line(name, runs, times) for name in ROWS if of(name, runs))]
@@ -54,20 +54,20 @@ def line(name: str, runs: Sequence[Found], times: Found) -> list[object]:
 
 
 def sent(runs: Sequence[Found], way: str) -> float:
-    """Thousands of bytes that a step sends one way, in the mean of the runs that counted them."""
+    """Thousands of bytes that a step sends one way, averaged over the runs that counted them."""
     counted = [each["bytes"][way] / each["steps"] / 1e3 for each in runs if "bytes" in each]
     return statistics.mean(counted) if counted else math.nan
 
 
 def steps_to(bleu: float, runs: Sequence[Found]) -> float | None:
-    """The steps after which validation has come to so much BLEU, in the mean of the seeds; None where one has not."""
+    """The steps until validation reaches this BLEU, averaged over seeds; None if one did not."""
     found = [first_above(bleu, each["curve"]) for each in runs]
     known = [steps for steps in found if steps is not None]
     return statistics.mean(known) if known and len(known) == len(found) else None
 
 
 def first_above(bleu: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """Where a curve crosses, on the straight line between two of its points."""
+    """The position at which a curve crosses a value, by linear interpolation."""
     before = (0.0, 0.0)
     for steps, _, value in curve:
         if value >= bleu:
@@ -77,14 +77,14 @@ def first_above(bleu: float, curve: Sequence[Sequence[float]]) -> float | None:
 
 
 def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
-    """The bootstrap over sentences, each row and seed against nothing with the same seed."""
+    """The bootstrap over sentences of each row and seed against the same seed without a codec."""
     from whale_nebula.models import text
 
     source, target = asked.languages
     meant = text.read_folder(asked.text, asked.test, source=source, target=target, sides=["target"])
     said, folder = [], asked.kept / "found"
     for each in runs:
-        if each["row"] not in ROWS:  # of a codec that was removed
+        if each["row"] not in ROWS:  # a codec that was removed
             continue
         other = ROWS[each["row"]].beside
         files = [folder / f"{name}-{each['seed']}.txt" for name in (other, each["row"])]
@@ -96,14 +96,14 @@ def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
 
 
 def plot(runs: Sequence[Found], times: Found, folder: Path) -> None:
-    """BLEU by how many times fewer bytes, and BLEU of validation by hours on the line."""
+    """Plot BLEU by compression ratio, and validation BLEU by hours on the line."""
     with picture(folder / "bleu.svg", columns=2, size=(6, 4.5)) as (left, right):
         by_bytes(left, runs)
         by_time(right, runs, times)
 
 
 def by_bytes(axes: Any, runs: Sequence[Found]) -> None:
-    """A point for each row, with the range of its seeds."""
+    """Plot a point for each row, with the range of its seeds."""
     raw = sum(sent(of("none", runs), way) for way in WAYS)
     for name in ROWS:
         own = of(name, runs)
@@ -119,7 +119,7 @@ def by_bytes(axes: Any, runs: Sequence[Found]) -> None:
 
 
 def by_time(axes: Any, runs: Sequence[Found], times: Found) -> None:
-    """The curves of the first seeds over the slow line."""
+    """Plot the curves of the first seeds over the slow line."""
     for name in (name for name in ROWS if name in times and of(name, runs)):
         curve = of(name, runs)[0]["curve"]
         minutes = [steps * times[name]["step"] / 60 for steps, *_ in curve]

@@ -1,13 +1,13 @@
-"""What reading data of an owner costs: over lines, beside files, and what is decided and recorded of each batch.
+"""The cost of reading an owner's data: over lines, compared with files, and of decisions and records for each batch.
 
     python benchmarks/access/data.py            # everything; writes data.json
     python benchmarks/access/data.py --quick    # a few, to see that it runs; writes nothing
 
-The service runs in a process of its own, and is asked at its own port and at that of a gateway. Over loopback and over
-an emulated line of 60 Mbit/s with 20 ms each way (tools/wan.py, as root), rows of 4 KB are read in batches of 256, as
-columns and as a `tf.data.Dataset`; bytes are those of rows, without headers. A step fed by `nb.data` on the owner's
-machine takes turns with one fed by `tf.data` from the same files of TFRecord. What is decided and recorded is timed by
-itself, in a registry of 1,000 accounts with 10 grants each, and is a share of that step.
+The service runs in a separate process, and is read at its own port and at that of a gateway. Over loopback and over an
+emulated line of 60 Mbit/s with 20 ms each way (tools/wan.py, as root), rows of 4 KB are read in batches of 256, as
+columns and as a `tf.data.Dataset`; bytes are those of rows, without headers. Steps fed by `nb.data` on the owner's
+machine alternate with steps fed by `tf.data` from the same TFRecord files. Decisions and records are timed alone, in a
+registry of 1,000 accounts with 10 grants each, as a share of that step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_rows() -> dict[str, Any]:
 
 
 def make_site(folder: Path, accounts: int) -> None:
-    """An authority, accounts with grants, two datasets, and the certificate of one of the accounts."""
+    """Create an authority, accounts with grants, two datasets, and the certificate of one of the accounts."""
     signs = Authority.fresh("mt", {}, bound=["gpu"])
     authority.create(folder / "certs", signs)
     write_records(folder / "rows.tfrecord", 64 * BATCH)
@@ -111,7 +111,7 @@ def _certify(folder: Path, signs: Authority, account: str) -> None:
 
 
 def write_records(path: Path, count: int) -> None:
-    """A file of TFRecord."""
+    """Write a TFRecord file."""
     import tensorflow as tf
 
     values = np.random.default_rng(2).random((count, FEATURES), np.float32)
@@ -124,7 +124,7 @@ def write_records(path: Path, count: int) -> None:
 
 # ---------------------------------------------------------------------- over lines
 def serve(folder: str, host: str, port: int, ready: Any = None) -> None:
-    """The owner's service, until its process is ended."""
+    """Run the owner's service until its process is ended."""
     home = Path(folder)
     with open_service(home / "certs", authority.load(home / "certs"), "gpu", host, port, home / "certs") as bound:
         if ready is not None:
@@ -134,7 +134,7 @@ def serve(folder: str, host: str, port: int, ready: Any = None) -> None:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[int]:
-    """The service on loopback, in a process of its own; gives its port."""
+    """The service on loopback in a separate process; yields its port."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     serving = spawn.Process(target=serve, args=(str(folder), "127.0.0.1", 0, theirs), daemon=True)
@@ -148,7 +148,7 @@ def served(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def gateway(folder: Path, listen: str) -> Iterator[int]:
-    """A gateway that hands data over to the service, in a process of its own; gives its port."""
+    """A gateway to the service in a separate process; yields its port."""
     certs, who = folder / "certs", Identity("mt", "gpu", GATEWAY)
     paths = Files.under(certs, who)
     if not paths.cert.exists():
@@ -163,12 +163,12 @@ def gateway(folder: Path, listen: str) -> Iterator[int]:
 
 
 def read_columns(remote: Remote, batches: int) -> float:
-    """Bytes of rows a second."""
+    """The rate of reading columns, in bytes of rows a second."""
     about = remote.describe("wide")
     found = remote.read(Wish("wide", 1, 0, 0, batches * BATCH, BATCH), about)
     size, started = 0, 0.0
     for number, columns in enumerate(found):
-        if number:  # the first batch waits for the line and for what is opened
+        if number:  # the first batch includes connection and opening
             size += columns["x"].nbytes
         else:
             started = time.perf_counter()
@@ -176,7 +176,7 @@ def read_columns(remote: Remote, batches: int) -> float:
 
 
 def read_dataset(folder: Path, port: int, batches: int) -> float:
-    """The same through `nb.data`."""
+    """The rate of reading through `nb.data`."""
     import whale_nebula as nb
 
     nb.init({"run": "mt", "data": {"gpu": {"at": f"127.0.0.1:{port}", "folder": str(folder / "of-gpu")}}})
@@ -193,7 +193,7 @@ def read_dataset(folder: Path, port: int, batches: int) -> float:
 
 
 def loopback(folder: Path, rounds: int, batches: int) -> list[dict[str, Any]]:
-    """MB a second, of several passes the middle one."""
+    """Megabytes a second over loopback, the median of several passes."""
     with served(folder) as own, gateway(folder, "127.0.0.1:0") as shared:
         found = {}
         for name, port in (("", own), (", by a gateway's port", shared)):
@@ -206,7 +206,7 @@ def loopback(folder: Path, rounds: int, batches: int) -> list[dict[str, Any]]:
 
 
 def line(folder: Path, batches: int) -> list[dict[str, Any]]:
-    """The share of a line of 60 Mbit/s that rows have."""
+    """The share of a 60 Mbit/s line that rows use."""
     if os.geteuid() or not Path("/dev/net/tun").exists():
         return []
     script = [sys.executable, __file__, "--folder", str(folder), "--batches", str(batches)]
@@ -226,7 +226,7 @@ def line(folder: Path, batches: int) -> list[dict[str, Any]]:
 
 
 def play_side(side: str, folder: Path, batches: int) -> None:
-    """What a site of the line does; the one that reads ends the other."""
+    """Run one site of the line; the reading one ends the other."""
     over = folder / "over"
     if side == "owner":
         spawn = multiprocessing.get_context("spawn")
@@ -283,7 +283,7 @@ def step(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
     for number in range(2 * rounds + 4):
         name = ("files", "data", "data", "files")[number % 4]
         used, found = time.process_time(), _time_steps(model, pairs[name])
-        if number >= 4:  # the first passes make functions and fill caches
+        if number >= 4:  # the first passes trace functions and fill caches
             processors[name] += (time.process_time() - used) / (64 * rounds)
             taken[name] += found
     nb.shutdown()
@@ -310,7 +310,7 @@ def _time_steps(model: Any, dataset: Any) -> list[float]:
 
 
 def decisions(folder: Path, accounts: int, times: int, seconds_of_step: float) -> list[dict[str, Any]]:
-    """Milliseconds of a decision, and of all that is decided, counted and recorded of a batch."""
+    """Milliseconds of a decision, and of all decisions, counts and records for a batch."""
     registry, usage = Registry(folder / "certs", authority.load(folder / "certs")), Usage(folder / "certs")
     log = AuditLog(folder / "bench.jsonl", Identity("mt", "gpu", "operator"), None)
     grants = Grants(registry)
@@ -348,7 +348,7 @@ def _at_least(what: str, value: float, bar: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     arguments = parser(__doc__, "a few of each; writes nothing")
     for hidden in ("--side", "--folder", "--batches"):
         arguments.add_argument(hidden, help=argparse.SUPPRESS)

@@ -1,13 +1,13 @@
-"""What accounts cost: decisions in a large registry, and a step of training beside somebody who guesses passwords.
+"""The cost of accounts: decisions in a large registry, and training steps during an attack by password guesses.
 
     python benchmarks/access/run.py            # everything; writes result.json
     python benchmarks/access/run.py --quick    # a few, to see that it runs; writes nothing
 
-The registry has 1,000 accounts with 10 secrets each. A decision is the median of many; what waits for scrypt on purpose
-stands apart. The step is that of a small model, in one process; the service runs in another one of the same machine,
-and a third, with the lowest priority, opens a connection for each guess, at the service's own port or at that of a
-gateway. An exchange is what two workers send each other through their gateways, at 60 Mbit/s. Steps and exchanges with
-and without guesses take turns.
+The registry has 1,000 accounts with 10 secrets each. A decision is the median of many; those with scrypt's deliberate
+delay are listed separately. The step is that of a small model, in one process; the service runs in another one of the
+same machine, and a third, with the lowest priority, opens a connection for each guess, at the service's own port or at
+that of a gateway. An exchange is a transfer in both directions between two workers through their gateways, at 60
+Mbit/s. Steps and exchanges with and without guesses alternate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ GOOD = "a sentence to remember"
 
 
 def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
-    """Milliseconds of what is asked of a large registry."""
+    """Milliseconds of operations of a large registry."""
     with contextlib.closing(fill(folder, accounts)) as registry:
         last = f"user{accounts - 1}"
         token = registry.make_secret(last, TOKEN, 1.0)
@@ -79,7 +79,7 @@ def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
 
 
 def fill(folder: Path, accounts: int) -> Registry:
-    """A registry with so many accounts, written in one change."""
+    """Create a registry with this number of accounts in one change."""
     registry = Registry(folder, authority.load(folder))
     with registry.change():
         database = registry.database
@@ -108,7 +108,7 @@ def _serve(folder: str, pipe: Any) -> None:
     home = Path(folder)
     signs = authority.load(home)
     with contextlib.closing(Registry(home, signs)) as registry:
-        with contextlib.suppress(AccountError):  # it is there from the time before
+        with contextlib.suppress(AccountError):  # it exists from an earlier call
             registry.add("ana", password=GOOD)
         with serve(Desk(registry, signs, home), "gpu", "127.0.0.1", 0, home) as port:
             pipe.send(port)
@@ -116,7 +116,7 @@ def _serve(folder: str, pipe: Any) -> None:
 
 
 def _guess(port: int, going: Any, over: Any, count: Any) -> None:
-    os.nice(19)  # it would be on another machine
+    os.nice(19)  # an attacker uses another machine's cores
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols([LOGIN])
@@ -146,7 +146,7 @@ def _guess(port: int, going: Any, over: Any, count: Any) -> None:
 
 
 def steps(folder: Path, rounds: int, a_round: int, gateway: bool) -> dict[str, Any]:
-    """A step beside guesses, as a multiple of one without."""
+    """A step during guesses, as a multiple of one without."""
     import keras
 
     import whale_nebula as nb
@@ -170,7 +170,7 @@ def steps(folder: Path, rounds: int, a_round: int, gateway: bool) -> dict[str, A
 def _take_turns(
     folder: Path, port: int | None, act: Callable[[], object], rounds: int, a_round: int, what: str
 ) -> dict[str, Any]:
-    """The time of an act beside guesses, as a multiple of one without."""
+    """The time of an operation during guesses, as a multiple of the time without."""
     found: dict[bool, list[float]] = {False: [], True: []}
     with _attacked(folder, port) as (going, count):
         for number in range(2 * rounds):
@@ -192,8 +192,8 @@ def _take_turns(
 # ---------------------------------------------------------------------- through gateways
 @contextlib.contextmanager
 def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tuple[int, Callable[[int], None]]]:
-    """Two gateways in processes of their own, and a worker behind each; gives the port of the first one, and what makes
-    both workers send so many bytes to each other. With a `front` logins come in there, too.
+    """Two gateways in separate processes with a worker behind each; yields the first one's port, and a function that
+    makes both workers exchange a number of bytes. With a `front` logins use the gateway's port, too.
     """
     names = ("gpu/0", "npu/0", "gpu/gateway", "npu/gateway")
     made = ephemeral("mt", names)
@@ -238,14 +238,14 @@ def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tup
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has."""
+    """Free ports."""
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [int(each.getsockname()[1]) for each in held]
 
 
 def exchanges(folder: Path, rounds: int, a_round: int) -> list[dict[str, Any]]:
-    """An exchange beside guesses; and what the front costs links, beside gateways without one."""
+    """An exchange during guesses; and the cost of the front for links, compared with gateways without one."""
     with joined(folder, RATE / 8) as (port, exchange):
         what = "an exchange of 256 KiB at 60 Mbit/s, guesses at the gateway's port"
         rows = [_take_turns(folder, port, lambda: exchange(256 << 10), rounds, a_round, what)]
@@ -269,8 +269,8 @@ def exchanges(folder: Path, rounds: int, a_round: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _attacked(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
-    """A service and somebody who guesses, in processes of their own; he does so while the event is set, at the port of
-    a gateway if one is given.
+    """A service and an attacker in separate processes; guesses are made while the event is set, at the port of a
+    gateway if one is given.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -291,7 +291,7 @@ def _attacked(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     quick = parser(__doc__, "a few of each; writes nothing").parse_args().quick
     about = machine()
     with tempfile.TemporaryDirectory() as name:

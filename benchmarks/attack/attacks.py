@@ -1,6 +1,8 @@
-"""The attacks, each a process of its own: `python benchmarks/attack/attacks.py NAME`, told by JSON on standard input.
+"""The attacks, each a separate process: `python benchmarks/attack/attacks.py NAME`, configured by JSON on standard
+input.
 
-All go to addresses of this host that the benchmark's own gateways and links listen on, and end at a given time.
+All are directed at addresses of this host on which the benchmark's own gateways and links listen, and end at a given
+time.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from whale_nebula.wire.message import build_message
 
 RUN = "bench"
 STEP = build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={})
-WARM = "takes steps"  # the attacked program says so
+WARM = "takes steps"  # printed by the attacked program
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SETTINGS_ACK = bytes([0, 0, 0, 4, 1, 0, 0, 0, 0])
 MOST_SOCKETS, OPENED_A_SECOND, KNOCKS_A_SECOND, WATCHES = 700, 200, 200, 600
@@ -42,7 +44,7 @@ SOON, FLOOD_BYTES = 15.0, 96 << 20
 
 
 class Course:
-    """When there are attacks: for `on` seconds out of each `on + off`, from `start` to `end`; the calm comes first."""
+    """The times of attacks: `on` seconds out of each `on + off`, from `start` to `end`, beginning with a calm."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self.start, self.end, self.on, self.off = (float(said[key]) for key in ("start", "end", "on", "off"))
@@ -52,11 +54,11 @@ class Course:
         return time.time() >= self.end
 
     def attacks(self, at: float) -> bool:
-        """Whether there are attacks at a moment."""
+        """Whether there are attacks at a time."""
         return self.start <= at < self.end and (at - self.start) % (self.on + self.off) >= self.off
 
     def blocks(self) -> Iterator[None]:
-        """Once for each block of attacks, as it begins."""
+        """Yields at the begin of each period of attacks."""
         while not self.over:
             if self.attacks(time.time()):
                 yield
@@ -68,7 +70,7 @@ class Course:
 
 
 def credentials(said: dict[str, Any], worker: str) -> Credentials:
-    """What a worker holds; an attacker does not look at the deny list."""
+    """The credentials of a worker; an attacker ignores the deny list."""
     files = Files.under(said["certs"], Identity.of_worker(RUN, worker))
     return Credentials.of(files._replace(revoked=None) if worker == said["revoked"] else files)
 
@@ -81,7 +83,7 @@ def channel(said: dict[str, Any], worker: str) -> grpc.Channel:
 
 
 def fill_sockets(said: dict[str, Any], course: Course, connect: Callable[[], socket.socket]) -> dict[str, Any]:
-    """Hold as many connections as there may be, and open each again when it is dropped."""
+    """Hold the maximum number of connections, and reopen each that is dropped."""
     opened = most = 0
     for _ in course.blocks():
         held: set[socket.socket] = set()
@@ -106,7 +108,7 @@ def fill_sockets(said: dict[str, Any], course: Course, connect: Callable[[], soc
 
 
 def hold_idle(said: dict[str, Any], course: Course) -> dict[str, Any]:
-    """Connections with a revoked certificate, that complete TLS and then say nothing."""
+    """Attack by connections with a revoked certificate that complete TLS and then are silent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -122,7 +124,7 @@ def hold_idle(said: dict[str, Any], course: Course) -> dict[str, Any]:
 
 
 def hold_half_open(said: dict[str, Any], course: Course) -> dict[str, Any]:
-    """Connections by nobody, with no certificate, that never begin TLS."""
+    """Attack by connections without a certificate that never begin TLS."""
     return fill_sockets(said, course, lambda: _plain(said))
 
 
@@ -132,7 +134,7 @@ def _plain(said: dict[str, Any]) -> socket.socket:
 
 
 def knock(said: dict[str, Any], course: Course) -> dict[str, Any]:
-    """Streams with a revoked certificate, each for another worker with a long name; each is refused."""
+    """Attack by streams with a revoked certificate, each for another worker with a long name; each is refused."""
     knocks, log = 0, Path(said["audit"])
     before = log.stat().st_size
     for _ in course.blocks():
@@ -153,7 +155,7 @@ def knock(said: dict[str, Any], course: Course) -> dict[str, Any]:
 
 
 def watch(said: dict[str, Any], course: Course) -> dict[str, Any]:
-    """Streams that ask how the gateway is, for ever, with a good certificate: over as many connections as it takes."""
+    """Attack by unlimited status streams with a valid certificate, over as many connections as it takes."""
     asked = most = 0
     for _ in course.blocks():
         lines: list[grpc.Channel] = []
@@ -174,7 +176,7 @@ def watch(said: dict[str, Any], course: Course) -> dict[str, Any]:
 
 
 def flood(said: dict[str, Any], course: Course) -> dict[str, Any]:
-    """A peer with a good certificate sends tensors that nobody asked for; its own limits are lifted."""
+    """Attack by a peer with a valid certificate that sends unrequested tensors; its own limits are lifted."""
     rounds = refused = 0
     sent = 0
     row = np.zeros(1 << 18, np.float32)
@@ -197,7 +199,7 @@ def flood(said: dict[str, Any], course: Course) -> dict[str, Any]:
 
 
 def be_flooded(said: dict[str, Any], course: Course) -> dict[str, Any]:
-    """The peer of `flood`: it waits for a step that does not come. Tells how its memory moved."""
+    """Run the victim of `flood`, which waits for a step that does not come; returns its memory over time."""
     rounds = 0
     for _ in course.blocks():
         while course.now:
@@ -222,7 +224,7 @@ def _links(said: dict[str, Any], here: str, there: str, own: str, other: str, **
 
 
 def join(said: dict[str, Any], course: Course) -> dict[str, Any]:
-    """Not an attack: two honest workers that are new meet through both gateways, again and again; tells how long."""
+    """Measure, without an attack, how long two new honest workers take to connect through both gateways."""
     took: dict[bool, list[float]] = {True: [], False: []}
     troubles: list[str] = []
     ends = {"gpu/9": said["gateway"], "npu/9": said["other_gateway"]}
@@ -257,11 +259,11 @@ ATTACKS = {each.__name__: each for each in (hold_idle, hold_half_open, knock, wa
 
 
 def main() -> None:
-    """Attack as asked, then say what was done."""
+    """Run the requested attack, then print what was done."""
     said = json.loads(sys.stdin.readline())
     course = Course(said)
     if sys.argv[1] in ATTACKS and sys.argv[1] != "be_flooded":
-        os.nice(19)  # an attacker computes elsewhere
+        os.nice(19)  # an attacker uses another machine's cores
     print(json.dumps({**ATTACKS, "join": join}[sys.argv[1]](said, course)), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The run that is attacked: a model in two clusters, so many steps; prints when each step began and what came of it."""
+"""The attacked run: a model in two clusters; prints the begin of each step and the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS, WIDTH = 256, 1024
 
 
 def main(steps: int) -> None:
-    """Train; the boundary is a megabyte in each direction."""
+    """Train `steps` steps; the boundary is a megabyte in each direction."""
     keras.utils.set_random_seed(3)
     nb.init()
     data = np.random.default_rng(0)

@@ -1,9 +1,9 @@
-"""A run over TLS through two gateways while others attack: do steps stay as fast, memory bounded, newcomers let in?
+"""A run over TLS through two gateways under attack: the speed of steps, memory, and admission of new workers.
 
     python benchmarks/attack/run.py               # ten minutes of attacks, in twelve minutes
     python benchmarks/attack/run.py --seconds 60  # one minute; writes nothing
 
-All attacks go on at once, for 50 of every 60 seconds; steps of the calm seconds are what the others are compared with.
+All attacks run at once, for 50 of every 60 seconds; steps of the calm seconds are the reference.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RATE, ON, OFF = "60mbit", 50.0, 10.0
 SLOWER, MEMORY_MIB = 1.10, 64.0
-GUARD_SECONDS = 1.5  # around each change, whose steps belong to neither
+GUARD_SECONDS = 1.5  # around each change, whose steps are not counted
 NICE = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
 CLI = (sys.executable, "-m", "whale_nebula.cli.main")
 
 
 class Range:
-    """The processes of the run and of the attackers, in a folder of their own."""
+    """The processes of the run and of the attackers, in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Range:
         self.addresses = {name: free_address() for name in ("gpu", "npu", "gpu/0", "npu/0", "gpu/8", "npu/8")}
         workers = {name: {"workers": [self.addresses[f"{name}/0"]]} for name in ("gpu", "npu")}
         self.config("workers", workers)
-        self.write("alone", {"clusters": workers})  # nobody else, and no line: for what the steps come to
+        self.write("alone", {"clusters": workers})  # without attackers and line: the reference of the results
         self.config("gateways", {"gpu": {}, "npu": {}})  # they are not told how many workers there are
         certs = folder / "certs"
         authority = Authority.fresh(RUN, {})
@@ -76,7 +76,7 @@ class Range:
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump({"run": RUN, "seed": 1, **config}))
 
     def start(self, name: str, command: list[str], told: Mapping[str, Any] | None = None) -> None:
-        """Start a process; what it prints goes into a file."""
+        """Start a process with its output sent to a file."""
         out, err = ((self.folder / f"{name.replace('/', '-')}.{end}").open("w") for end in ("out", "err"))
         process = subprocess.Popen(
             command, cwd=self.folder, env={**os.environ, **NICE}, text=True, stdin=subprocess.PIPE,
@@ -88,11 +88,11 @@ class Range:
             process.stdin.flush()
 
     def out(self, name: str, end: str = "out") -> str:
-        """What it has printed."""
+        """The output of a process so far."""
         return (self.folder / f"{name.replace('/', '-')}.{end}").read_text()
 
     def wait(self, name: str, seconds: float) -> dict[str, Any]:
-        """Wait for its end; gives what it told as JSON."""
+        """Wait for the end of a process; returns its JSON output."""
         code = self.started[name].wait(seconds)
         lines = [line for line in self.out(name).splitlines() if line.startswith("{")]
         if code or not lines:
@@ -100,7 +100,7 @@ class Range:
         return json.loads(lines[-1])
 
     def close(self) -> None:
-        """Nothing is left."""
+        """End all processes."""
         for process in self.started.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ class Range:
 
 
 class Memory:
-    """What processes hold, once a second, in MiB, and when."""
+    """Samples of processes' memory, once a second, in MiB."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self.seen: dict[str, list[tuple[float, float]]] = {name: [] for name in processes}
@@ -132,7 +132,7 @@ class Memory:
                     self.seen[name].append((time.time(), held))
 
     def moved(self, course: Course) -> dict[str, float]:
-        """The most while attacks went on, less the most of the first calm."""
+        """The maximum during attacks minus the maximum of the first calm period."""
         self._over.set()
         self._thread.join()
         found = {}
@@ -145,7 +145,7 @@ class Memory:
 
 @contextlib.contextmanager
 def places() -> Iterator[Range]:
-    """A folder, and the processes in it."""
+    """A folder with the processes in it."""
     with tempfile.TemporaryDirectory() as folder:
         made = Range(Path(folder))
         try:
@@ -162,7 +162,7 @@ def train(found: Range, steps: int, config: str = "workers") -> None:
 
 
 def gateways(found: Range) -> None:
-    """Start both, and wait until they listen."""
+    """Start both gateways, and wait until they listen."""
     for cluster in ("gpu", "npu"):
         asked = ["--config", str(found.folder / "gateways.yaml"), "--cluster", cluster]
         found.start(f"{cluster}/gateway", [*CLI, "gateway", *asked])
@@ -174,7 +174,7 @@ def gateways(found: Range) -> None:
 
 
 def step_seconds(began: list[float]) -> list[tuple[float, float]]:
-    """When each step began, and how long it took."""
+    """The begin and duration of each step."""
     return [(one, other - one) for one, other in itertools.pairwise(began)]
 
 
@@ -223,7 +223,7 @@ def measure(seconds: float) -> dict[str, Any]:
 
 
 def _await_steps(found: Range) -> None:
-    """Until the workers take steps: their processes are up, and have been for a while."""
+    """Wait until the workers take steps."""
     limit = time.monotonic() + 120
     while WARM not in found.out("gpu"):
         if time.monotonic() > limit or found.started["gpu"].poll() is not None:
@@ -233,7 +233,7 @@ def _await_steps(found: Range) -> None:
 
 
 def compare(course: Course, began: list[float]) -> dict[str, Any]:
-    """Medians of the steps that lie within attacked and within calm seconds."""
+    """Median durations of steps in attacked and in calm seconds."""
     attacked, calm = [], []
     for at, took in step_seconds(began):
         around = [course.attacks(each) for each in (at - GUARD_SECONDS, at, at + took)]
@@ -250,7 +250,7 @@ def compare(course: Course, began: list[float]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="of attacks")
     chosen = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What a call of an encoder and of a decoder costs, however small the tensor is: the constants of `codec/objects.py`.
+"""The fixed cost of a call of an encoder and of a decoder: the constants of `codec/objects.py`.
 
     python benchmarks/codec/calls.py
 
-One thread, seconds of computing, through the same functions by which a boundary is encoded and decoded.
+One thread, in seconds of computing, through the functions by which boundaries are encoded and decoded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CODECS = ("fp16", "bf16", "int8", "int4", "rank(8)", "rank(8) >> int8", "svd(0.5
 
 
 def taken(run: Callable[[], Any]) -> float:
-    """Milliseconds of computing, on average: what else the machine does takes no part in that."""
+    """Average milliseconds of computing, which are independent of other programs."""
     run()
     began = time.process_time()
     for _ in range(TIMES):
@@ -48,7 +48,7 @@ def of(text: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print them, and what packing whole numbers takes."""
+    """Print the costs, and that of packing whole numbers."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     for text in CODECS:

@@ -1,10 +1,10 @@
-"""What each codec loses on numbers with outlier channels, what it leaves, and what it costs beside one SVD of them.
+"""Error, size and cost of each codec on numbers with outlier channels; costs as multiples of one SVD.
 
     python benchmarks/codec/run.py            # everything; writes result.json
     python benchmarks/codec/run.py --quick    # an eighth of the rows, once; writes nothing
 
-One thread. By turns: one `tf.linalg.svd` of the tensor, then an encode and a decode by each codec; the median of the
-rounds. A cost is a share of the SVD of its own round.
+One thread. Alternately one `tf.linalg.svd` of the tensor, then an encode and a decode by each codec; the median of the
+rounds. A cost is relative to the SVD of its own round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEY = np.array([1, 2], np.uint32)
 
 
 class Row(NamedTuple):
-    """A way to cross: what it sends, what comes back, and the bars (None: there is none)."""
+    """A codec to measure: its encoder, its decoder, and the bars (None: no bar)."""
 
     name: str
     encode: Callable[[Any], Any]
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def data(rows: int, channels: int = OUTLIERS, times: float = TIMES) -> np.ndarray:
-    """Normal numbers in rows of different norms, where a few channels are larger than the others."""
+    """Normal numbers in rows of different norms, with a few channels larger than the others."""
     draw = np.random.default_rng(0)
     x = draw.standard_normal((rows, COLUMNS), "float32")
     x[:, draw.choice(COLUMNS, channels, replace=False)] *= np.float32(times)
@@ -56,7 +56,7 @@ def data(rows: int, channels: int = OUTLIERS, times: float = TIMES) -> np.ndarra
 
 
 def blocks(name: str, bits: int, block: int, *bars: float | None, key: Any = None) -> Row:
-    """Integers block by block."""
+    """Block-wise integers."""
 
     def decode(sent: Any) -> Any:
         dims = (int(sent[0].shape[0]), COLUMNS)
@@ -66,7 +66,7 @@ def blocks(name: str, bits: int, block: int, *bars: float | None, key: Any = Non
 
 
 def whole(bits: int, x: np.ndarray) -> Row:
-    """One scale for the tensor, as the papers have it: one row of one block."""
+    """Integers with one scale for the tensor, as in the papers: one row of one block."""
 
     def decode(sent: Any) -> Any:
         flat = dequantise(*sent, dims=(1, x.size), bits=bits, block=x.size, dtype="float32")
@@ -77,7 +77,7 @@ def whole(bits: int, x: np.ndarray) -> Row:
 
 
 def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Row:
-    """The papers' SVD, of which the best possible error is known."""
+    """The papers' SVD, whose optimal error is known."""
     k = lowrank.rank_of(*x.shape, ratio)
     return Row(
         f"svd({ratio}), rank {k}",
@@ -89,13 +89,13 @@ def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Ro
 
 
 def shared(r: int, x: np.ndarray) -> Row:
-    """Coordinates on a basis that both sides hold."""
+    """Coordinates in a basis that both sides hold."""
     q = tf.constant(lowrank.first(lowrank.gram_of(x).numpy(), r))
     return Row(f"rank({r}), shared", lambda x: lowrank.project(x, q), lambda z: lowrank.expand(z, q), None, 1 / 25)
 
 
 def renewal(r: int, x: np.ndarray) -> Row:
-    """What the producer adds once in 50 steps; nothing but the basis crosses."""
+    """The producer's additional work once in 50 steps; only the basis crosses."""
     last = lowrank.first(lowrank.gram_of(x).numpy(), r)
 
     def encode(x: Any) -> Any:
@@ -105,7 +105,7 @@ def renewal(r: int, x: np.ndarray) -> Row:
 
 
 def largest(fraction: float) -> Row:
-    """The largest of each row, and where they are."""
+    """The largest numbers of each row, with their positions."""
     k = lowrank.kept_count(COLUMNS, fraction)
 
     def encode(x: Any) -> Any:
@@ -119,13 +119,13 @@ def largest(fraction: float) -> Row:
 
 
 def coded(bits: float, count: int) -> Row:
-    """So many bits a number."""
+    """Entropy coding at a number of bits a number."""
     chosen = Coded(bits)
     return Row(str(chosen), chosen.encode, lambda sent: chosen.decode(sent, (count, COLUMNS), "float32"))
 
 
 def on_axes(bits: float, x: np.ndarray) -> Row:
-    """The same on the tensor's own axes."""
+    """The same on the tensor's principal axes."""
     q, alone = tf.constant(axes.make_axes(axes.gram_of(x).numpy()).axes), coded(bits, len(x))
     return Row(
         f"axes, {alone.name}",
@@ -135,7 +135,7 @@ def on_axes(bits: float, x: np.ndarray) -> Row:
 
 
 def rows(x: np.ndarray, optimal: Callable[[int], float]) -> list[Row]:
-    """Everything that is measured."""
+    """All measured codecs."""
     return [
         Row("fp16", rounding.to_fp16, lambda sent: rounding.restore(sent, "float32")),
         Row("bf16", rounding.to_bf16, lambda sent: rounding.restore(sent, "float32")),
@@ -164,7 +164,7 @@ def of_optimum(x: np.ndarray) -> Callable[[int], float]:
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds until the result is there in memory, and the result."""
+    """Seconds until the result is in memory, and the result."""
     began = time.perf_counter()
     result = run()
     for each in result if isinstance(result, tuple) else (result,):
@@ -174,17 +174,17 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def sizes(sent: Any) -> int:
-    """The bytes of what would cross."""
+    """The bytes that would cross."""
     return sum(np.asarray(each).nbytes for each in (sent if isinstance(sent, tuple) else (sent,)))
 
 
 def error(x: np.ndarray, back: Any) -> float | None:
-    """The norm of what is lost, of the norm of all."""
+    """The relative norm of the error."""
     return None if back is None else float(np.linalg.norm(back.numpy() - x) / np.linalg.norm(x))
 
 
 def measure(x: np.ndarray, chosen: list[Row], rounds: int) -> tuple[list[dict[str, Any]], list[float]]:
-    """Errors and bytes once; seconds by turns, one SVD and then each codec."""
+    """Errors and bytes once; seconds alternately, one SVD and then each codec."""
     tensor = tf.constant(x)
     found = []
     for row in chosen:
@@ -217,7 +217,7 @@ def shown(row: Row, kept: dict[str, Any]) -> list[object]:
 
 
 def elsewhere(count: int) -> list[list[object]]:
-    """Lines of the errors of the two main codecs on other data: what a block loses depends on the outliers in it."""
+    """Lines of the errors of the two main codecs on other data, as block errors depend on outliers."""
     lines = []
     for name, (channels, times) in OTHERS.items():
         x = data(count, channels, times)

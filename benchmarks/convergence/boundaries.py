@@ -1,4 +1,4 @@
-"""The boundaries that are compared: what stands in `nb.compress`, and how the table calls it."""
+"""The compared boundaries: their options of `nb.compress`, and their names in the table."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A language that a program makes: sentences of one, and their translations, which depend on what stands around.
+"""A generated language: sentences, and their translations, which depend on context.
 
-A sentence is a *topic* and then words. Each topic has a dictionary of its own (a permutation of the words), so that a
-word means nothing without it. An adjective stands before its noun in the one language and behind it in the other; and
-a word right behind one that denies is translated by another dictionary. Who translates has to know of every word
-what topic it is in and what stands beside it: that is what has to cross a boundary in the middle of the translator.
+A sentence is a *topic* and then words. Each topic has its own dictionary (a permutation of the words), so that a word
+has no meaning without it. An adjective precedes its noun in the one language and follows it in the other; and a word
+after a negation is translated by another dictionary. So the translation of every word depends on the topic and on its
+neighbours: this is the information that must cross a boundary in the middle of the translator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADJECTIVES, _DENYING = WORDS // 3, WORDS // 8
 
 
 class Pairs(NamedTuple):
-    """Sentences of one language, what the translator is shown of the other, and what it has to say."""
+    """Sentences of one language, the decoder's input of the other, and its targets."""
 
     source: np.ndarray
     shown: np.ndarray
@@ -28,16 +28,16 @@ class Pairs(NamedTuple):
 
     @property
     def marks(self) -> np.ndarray:
-        """Which positions of the sentences hold a word."""
+        """The mask of words in the sentences."""
         return self.source != PAD
 
     def of(self, which: np.ndarray | slice) -> Pairs:
-        """Some of them."""
+        """A selection of pairs."""
         return Pairs(*(part[which] for part in self))
 
 
 def pairs(count: int, seed: int) -> Pairs:
-    """So many sentences with their translations; the dictionaries are the same for every seed."""
+    """Sentences with their translations; the dictionaries are the same for every seed."""
     draw = np.random.default_rng(seed)
     both = [_pair(draw) for _ in range(count)]
     source, said = (np.stack(side).astype("int32") for side in zip(*both, strict=True))
@@ -46,7 +46,7 @@ def pairs(count: int, seed: int) -> Pairs:
 
 
 def _dictionaries() -> np.ndarray:
-    """For each topic two permutations of the words: the second is for what is negated."""
+    """For each topic two permutations of the words, the second for negated ones."""
     draw = np.random.default_rng(2026)
     return np.stack([[draw.permutation(WORDS) for _ in range(2)] for _ in range(TOPICS)])
 
@@ -63,7 +63,7 @@ def _pair(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _turned(words: np.ndarray, said: list[int]) -> list[int]:
-    """An adjective and the noun behind it change places."""
+    """Swap each adjective with the noun behind it."""
     made, at = list(said), 0
     while at + 1 < len(words):
         swap = words[at] < _ADJECTIVES <= words[at + 1]

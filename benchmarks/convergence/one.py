@@ -1,4 +1,4 @@
-"""One run: the translator from scratch, until its validation loss is low enough. Prints a line of JSON.
+"""One run: train the translator from scratch until its validation loss is low enough. Prints a line of JSON.
 
 python benchmarks/convergence/one.py int8 1
 """
@@ -37,17 +37,17 @@ RAW = BATCH * LONGEST * WIDTH * 4
 
 
 def leaves(given: Pairs, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """What the model is fed."""
+    """The model's inputs."""
     return {"source": given.source, "shown": given.shown, "marks": given.marks, "ids": ids.astype("int64")}
 
 
 def weights(given: Pairs) -> np.ndarray:
-    """Padding counts for nothing."""
+    """Sample weights: 0 for padding."""
     return (given.said != PAD).astype("float32")
 
 
 def model(codec: str) -> keras.Model:
-    """The translator, ready to be trained."""
+    """The compiled translator."""
     made = translator(CODECS[codec])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
     made.compile(keras.optimizers.Adam(RATE), loss)
@@ -55,7 +55,7 @@ def model(codec: str) -> keras.Model:
 
 
 def batches(data: Pairs, seed: int) -> Iterator[np.ndarray]:
-    """Which pairs a step sees, epoch after epoch in another order."""
+    """The pairs of each step, in another order in each epoch."""
     draw = np.random.default_rng(seed)
     while True:
         order = draw.permutation(len(data.source))
@@ -63,7 +63,7 @@ def batches(data: Pairs, seed: int) -> Iterator[np.ndarray]:
 
 
 def validation(made: keras.Model, held: Pairs) -> float:
-    """The loss on sentences that are never trained on; the codec is on."""
+    """The loss on held-out sentences, with the codec on."""
     ids = -1 - np.arange(len(held.source))
     found = float(made.test_on_batch(leaves(held, ids), held.said, sample_weight=weights(held)))
     made.reset_metrics()
@@ -80,7 +80,7 @@ def train(codec: str, seed: int, most: int = STEPS) -> dict[str, Any]:
     smoothed = np.nan
     began, spent = time.perf_counter(), time.process_time()
     for step, which in enumerate(batches(data, seed), 1):
-        start = time.process_time()  # of its one thread: what else the machine does is not in it
+        start = time.process_time()  # of this thread, independent of other programs
         some = data.of(which)
         loss = float(made.train_on_batch(leaves(some, which), some.said, sample_weight=weights(some)))
         made.reset_metrics()
@@ -104,7 +104,7 @@ def train(codec: str, seed: int, most: int = STEPS) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run, and print what came of it."""
+    """Run, and print the result."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     about = machine()

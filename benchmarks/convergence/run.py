@@ -1,13 +1,13 @@
-"""How many steps a small translator takes to a fixed loss, by what its boundary crosses as; and what the line takes.
+"""Steps of a small translator to a fixed loss, by the codec of its boundary; and the seconds on the line.
 
     python benchmarks/convergence/run.py                                  # all of it: an hour and more
     python benchmarks/convergence/run.py --codec none int4 --seed 1 2     # some of it
     python benchmarks/convergence/run.py --table                          # what there is so far
     python benchmarks/convergence/run.py --quick                          # fifty steps with and without a codec
 
-Each (codec, seed) is a process of one thread, two at a time. A finished one is a line of results.jsonl at once: stop
-when you like, and go on with the same command; to begin anew, delete that file. The table and the picture of README.md
-are made of what it holds.
+Each (codec, seed) is a single-threaded process, two at a time. Each result is a line of results.jsonl at once: it can
+be interrupted, and continued with the same command; to begin anew, delete that file. The table and the plot of
+README.md are made from it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Run = dict[str, Any]
 
 # ---------------------------------------------------------------------- running
 def run_missing(wanted: Sequence[tuple[str, int]], path: Path, jobs: int, steps: Sequence[str] = ()) -> None:
-    """Run what is missing, so many at a time; `steps` may bound how long."""
+    """Run what is missing, several at a time; `steps` limits a run."""
     done = {(each["codec"], each["seed"]) for each in finished(path)}
     unknown: set[str] = set()
 
@@ -59,7 +59,7 @@ def run_missing(wanted: Sequence[tuple[str, int]], path: Path, jobs: int, steps:
 
 
 def taken_down(pair: tuple[str, int], process: subprocess.Popen[str], path: Path) -> bool:
-    """Write what a run has found; whether its codec can be run at all."""
+    """Write the result of a run; returns whether its codec can be run at all."""
     out, err = process.communicate()
     if process.returncode == 0:
         line = out.strip().splitlines()[-1]
@@ -76,7 +76,7 @@ def taken_down(pair: tuple[str, int], process: subprocess.Popen[str], path: Path
 
 # ---------------------------------------------------------------------- telling
 def steps_to(run: Run, loss: float) -> list[float] | None:
-    """The point of a run's curve from which both its losses, of training and of validation, are below `loss`."""
+    """The position in a run's curve from which both its losses, of training and of validation, are below `loss`."""
     return next((point for point in run["curve"] if max(point[1:3]) <= loss), None)
 
 
@@ -92,7 +92,7 @@ def row(codec: str, runs: Sequence[Run], plain: Sequence[Run]) -> list[object]:
 
 
 def fewer(runs: Sequence[Run]) -> list[str]:
-    """How many times fewer bytes cross there, and back, headers included."""
+    """The compression ratios in both directions, with headers."""
     last = [(run["curve"][-1], run["steps"] * run["raw_bytes"]) for run in runs]
     return [f"{statistics.mean(raw / point[way] for point, raw in last):.1f}" for way in (3, 4)]
 
@@ -104,7 +104,7 @@ def many(runs: Sequence[Run], loss: float) -> str:
 
 
 def beside(runs: Sequence[Run], plain: Sequence[Run], loss: float) -> str:
-    """The mean of the steps beside those of the same seeds without a codec, in per cent."""
+    """The mean number of steps relative to the same seeds without a codec, in per cent."""
     other = {run["seed"]: steps_to(run, loss) for run in plain}
     pairs = [(steps_to(run, loss), other.get(run["seed"])) for run in runs]
     if not pairs or any(own is None or reference is None for own, reference in pairs):
@@ -114,7 +114,7 @@ def beside(runs: Sequence[Run], plain: Sequence[Run], loss: float) -> str:
 
 
 def table(runs: Sequence[Run]) -> list[list[object]]:
-    """Head and lines."""
+    """The table's head and lines."""
     head: list[object] = ["what crosses as", "fewer bytes there", "and back"]
     for loss in LOSSES:
         head += [f"steps to a loss of {loss}", "beside nothing"]
@@ -125,7 +125,7 @@ def table(runs: Sequence[Run]) -> list[list[object]]:
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
-    """Validation losses by step, a colour for each codec."""
+    """Plot validation losses by step, a colour for each codec."""
     import matplotlib
 
     drawn = matplotlib.colormaps["turbo"]
@@ -139,7 +139,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
 
 def main() -> int:
-    """Run what is wanted, and tell what there is."""
+    """Run what is requested, and print the results so far."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codec", nargs="+", choices=CODECS, default=list(CODECS))
     parser.add_argument("--seed", nargs="+", type=int, default=list(SEEDS))
@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="fifty steps with and without a codec; writes nothing")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no run stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all runs are ended
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder, "results.jsonl")

@@ -1,4 +1,4 @@
-"""A small translator, pre-normalised: an encoder in one cluster, a decoder in the other, and the boundary between."""
+"""A small pre-normalised translator: an encoder in one cluster, a decoder in the other, and the boundary between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _embedded(tokens: Any, name: str) -> Any:
 
 
 def _waves(shape: Any, dtype: Any = None) -> np.ndarray:
-    """Sines and cosines of many lengths: neighbours look alike from the first step on."""
+    """Sinusoidal initial positions: neighbours are similar from the first step on."""
     speeds = 100.0 ** -(np.arange(shape[1] // 2) / (shape[1] // 2))
     angles = np.arange(shape[0])[:, None] * speeds
     return 0.1 * np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype("float32")
@@ -27,14 +27,14 @@ def _waves(shape: Any, dtype: Any = None) -> np.ndarray:
 
 @keras.saving.register_keras_serializable("convergence")
 class Positions(keras.layers.Layer):
-    """Adds to each position what is learned of it."""
+    """Adds a learned vector to each position."""
 
     def build(self, shape: Any) -> None:
-        """One row for each position."""
+        """Create a row for each position."""
         self.table = self.add_weight(shape=(LONGEST, shape[-1]), initializer=_waves, name="table")
 
     def call(self, hidden: Any) -> Any:
-        """The same for every sentence."""
+        """Add the positions, the same for every sentence."""
         return hidden + self.table
 
 
@@ -52,7 +52,7 @@ def _worked(hidden: Any, name: str) -> Any:
 
 
 def encoder(source: Any, marks: Any) -> Any:
-    """What a sentence is about, word by word."""
+    """The encoding of a sentence, word by word."""
     hidden = _embedded(source, "source")
     for layer in range(LAYERS):
         hidden = _attended(hidden, f"encoder{layer}_attention", marks=marks)
@@ -73,7 +73,7 @@ def decoder(encoded: Any, shown: Any, marks: Any) -> Any:
 
 
 def translator(options: dict[str, Any] | None) -> keras.Model:
-    """Both; `options` are those of `nb.compress` (None: there is none)."""
+    """Encoder and decoder; `options` are those of `nb.compress` (None: no codec)."""
     source = keras.Input((LONGEST,), dtype="int32", name="source")
     shown = keras.Input((LONGEST,), dtype="int32", name="shown")
     marks = keras.Input((LONGEST,), dtype="bool", name="marks")

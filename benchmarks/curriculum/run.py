@@ -1,9 +1,9 @@
-"""Training with a curriculum by length beside full rows from the start: steps, time to a loss, and steadiness.
+"""Training with a curriculum by length, compared with full rows: steps, time to a loss, and stability.
 
     python benchmarks/curriculum/run.py            # half an hour; goes on where it was broken off
     python benchmarks/curriculum/run.py --quick    # a few steps of each, to see that it runs; writes nothing
 
-A language model of two stages over an emulated line of 60 Mbit/s and 20 ms; ways of one seed train in turn.
+A language model of two stages over an emulated line of 60 Mbit/s and 20 ms; the variants of one seed train alternately.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SPIKE = 1.1
 
 
 class Looks(keras.callbacks.Callback):
-    """Keeps of each step what it took and what it lost, and the loss on held-back rows every so many steps."""
+    """Callback that keeps time and loss of each step, and the held-out loss every so many steps."""
 
     def __init__(self, curriculum: Curriculum, held: Any, *, cut: bool) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Looks(keras.callbacks.Callback):
         self._curriculum, self._rows, self._cut, self._mean = curriculum, held, cut, 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is over; Keras gives the mean of all losses since the last look, which begins it anew."""
+        """Record a step; Keras's loss is the mean since the last validation, which resets it."""
         number = len(self.steps)
         since = number % LOOK
         loss = logs["loss"] * (since + 1) - (self._mean * since if since else 0.0)
@@ -69,7 +69,7 @@ class Looks(keras.callbacks.Callback):
 
 
 def train(way: str, seed: int, steps: int, *, times: int = 1, rate: float = RATE, cut: bool = True) -> Looks:
-    """Train in one way; `times` the batch."""
+    """Train one variant with `times` the batch."""
     nb.shutdown()
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
@@ -94,7 +94,7 @@ def train(way: str, seed: int, steps: int, *, times: int = 1, rate: float = RATE
 
 
 def measure(steps: int, large: int, seeds: tuple[int, ...], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All rows that are not there yet; each is kept as soon as it is made."""
+    """Measure the missing rows; each is saved at once."""
     have = {(row["kind"], row["way"], row["seed"]) for row in found}
     for seed in seeds:
         for kind, ways in (("small", list(WAYS)), ("large", ["full rows", "linear"])):
@@ -112,13 +112,13 @@ def measure(steps: int, large: int, seeds: tuple[int, ...], found: list[dict[str
 
 
 def find(found: list[dict[str, Any]], kind: str, way: str) -> list[dict[str, Any]]:
-    """The rows of one way, by seed."""
+    """The rows of one variant, by seed."""
     return sorted((row for row in found if (row["kind"], row["way"]) == (kind, way)), key=lambda row: row["seed"])
 
 
 def typical(row: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
-    """Of each length the median of what steps took, of that beside what was predicted where it was, and of what they
-    sent; the first ones are traced.
+    """For each length the median of the steps' seconds, of their ratio to the prediction, and of the bytes sent;
+    without the first ones, which are traced.
     """
     by: dict[int, list[tuple[float, float, float]]] = {}
     for length, took, due, sent, _ in row["steps"]:
@@ -136,8 +136,8 @@ def typical(row: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
 
 
 def reach(row: Mapping[str, Any], target: float) -> tuple[float, float, float] | None:
-    """Seconds, tokens (in full steps) and bytes until the held-back loss was first so low; a traced step counts as one
-    of its length.
+    """Seconds, tokens (in full steps) and bytes until the held-out loss first reaches the target; a traced step counts
+    as an ordinary one of its length.
     """
     usual = typical(row)
     for step, loss in row["held"]:
@@ -149,7 +149,7 @@ def reach(row: Mapping[str, Any], target: float) -> tuple[float, float, float] |
 
 
 def describe_steps(found: list[dict[str, Any]]) -> list[list[Any]]:
-    """How steps fall with the length, beside what the simulator predicts of each."""
+    """Steps by length, with the simulator's predictions."""
     rows: list[list[Any]] = [
         ["rows of", "bytes, of a full step", "off", "seconds, of a full step", "beside the prediction", "bar 10 %"]
     ]
@@ -164,7 +164,7 @@ def describe_steps(found: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def describe_times(found: list[dict[str, Any]]) -> list[list[Any]]:
-    """What it takes to the loss that full rows have in the end."""
+    """The costs of reaching the final loss of full rows."""
     rows: list[list[Any]] = [
         ["way", "seconds, of those with full rows", "tokens", "bytes", "held-back loss at the end", "bar 0.75"]
     ]
@@ -196,7 +196,7 @@ def describe_times(found: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def describe_steadiness(found: list[dict[str, Any]]) -> list[list[Any]]:
-    """Losses of steps with four times the batch and the rate: how often one is far above the lowest before it."""
+    """Losses of steps with four times the batch and rate: how often one is far above the minimum so far."""
     rows: list[list[Any]] = [
         ["way", f"steps over {SPIKE} × the lowest loss before", "highest such ratio", "held-back loss at the end"]
     ]
@@ -213,7 +213,7 @@ def describe_steadiness(found: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def draw(found: list[dict[str, Any]]) -> None:
-    """Held-back loss by seconds, and losses of steps with the large batch."""
+    """Plot held-out loss by seconds, and losses of steps with the large batch."""
     with picture(HERE / "curriculum.svg", 2) as (left, right):
         for number, way in enumerate(WAYS):
             for row in find(found, "small", way):

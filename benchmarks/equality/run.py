@@ -1,4 +1,4 @@
-"""Two sites leave, bit for bit, what one process leaves.
+"""Equality of training in two sites and in one process, bit for bit.
 
     python benchmarks/equality/run.py    # needs root and /dev/net/tun
 
@@ -38,7 +38,7 @@ PARTS = ("losses", "history", "gradients", "weights", "outputs")
 
 
 def across(folder: Path) -> list[Mapping[str, Any]]:
-    """What the models leave in each of the two sites."""
+    """The results of the models in each of the two sites."""
     cli = [sys.executable, "-m", "whale_nebula.cli.main"]
     clusters = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
     config = folder / "clusters.yaml"
@@ -61,7 +61,7 @@ def across(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def alone(name: str) -> dict[str, Any]:
-    """What a model leaves in this process, and what its last step put on the emulated line."""
+    """The results of a model in this process, and the bytes of its last step on the emulated line."""
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with nb.init(links="10gbit,0ms"):
@@ -69,7 +69,7 @@ def alone(name: str) -> dict[str, Any]:
 
 
 def compared(name: str, sites: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """A row: which parts of what a model leaves are the same bits everywhere."""
+    """A row: which parts of a model's results are bit-identical everywhere."""
     expected, key = alone(name), f"{name} {CUT[0]},{CUT[1]}"
     differ = [part for part in PARTS if any(site[key][part] != expected[part] for site in sites)]
     carried = {link: count for site in sites for link, count in site[f"{key} sent"].items() if count[0]}

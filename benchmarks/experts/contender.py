@@ -1,4 +1,4 @@
-"""A worker of the benchmark: layers of experts spread over two, dense ones of as much arithmetic, or collectives alone.
+"""A worker of the benchmark: layers of experts split over two, dense ones with equal arithmetic, or collectives alone.
 
 contender.py experts|dense|exact PORT
 contender.py collectives PORT KIND,BYTES ...
@@ -30,7 +30,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def make_layers(options: dict[str, Any], count: int, width: int, hidden: int) -> list[SwitchFeedForward]:
-    """Layers of experts, alike in every process."""
+    """Layers of experts, the same in every process."""
     keras.utils.set_random_seed(1)
     layers = [SwitchFeedForward(EXPERTS, hidden, name=f"experts{number}", **options) for number in range(count)]
     for layer in layers:
@@ -39,12 +39,12 @@ def make_layers(options: dict[str, Any], count: int, width: int, hidden: int) ->
 
 
 def make_tokens(rows: int, length: int, width: int) -> Any:
-    """Some input, alike in every process."""
+    """An input, the same in every process."""
     return tf.constant(np.random.default_rng(1).standard_normal((rows, length, width)).astype("float32"))
 
 
 def run_exact(port: int) -> None:
-    """Say what the layers make of tokens, case by case."""
+    """Print the layers' outputs, case by case."""
     for _, say in blocks(port, "exact"):
         found = []
         for options in CASES:
@@ -60,7 +60,7 @@ def run_exact(port: int) -> None:
 
 
 def make_step(kind: str) -> tuple[Callable[..., Any], Any]:
-    """A training step of two layers and what it is given. A dense worker has half of the tokens."""
+    """A training step of two layers with its input. A dense worker has half of the tokens."""
     x = make_tokens(ROWS if kind == "experts" else ROWS // WORKERS, LENGTH, WIDTH)
     if kind == "experts":
         made: list[Any] = make_layers({"capacity_factor": 1.0, "row_groups": EXPERTS}, 2, WIDTH, HIDDEN)
@@ -90,7 +90,7 @@ def make_step(kind: str) -> tuple[Callable[..., Any], Any]:
 
 
 def run_experts(port: int) -> None:
-    """First what crosses in a step, then steps."""
+    """Report the bytes of a step, then run steps."""
     step, x = make_step("experts")
     function = nb.function(step)
     crossing = [f"{each.kind},{each.bytes}" for each in nb.plan(function, x).collectives for _ in range(each.times)]
@@ -98,8 +98,8 @@ def run_experts(port: int) -> None:
 
 
 def run_collectives(port: int, crossing: Sequence[str]) -> None:
-    """As many collectives with as many bytes between two, and nothing else."""
-    tf.zeros([])  # TensorFlow starts, and knows then which task this is
+    """Run only collectives: as many, with as many bytes between two workers."""
+    tf.zeros([])  # starts TensorFlow, as this task
     task = tf_collectives.task()
     group = CollectiveGroup(WORKERS, task.index if task else 0, "alone")
     named = [word.split(",") for word in crossing]

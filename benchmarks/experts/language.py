@@ -1,6 +1,6 @@
-"""A small language model whose feed-forward layers are dense, or have eight experts: the same arithmetic for a token.
+"""A small language model whose feed-forward layers are dense, or have eight experts: equal arithmetic for a token.
 
-The text is the documentation of topics that comes with Python, byte by byte; the last tenth is held out.
+The text is the documentation of topics that comes with Python, as bytes; the last tenth is held out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ layers = keras.layers
 
 
 def read_text() -> tuple[np.ndarray, np.ndarray]:
-    """The bytes to learn from, and those that are held out."""
+    """The training bytes, and the held-out ones."""
     text = "\n".join(topics[name] for name in sorted(topics))
     numbers = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype("int32")
     end = len(numbers) * 9 // 10
@@ -30,7 +30,7 @@ def read_text() -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_model(experts: bool, seed: int) -> keras.Model:
-    """Two blocks: what the last bytes were by a convolution, and a feed-forward layer."""
+    """Two blocks: a causal convolution over the last bytes, and a feed-forward layer."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((LENGTH,), dtype="int32")
     hidden = layers.Embedding(SYMBOLS, WIDTH)(inputs)
@@ -46,7 +46,7 @@ def make_model(experts: bool, seed: int) -> keras.Model:
 
 
 def train(experts: bool, seed: int, steps: int) -> Iterator[tuple[int, float]]:
-    """The held-out loss, in bits for a byte, before the first step and after every so many."""
+    """The held-out loss, in bits a byte, before the first step and after every so many."""
     learned, held_out = read_text()
     model, optimizer = make_model(experts, seed), keras.optimizers.Adam(RATE)
     draw = np.random.default_rng(seed)

@@ -10,7 +10,9 @@ from whale_nebula.models import SwitchFeedForward
 
 
 def compute_dense(layer: SwitchFeedForward, x: np.ndarray) -> tuple[np.ndarray, float]:
-    """What the best experts that have room make of each token, first choices first; and the share that is dropped."""
+    """The output of the best experts with capacity for each token, first choices first; and the share of dropped
+    tokens.
+    """
     names = ("gate", "inner", "inner_bias", "outer", "outer_bias")
     gate, inner, inner_bias, outer, outer_bias = (np.asarray(getattr(layer, name), np.float64) for name in names)
     groups = np.asarray(x, np.float64).reshape(layer.row_groups or 1, -1, x.shape[-1])

@@ -1,10 +1,9 @@
-"""Experts on two workers: are they the dense reference, what do they cost, and what do they gain?
+"""Experts on two workers: equality with the dense reference, cost, and gain in loss.
 
     python benchmarks/experts/run.py           # eight minutes
     python benchmarks/experts/run.py --quick   # one seed, few steps, nothing written
 
-What is timed is started once and takes turns, forward and back (A B C C B A); each process has one thread for
-computing.
+Timed contenders are started once and alternate, forward and back (A B C C B A); each process has one compute thread.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DEADLINE = 300
 
 @contextlib.contextmanager
 def started(name: str, *words: str) -> Iterator[tuple[str, Any]]:
-    """Start a contender's two processes; gives what the first says of itself, and the lines to both."""
+    """Start a contender's two processes; yields the first one's description, and the sockets to both."""
     env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as door:
         door.settimeout(DEADLINE)
@@ -52,7 +51,7 @@ def started(name: str, *words: str) -> Iterator[tuple[str, Any]]:
 
 
 def ask(lines: Any, steps: int) -> list[Any]:
-    """Let both processes run so many steps; gives what each says."""
+    """Let both processes run `steps` steps; returns the answer of each."""
     for line in lines:
         line.write(f"{steps}\n")
         line.flush()
@@ -60,7 +59,7 @@ def ask(lines: Any, steps: int) -> list[Any]:
 
 
 def compare() -> list[list[object]]:
-    """How far what two workers make is from the dense reference, as a part of its largest entry."""
+    """The difference between two workers' outputs and the dense reference, relative to its largest entry."""
     import numpy as np
     from contender import CASES, make_layers, make_tokens
     from reference import compute_dense
@@ -85,7 +84,7 @@ def compare() -> list[list[object]]:
 
 
 def measure(steps: int, rounds: int) -> tuple[dict[str, float], list[str]]:
-    """The median step of each contender, in seconds, and what crosses in one of the experts'."""
+    """The median step of each contender, in seconds, and the bytes of one of the experts'."""
     found: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         about, experts = stack.enter_context(started("experts"))
@@ -103,7 +102,7 @@ def measure(steps: int, rounds: int) -> tuple[dict[str, float], list[str]]:
 
 
 def weigh(seconds: dict[str, float]) -> list[list[object]]:
-    """A step beside one of the dense layers and the collectives."""
+    """A step relative to one of the dense layers and to the collectives."""
     beside = seconds["dense"] + seconds["collectives"]
     ratio = seconds["experts"] / beside
     return [

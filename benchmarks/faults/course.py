@@ -1,4 +1,4 @@
-"""A worker of a fault run: a small model, so many steps, and what it came to. It may hear its frames badly."""
+"""A worker of a fault run: trains a small model and prints the result. It may receive damaged frames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 8
 
 
 class Told(keras.callbacks.Callback):
-    """Says where it is, and takes its time."""
+    """Callback that prints the progress and slows steps down."""
 
     def __init__(self, pause: float) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Told(keras.callbacks.Callback):
 
 
 class BadEars:
-    """What a carrier hears, one frame in so many of it damaged, lost in order, or heard again."""
+    """A faulty carrier: one of every so many frames is damaged, lost, or repeated."""
 
     def __init__(self, ill: str, every: int) -> None:
         self._ill, self._every = ill, every
@@ -73,7 +73,7 @@ class BadEars:
 
 
 def model(wide: int) -> keras.Model:
-    """Two stages; what crosses is `wide` KiB each way."""
+    """Two stages with a boundary of `wide` KiB each way."""
     inputs = keras.Input((64,))
     with nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="gpu"):
@@ -85,7 +85,7 @@ def model(wide: int) -> keras.Model:
 
 
 def main() -> None:
-    """Train, and tell."""
+    """Train, and print the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
     parser.add_argument("--wide", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Strangers at a worker's port while it trains: how much slower its steps become, and what a refusal costs."""
+"""Strangers' connections to a worker's port during training: the slowdown of steps, and the cost of a refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOWER_BAR, REFUSAL_BAR, HANDSHAKES_BAR = 0.10, 0.002, LIMITS.address
 
 
 def flood(course: Course, seen: dict[str, Any]) -> None:
-    """Let the steps be measured for a while, then again while strangers come in."""
+    """Measure steps for a while, then again during the flood."""
     course.await_step(30, "gpu")
     site = course.found["gpu"]
     worker = psutil.Process(site.worker)
@@ -48,7 +48,7 @@ def flood(course: Course, seen: dict[str, Any]) -> None:
 
 
 def _measured(worker: psutil.Process, out: list[str], seconds: float) -> dict[str, float]:
-    """The median step, and the CPU a second, over a while."""
+    """The median step, and the CPU use, over a while."""
     begin, used = time.monotonic(), sum(worker.cpu_times()[:2])
     time.sleep(seconds)
     end, after = time.monotonic(), sum(worker.cpu_times()[:2])
@@ -58,14 +58,14 @@ def _measured(worker: psutil.Process, out: list[str], seconds: float) -> dict[st
 
 
 def _open(worker: psutil.Process, port: int) -> set[int]:
-    """The connections that its port has taken in, by the ports of those who dialled."""
+    """The connections accepted by a worker's port, by the ports of the other ends."""
     found = worker.net_connections(kind="tcp")
     return {each.raddr.port for each in found if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED}
 
 
 class Most:
-    """The most handshakes that were open at a time: connections beyond those of friends, seen twice in a row: what is
-    over the bound is taken in, too, and closed at once.
+    """The maximum number of open handshakes: connections beyond the peers', seen twice in a row, as those above the
+    limit are accepted too and closed at once.
     """
 
     def __init__(self, worker: psutil.Process, port: int, friends: set[int]) -> None:
@@ -74,7 +74,7 @@ class Most:
         self._about = worker, port, friends
 
     def look(self) -> None:
-        """Until it is over."""
+        """Sample until the end."""
         worker, port, friends = self._about
         before: set[int] = set()
         while not self.over.wait(0.1):
@@ -84,7 +84,7 @@ class Most:
 
 
 class Strangers:
-    """They come fifty a second: one says nothing, one speaks no TLS, one does but has no certificate."""
+    """Fifty connections a second of three kinds: silent, without TLS, and with TLS but without a certificate."""
 
     def __init__(self, port: int) -> None:
         self.came = 0
@@ -97,7 +97,7 @@ class Strangers:
         self._context.set_alpn_protocols(["h2"])
 
     def come(self) -> None:
-        """Until it is over."""
+        """Connect until the end."""
         begin = time.monotonic()
         while not self.over.wait(max(0.0, begin + self.came / RATE - time.monotonic())):
             self.came += 1

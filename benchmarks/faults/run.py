@@ -1,11 +1,11 @@
-"""Real processes under every fault that we can think of: what must go on goes on to the same bits, the rest stops.
+"""Real processes under every fault: runs that must continue do so to the same bits, others stop with an error.
 
     python benchmarks/faults/run.py --list               # the cases
     python benchmarks/faults/run.py --only kill          # those whose names hold a text
     python benchmarks/faults/run.py --minutes 30         # all, and then random faults for so long
 
-Each case is a run of two clusters over mutual TLS. result.json is written after each, so that nothing is lost when it
-is interrupted; a case that is run again replaces its row. The line is tools/wan.py where it is a line's fault (root).
+Each case is a run of two clusters over mutual TLS. result.json is written after each, so that it can be interrupted; a
+repeated case replaces its row. Faults of the line use tools/wan.py (root).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RESULT = Path(__file__).with_name("result.json")
 
 
 class Case(NamedTuple):
-    """A fault: its name, whether a run must go on with it, and how it is run."""
+    """A fault: its name, whether a run must continue with it, and how it is run."""
 
     name: str
     goes_on: bool | None  # None: it may end either way
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def row(case: Case) -> dict[str, Any]:
-    """Run a case and judge it."""
+    """Run a case and evaluate it."""
     started = time.monotonic()
     try:
         ended = case.run()
@@ -72,7 +72,7 @@ def row(case: Case) -> dict[str, Any]:
 
 
 def detail(ended: Ended) -> str:
-    """What there is to know of a run that ended as it must."""
+    """A description of a run that ended as required."""
     if ended.went_on:
         connections = max((about.get("connections", 0) for about in ended.told.values()), default=0)
         struck = sum(about.get("struck", 0) for about in ended.told.values())
@@ -84,12 +84,12 @@ def detail(ended: Ended) -> str:
 
 
 def without_paths(text: str) -> str:
-    """What is said, on whatever machine."""
+    """Remove this machine's paths from a text."""
     return re.sub(r"(?<!\w)/\S*/", "", text)
 
 
 def judge(case: Case, ended: Ended) -> list[str]:
-    """What must not be."""
+    """The violations of the expectations of a case."""
     wrong = [f"left: {each}" for each in ended.orphans]
     if ended.hangs:
         tails = {cluster: text[-300:] for cluster, text in ended.said.items()}
@@ -112,7 +112,7 @@ def judge(case: Case, ended: Ended) -> list[str]:
 
 @cache
 def undisturbed(steps: int, wide: int) -> tuple[Any, Any]:
-    """What a run comes to in which nothing goes wrong."""
+    """The results of a run without faults."""
     ended = on_this_host(steps, "--wide", wide)
     if not ended.went_on:
         raise SystemExit(f"the undisturbed run fails: {ended.said}")
@@ -129,9 +129,9 @@ _BROUGHT_ABOUT = {
     "failure.telling": "update.before=raise@3",
 }
 _WIDE, _WIDE_STEPS = 2560, 8
-# Who dies before he was ever met cannot be told from who is not started yet: he is waited for with patience.
+# A worker that dies before it has connected cannot be told from one not started yet: others wait with patience.
 _UNMET = 15
-# Where the work is done, or nothing has begun, a death need not stop the other one by an error.
+# After the work, or before its begin, a death need not stop the other worker by an error.
 _LATE = ("link.", "meet.")
 
 
@@ -166,7 +166,7 @@ def _renewed(course: Course) -> None:
 
 
 def failpoints() -> Iterator[Case]:
-    """Other actions at failpoints in the middle of everything."""
+    """Other actions at failpoints."""
     for point in ("chunk.first.before", "chunk.middle.after", "chunk.last.after", "tensor.received", "message.received",
                   "connection.opened"):  # fmt: skip
         again = "" if point.startswith("connection.") else "+"
@@ -184,7 +184,7 @@ def failpoints() -> Iterator[Case]:
 
 
 def cuts() -> Iterator[Case]:
-    """Nothing passes for a while; connections that break again and again."""
+    """Interruptions of the line, and connections that break repeatedly."""
     for seconds in (1, 5, 30):
         ended = partial(_line, f"--cut 1s+{seconds}s")
         yield Case(f"a cut of {seconds} s", True, ended)
@@ -217,14 +217,14 @@ def lines() -> Iterator[Case]:
 
 
 def frames() -> Iterator[Case]:
-    """Frames that come damaged, twice, too early, or again, one in nine."""
+    """Frames that are damaged, repeated or reordered, one in nine."""
     for ill in ILLS:
         ended = partial(on_this_host, STEPS, "--ill", ill, "--every", 9)
         yield Case(f"frames: {ill}", True, ended)
 
 
 def flooded() -> Iterator[Case]:
-    """Strangers at the port."""
+    """Strangers' connections to the port."""
 
     def run() -> Ended:
         seen: dict[str, Any] = {}
@@ -240,7 +240,7 @@ def _flood(course: Course, seen: dict[str, Any]) -> None:
     print(json.dumps(seen), flush=True)
     FLOOD.update(seen)
     for site in course.found.started.values():
-        site.process.terminate()  # it has shown what it had to
+        site.process.terminate()  # the measurement is complete
 
 
 FLOOD: dict[str, Any] = {}
@@ -252,7 +252,7 @@ def every() -> list[Case]:
 
 
 def random_case(seed: int) -> Case:
-    """Some faults at once; the seed says which."""
+    """Several faults at once, drawn by the seed."""
     draw = random.Random(seed)
     faults, deadly = [], False
     for _ in range(draw.randint(1, 3)):
@@ -281,7 +281,7 @@ def random_case(seed: int) -> Case:
 
 
 def keep(rows: list[dict[str, Any]], found: dict[str, Any], about: dict[str, Any]) -> None:
-    """Put a row into the result, in the place of an older one of the same name."""
+    """Add a row to the result, replacing an older one of the same name."""
     rows[:] = [each for each in rows if each["what"] != found["what"]]
     rows.append(found)
     good = sum(each["as_it_must"] for each in rows)
@@ -291,7 +291,7 @@ def keep(rows: list[dict[str, Any]], found: dict[str, Any], about: dict[str, Any
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[object]]:
-    """The rows of the README's table: random cases as one."""
+    """The rows of the README's table, with the random cases as one."""
     told: list[list[object]] = [["what", "ends", "as it must", "noticed after", "seconds", ""]]
     drawn = [each for each in rows if each["what"].startswith("random")]
     for each in rows:
@@ -309,7 +309,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[object]]:
 
 
 def main() -> int:
-    """Run the cases that were asked for."""
+    """Run the requested cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="cases whose names hold this text; no random ones")
     parser.add_argument("--list", action="store_true")
@@ -342,7 +342,7 @@ def main() -> int:
 
 
 def drawn(seed: int, seconds: float) -> Iterator[Case]:
-    """Random cases for so long."""
+    """Random cases for this number of seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield random_case(seed)
@@ -350,7 +350,7 @@ def drawn(seed: int, seconds: float) -> Iterator[Case]:
 
 
 def flooded_row(found: dict[str, Any]) -> dict[str, Any]:
-    """The flood is judged by its numbers."""
+    """Evaluate the flood by its numbers."""
     bars = {"slower": SLOWER_BAR, "cpu_s_a_refusal": REFUSAL_BAR, "handshakes_open": HANDSHAKES_BAR}
     missed = [f"{name} {FLOOD.get(name)} > {bar}" for name, bar in bars.items() if FLOOD.get(name, 1e9) > bar]
     detail = "; ".join(missed) or json.dumps(FLOOD)

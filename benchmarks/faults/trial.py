@@ -1,4 +1,4 @@
-"""One run of two clusters in which something goes wrong, and what became of it."""
+"""One run of two clusters with faults, and its result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEADLINE, GRACE = 150.0, 3.0
 
 @dataclass(slots=True)
 class Ended:
-    """How a run ended: exit codes by cluster, what each told, when somebody was seen to be dead, what was left."""
+    """How a run ended: exit codes by cluster, the workers' output, when a death was noticed, remaining processes."""
 
     codes: dict[str, int | None] = field(default_factory=dict)
     told: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -45,17 +45,17 @@ class Ended:
 
     @property
     def hangs(self) -> bool:
-        """Whether somebody did not end."""
+        """Whether a worker did not end."""
         return None in self.codes.values()
 
     @property
     def went_on(self) -> bool:
-        """Whether all came to the end."""
+        """Whether all workers finished."""
         return all(code == 0 for code in self.codes.values())
 
     @property
     def errors(self) -> dict[str, str]:
-        """What stopped whom."""
+        """The error of each stopped worker."""
         return {cluster: str(about["error"]) for cluster, about in self.told.items() if "error" in about}
 
 
@@ -63,7 +63,7 @@ class Ways(Line):
     """A line whose connections can be reset."""
 
     def reset(self) -> None:
-        """Break all that goes over it."""
+        """Reset all connections of the line."""
         broken, self._open = self._open, []
         for each in broken:
             with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ Meanwhile = Callable[["Course"], None]
 
 
 class Course:
-    """A run that goes on: what a case may do with it."""
+    """A run in progress, as cases control it."""
 
     def __init__(self, found: Sites, line: Ways | None, mark: str) -> None:
         self.found = found
@@ -83,12 +83,12 @@ class Course:
         self.mark = mark
 
     def await_step(self, step: int, cluster: str = "npu") -> None:
-        """Until a worker has taken so many steps."""
+        """Wait until a worker has taken this number of steps."""
         self.found[cluster].await_line(f'"step {step}"', DEADLINE)
 
     @property
     def over(self) -> bool:
-        """Whether one has ended."""
+        """Whether a worker has ended."""
         return any(site.process.poll() is not None for site in self.found.started.values())
 
 
@@ -100,7 +100,7 @@ def on_this_host(
     patience: str = "60s",
     deadline: float = DEADLINE,
 ) -> Ended:
-    """A run over loopback; `line` puts one between the clusters that can be cut."""
+    """Run over loopback; `line` adds a line between the clusters that can be interrupted."""
     mark, ended = f"mark-{uuid.uuid4().hex}", Ended()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
@@ -108,7 +108,7 @@ def on_this_host(
             found = stack.enter_context(sites(folder, CLUSTERS, patience=patience))
         ways, configs = stack.enter_context(line_before(found, "gpu")) if line else (None, None)
         if ways is not None:
-            ways.__class__ = Ways  # the line of the tests, with one thing more
+            ways.__class__ = Ways  # the line of the tests, with `reset`
         begin = time.monotonic()
         with _variable(faults):
             found.start(SCRIPT, *arguments, "--mark", mark, configs=configs)
@@ -142,7 +142,7 @@ def _variable(faults: str) -> Iterator[None]:
 
 
 class Deaths:
-    """Looks on: when a worker's process went, and when the other one said that it stops."""
+    """Records the time when a worker's process ended, and when the other one reported an error."""
 
     def __init__(self, found: Sites) -> None:
         self._died: dict[str, float] = {}
@@ -177,7 +177,7 @@ class Deaths:
 
 
 def _left(mark: str) -> list[str]:
-    """Processes of a run that are there after it."""
+    """The processes of a run that remain after it."""
     deadline = time.monotonic() + GRACE
     while (found := list(_processes(mark))) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -191,14 +191,14 @@ def _processes(mark: str) -> Iterator[psutil.Process]:
 
 
 def over_a_line(*arguments: object, wan: str, after: int | None = None, patience: str = "60s") -> Ended:
-    """A run over tools/wan.py; with `after`, cuts and changes count from that step on."""
+    """Run over tools/wan.py; with `after`, cuts and changes count from that step on."""
     mark, ended = f"mark-{uuid.uuid4().hex}", Ended()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
         addresses = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
         with contextlib.redirect_stdout(None):
             found = stack.enter_context(sites(folder, CLUSTERS, patience=patience))
-        found.config["clusters"] = addresses  # certificates are of names
+        found.config["clusters"] = addresses  # certificates have names
         go = folder / "go"
         commands = [_site(found, cluster, [*map(str, arguments), "--mark", mark]) for cluster in CLUSTERS]
         words = [*shlex.split(wan), *(["--go", str(go)] if after is not None else [])]
@@ -249,6 +249,6 @@ def _await(path: Path, part: str, process: subprocess.Popen[str]) -> None:
 
 
 def steps(out: list[str]) -> list[float]:
-    """When a worker had taken each step."""
+    """The time of each step of a worker."""
     lines = [json.loads(line.removeprefix(MARK)) for line in list(out) if line.startswith(MARK)]
     return [when for name, when in lines if str(name).startswith("step ")]

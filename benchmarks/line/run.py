@@ -1,10 +1,10 @@
-"""What a link over gRPC and mutual TLS carries: its speed and CPU on loopback, and its share of a slow line.
+"""The throughput of a link over gRPC and mutual TLS: speed and CPU on loopback, and its share of a slow line.
 
     python benchmarks/line/run.py             # loopback, and as root a slow line; writes result.json
     python benchmarks/line/run.py --quick     # little of each; writes nothing
 
-Two processes; one sends tensors of 1 MiB as fast as they are taken, so that 16 MiB and more are on their way, the
-other receives them. The clock runs from the first to the last that arrives.
+Two processes; one sends tensors of 1 MiB as fast as they are accepted, with at least 16 MiB in flight, the other
+receives them. Time counts from the first to the last arrival.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CPU_BAR, SHARE_BAR = 2.5, 0.95
 
 
 def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: bool) -> None:
-    """One of the two processes: prints what it saw as JSON."""
+    """Run one of the two processes; prints its measurement as JSON."""
     import numpy as np
 
     from whale_nebula.security import Credentials, CurrentCredentials, Files, Identity, Prover
@@ -45,7 +45,7 @@ def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: 
     there = RECEIVER if here == SENDER else SENDER
     credentials = Credentials.of(Files.under(folder, Identity.of_worker(RUN, here)))
     place = Place(RUN, here, {there: addresses[there]}, addresses[here], credentials=credentials)
-    if sealed:  # as between gateways, without them
+    if sealed:  # as for gateways, but without them
         prover = Prover(CurrentCredentials(credentials))
         GrpcLinks._link = lambda self, carrier, versions, options: PeerLink(  # type: ignore[method-assign]
             carrier, Greeting(RUN, here, there), place.workers, prover=prover, sealed=True, **options
@@ -78,7 +78,7 @@ def _cpu() -> float:
 
 
 def measure(count: int, hosts: tuple[str, str], wan: list[str], *, sealed: bool = False) -> dict[str, Any]:
-    """Both processes, over a line if there is one; speed by the receiver's clock, CPU of both."""
+    """Run both processes, over a line if there is one; speed by the receiver's clock, CPU of both."""
     from whale_nebula.security import ephemeral
 
     port = 20_000 + os.getpid() % 10_000
@@ -113,7 +113,7 @@ def measure(count: int, hosts: tuple[str, str], wan: list[str], *, sealed: bool 
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     made = parser(__doc__, "little of each; writes nothing")
     made.add_argument("--side", help=argparse.SUPPRESS)
     for hidden in ("--folder", "--addresses", "--out"):

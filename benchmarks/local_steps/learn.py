@@ -1,4 +1,4 @@
-"""What is learned where every step is one for all rows: what the sites are held against."""
+"""Training with synchronous steps for all rows: the reference of the sites."""
 
 from __future__ import annotations
 

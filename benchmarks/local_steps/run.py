@@ -1,4 +1,4 @@
-"""Two clusters that meet every hundred steps: what the line takes of their time, and what that costs the loss.
+"""Two clusters that synchronise every hundred steps: their time on the line, and the effect on the loss.
 
 python benchmarks/local_steps/run.py            # root (it makes hosts of its own); 16 minutes
 python benchmarks/local_steps/run.py --quick    # a few steps over the line, a minute; writes nothing
@@ -29,7 +29,7 @@ DEADLINE = 3600
 
 
 def timed(folder: Path) -> dict[str, Any]:
-    """One run, within which the line is slow and free by turns; of both sites, seconds for every turn of each."""
+    """One run in which the line is slow and free alternately; seconds of both sites, by period."""
     follow = folder / "line"
     lines = [" ".join(each) for each in (LINE, FREE)]
     words = ["--every", str(EVERY), "--steps", str(STEPS), "--follow", str(follow), "--lines", *lines]
@@ -42,7 +42,7 @@ def timed(folder: Path) -> dict[str, Any]:
 
 
 def apart(seed: int, outer: str, folder: Path) -> float:
-    """The loss on rows that were held back, of two sites that meet now and then."""
+    """The held-out loss of two sites with local SGD."""
     words = ["--every", str(EVERY), "--steps", str(LEARNED), "--seed", str(seed), "--outer", outer, "--loss"]
     told, _ = run(FREE, [str(HERE / "site.py"), *words], folder)
     losses: set[float] = {each["loss"] for each in told}
@@ -52,7 +52,7 @@ def apart(seed: int, outer: str, folder: Path) -> float:
 
 
 def together(seed: int) -> float:
-    """The same where every step is one for all rows."""
+    """The held-out loss of synchronous training."""
     command = [sys.executable, str(HERE / "learn.py"), "--seed", str(seed), "--steps", str(LEARNED)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment, check=False)
@@ -67,7 +67,7 @@ OUTERS = ("average",)
 
 
 def whole() -> int:
-    """All of it."""
+    """Run the complete benchmark."""
     with tempfile.TemporaryDirectory() as folder:
         seconds = [timed(Path(folder)) for _ in range(RUNS)]
         losses = {outer: [apart(seed, outer, Path(folder)) for seed in SEEDS] for outer in OUTERS}

@@ -1,4 +1,4 @@
-"""One of two sites that train apart over a line: how long its steps took, and how much of that it waited."""
+"""One of two sites of local SGD over a line: measures its steps and their waiting time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     nb.init()
-    os.sched_setaffinity(0, {("gpu/0", "npu/0").index(nb.here().worker) % (os.cpu_count() or 1)})  # a host has one core
+    os.sched_setaffinity(0, {("gpu/0", "npu/0").index(nb.here().worker) % (os.cpu_count() or 1)})  # a core per host
     leads = asked.follow is not None and nb.here().worker == "gpu/0"
     model = task.model(asked.seed, asked.rate)
     clock = task.Clock(BLOCK, asked.lines, asked.follow.write_text if leads else lambda line: None)

@@ -1,4 +1,4 @@
-"""What is trained: 20 million weights that learn to do as a small teacher does, on rows that never come twice."""
+"""The task: 20 million weights that learn the outputs of a small teacher, on rows that never repeat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELD, NOISE = 2048, 0.5
 
 
 class Teacher:
-    """Draws rows, and says what they should give, with noise: the loss of who knows all that it knows is 0.25."""
+    """Draws rows and their targets, with noise: the loss of a perfect student is 0.25."""
 
     def __init__(self, seed: int) -> None:
         fixed = np.random.default_rng(99)
@@ -26,7 +26,7 @@ class Teacher:
         self._rng = np.random.default_rng(seed)
 
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """So many rows, and what they give."""
+        """Rows with their targets."""
         x = self._rng.normal(size=(count, INPUTS)).astype("float32")
         noise = NOISE * self._rng.normal(size=(count, OUTPUTS)).astype("float32")
         return x, np.tanh(2.0 * x @ self._in) @ self._out + noise
@@ -50,9 +50,9 @@ def batches(seed: int, steps: int) -> tf.data.Dataset:
 
 
 class Clock(keras.callbacks.Callback):
-    """When each step ended; and the line is slow and free by turns, for so many steps each.
+    """Callback that records the end of each step, and switches the line between slow and free every so many steps.
 
-    The blocks after the first, which is not counted, go there and back: slow, free, free, slow ...
+    Blocks after the first, which is not counted, alternate as slow, free, free, slow ...
     """
 
     def __init__(self, steps: int, lines: Sequence[str], change: Callable[[str], None]) -> None:
@@ -61,13 +61,13 @@ class Clock(keras.callbacks.Callback):
         self.ends: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take it down."""
+        """Record the end of a step."""
         self.ends.append(time.perf_counter())
         if len(self.ends) % self._steps == 0:
             self._change(self._lines[_turn(len(self.ends) // self._steps - 1)])
 
     def blocks(self) -> tuple[list[float], list[float]]:
-        """Seconds of each block over the first line, and over the other one."""
+        """Seconds of each block over the first and over the second line."""
         marks = self.ends[self._steps - 1 :: self._steps]
         found: tuple[list[float], list[float]] = [], []
         for number, (begin, end) in enumerate(itertools.pairwise(marks)):
@@ -80,7 +80,7 @@ def _turn(block: int) -> int:
 
 
 def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """What both kinds of runs are told."""
+    """Add the options of both kinds of runs."""
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--every", type=int, default=100)

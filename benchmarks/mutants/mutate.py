@@ -1,7 +1,7 @@
-"""Mutations of Python source: small edits that a good test suite notices.
+"""Mutations of Python source: small edits that a good test suite detects.
 
-A mutant is named by text, not by place: the body of its function, the line, and what replaces what. So the same mutant
-is found again where a function has moved to another file.
+A mutant is identified by text, not by place: the body of its function, the line, and the replacement. So the same
+mutant is found again after a function has moved to another file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Mutant:
-    """One edit of one function. `body` is the digest of the function's source without its place."""
+    """One edit of one function. `body` is the digest of the function's source, independent of its place."""
 
     path: str
     function: str
@@ -38,7 +38,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What is the same wherever the function stands."""
+        """The identity of a mutant, independent of its function's place."""
         return hashlib.sha256(f"{self.body} {self.kind} {self.number} {self.after}".encode()).hexdigest()[:12]
 
 
@@ -60,7 +60,7 @@ def list_functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
 
 
 def list_edits(function: Function) -> Iterator[tuple[str, ast.AST, ast.AST | None]]:
-    """Kind, node, and what takes its place; None removes a statement."""
+    """Kind, node, and replacement of each edit; None removes a statement."""
     for statement in function.body:
         for node in ast.walk(statement):
             match node:
@@ -108,7 +108,7 @@ def list_mutants(path: str, source: str) -> Iterator[Mutant]:
 
 
 def apply_mutant(source: str, mutant: Mutant) -> str | None:
-    """The source with that edit; None where the file has no such function any more."""
+    """The source with this edit; None if the file no longer has such a function."""
     tree = ast.parse(source)
     for _, function in list_functions(tree):
         if digest_body(function) != mutant.body:
@@ -120,7 +120,7 @@ def apply_mutant(source: str, mutant: Mutant) -> str | None:
 
 
 def replace_lines(source: str, node: ast.AST, text: str) -> str:
-    """Put text where a node stands; parentheses keep an expression whole."""
+    """Replace a node by text; parentheses keep an expression whole."""
     lines = source.splitlines(keepends=True)
     start, end = getattr(node, "lineno") - 1, getattr(node, "end_lineno") - 1  # noqa: B009
     head = lines[start].encode()[: getattr(node, "col_offset")].decode()  # noqa: B009

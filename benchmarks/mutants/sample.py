@@ -31,7 +31,7 @@ COPIED = ("whale_nebula", "models", "strategies", "tests", "examples", "benchmar
 SKIPPED = ("tests/processes/", "tests/examples/", "tests/soak/", "tests/golden/test_messages")
 KILLED, SURVIVED, TIMED_OUT, UNREACHED, LOST = "killed", "survived", "timed out", "no test", "not found again"
 BROKEN = "test fails without it"
-# what needs more than a copy of the tree: `doctor` warns where the package is not the one that is installed
+# tests that need an installed package: `doctor` warns if the package is another one than the installed
 BROKEN_HERE = ("tests/unit/cli/test_doctor.py::test_this_machine_is_well",)
 
 
@@ -52,7 +52,7 @@ def name_module(path: str) -> str:
 
 
 def measure_distances(graph: dict[str, set[str]], target: str) -> dict[str, int]:
-    """How many imports lead from each module to the target; those through the package's own face come last."""
+    """The number of imports from each module to the target; those through the package's `__init__` come last."""
     importers: dict[str, set[str]] = {}
     for module, imports in graph.items():
         for each in imports:
@@ -72,7 +72,7 @@ def measure_distances(graph: dict[str, set[str]], target: str) -> dict[str, int]
 
 
 def choose_tests(root: Path, graph: dict[str, set[str]], target: str, most: int) -> list[str]:
-    """The test files from which the fewest imports lead to a module; beside those in folders of the same name."""
+    """The test files with the fewest imports to a module; among equals those in folders of the same name."""
     distances = measure_distances(graph, name_module(target))
     area, stem = target.split("/")[1], Path(target).stem
     chosen = []
@@ -90,7 +90,7 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def run_tests(copy: Path, tests: list[str], seconds: float, broken: Iterable[str] = ()) -> tuple[str, str]:
-    """The outcome without the tests that are known to fail anyway, and the first test that failed."""
+    """Run tests, without those known to fail; returns the outcome, and the first test that failed."""
     without = [f"--deselect={test}" for test in broken]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *without, *tests]
     variables = {**os.environ, "PYTHONPATH": str(copy), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -113,12 +113,12 @@ def run_tests(copy: Path, tests: list[str], seconds: float, broken: Iterable[str
 
 
 def draw(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Keys are hashes of code: the draw is the same for the same functions, whatever the files are called."""
+    """Draw mutants. Keys are hashes of code: the same functions give the same draw, whatever the files are called."""
     return random.Random(seed).sample(mutants, min(count, len(mutants)))
 
 
 def redraw(mutants: list[Mutant], rows: Iterable[dict[str, Any]]) -> list[tuple[Mutant, bool]]:
-    """The mutants of an earlier result where they stand now, and whether they were found."""
+    """The mutants of an earlier result at their current places, and whether they still exist."""
     by_key = {mutant.key: mutant for mutant in mutants}
     fields = Mutant.__dataclass_fields__
     earlier = [Mutant(**{name: row[name] for name in fields}) for row in rows]

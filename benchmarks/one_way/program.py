@@ -19,7 +19,7 @@ LINES = {"free": ("100gbit", "0ms"), "slow": ("120mbit", "20ms")}
 
 
 def networks(width: int) -> tuple[keras.Model, keras.Model]:
-    """The generator says which token stands where; the discriminator whether one was replaced."""
+    """A generator that predicts tokens, and a discriminator that detects replaced ones."""
     sizes = Sizes(VOCABULARY, LENGTH, width, 8, 4)
     generator = transformer(sizes)
     body = transformer(sizes)
@@ -29,7 +29,7 @@ def networks(width: int) -> tuple[keras.Model, keras.Model]:
 
 
 def main() -> None:
-    """Train over either line by turns, and tell how long a step took over each."""
+    """Train over either line alternately, and print the seconds of a step over each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--line", type=Path, required=True, help="the file that the line follows")
     parser.add_argument("--pairs", type=int, default=12, help="of ten steps over either line")
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def change(path: Path, line: str) -> None:
-    """Let the line be another one; the generator's site says so, between two steps, and waits until it is."""
+    """Switch the line between two steps: the generator's site requests it, and waits until it is done."""
     if nb.here().cluster == "gpu":
         path.write_text(" ".join(LINES[line]))
         time.sleep(0.2)

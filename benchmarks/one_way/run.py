@@ -1,4 +1,4 @@
-"""A generator feeds a discriminator over a line of 120 Mbit/s and 20 ms: its speed as a share of that over a free line.
+"""A generator that feeds a discriminator over 120 Mbit/s and 20 ms: its speed relative to a free line.
 
 python benchmarks/one_way/run.py             # needs root and /dev/net/tun
 python benchmarks/one_way/run.py --quick     # few short steps, once; writes nothing
@@ -21,7 +21,7 @@ QUICK = ["--rows", "4", "--width", "64", "--pairs", "2"]
 
 
 def main() -> int:
-    """Both lines by turns within each run, then the middle of all pairs of neighbours."""
+    """Run with alternating lines, then the median of neighbouring pairs."""
     made = parser(__doc__, "few short steps, once; writes nothing")
     made.add_argument("--rounds", type=int, default=2)
     chosen = made.parse_args()

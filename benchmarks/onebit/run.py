@@ -1,10 +1,10 @@
-"""1-bit LAMB and Adam between two clusters: bytes and seconds of a step, and what is learned, beside other exchanges.
+"""1-bit LAMB and Adam between two clusters: bytes and seconds of a step, and loss, compared with other exchanges.
 
     python benchmarks/onebit/run.py            # 40 minutes; goes on where it was broken off
     python benchmarks/onebit/run.py --quick    # a few steps of each, to see that it runs; writes nothing
 
 A language model trains in two clusters of one process. Steps are timed over an emulated line of 60 Mbit/s and 20 ms;
-what is learned does not depend on the line, and is measured without it.
+losses do not depend on the line, and are measured without it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NEVER = 10**6
 
 
 def lamb(freeze: int) -> Any:
-    """LAMB, whose momenta cross in a bit from a step on."""
+    """LAMB with one-bit exchange from step `freeze` on."""
     return OneBitLamb(keras.optimizers.schedules.CosineDecay(1e-2, STEPS, 0.1), freeze)
 
 
 def adam(freeze: int) -> Any:
-    """Adam, of the same kind."""
+    """Adam with one-bit exchange from step `freeze` on."""
     return OneBitAdam(keras.optimizers.schedules.CosineDecay(1e-3, STEPS, 0.1), freeze)
 
 
@@ -63,7 +63,7 @@ WAYS: Mapping[str, tuple[Any, bool, Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 def train(way: str, seed: int, steps: int, freeze: int, line: str | None) -> dict[str, Any]:
-    """The seconds and bytes of each step, and the loss on rows that were held back."""
+    """The seconds and bytes of each step, and the held-out loss."""
     make, freezes, replica, codec = WAYS[way]
     nb.shutdown()
     keras.utils.clear_session()
@@ -88,13 +88,13 @@ def train(way: str, seed: int, steps: int, freeze: int, line: str | None) -> dic
 
 
 def measure(steps: int, freeze: int, seeds: tuple[int, ...], found: list[dict[str, Any]], keep: bool) -> None:
-    """All rows that are not there yet; each is kept as soon as it is made."""
+    """Measure the missing rows; each is saved at once."""
     wanted = [("timed", way, 0) for way in WAYS] + [("learned", way, seed) for seed in seeds for way in WAYS]
     have = {(row["kind"], row["way"], row["seed"]) for row in found}
     for kind, way, seed in wanted:
         if (kind, way, seed) in have:
             continue
-        if kind == "timed":  # the first steps are traced, and some are before and some after the warm-up
+        if kind == "timed":  # without the traced steps; some before and some after the end of the warm-up
             row = train(way, 1, 4 + 2 * TIMED, 4 + TIMED // 2, LINE)
         else:
             row = train(way, seed, steps, freeze, None)
@@ -107,7 +107,7 @@ def measure(steps: int, freeze: int, seeds: tuple[int, ...], found: list[dict[st
 
 
 def describe(found: list[dict[str, Any]]) -> list[list[Any]]:
-    """Bytes and seconds of a step in the end, of the whole run, and what was learned; beside float32."""
+    """Bytes and seconds of a final step and of the whole run, and the loss, relative to float32."""
     head = [
         "exchange",
         "bytes of a step",
@@ -145,7 +145,7 @@ def describe(found: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def draw(rows: list[list[Any]]) -> None:
-    """The loss in the end, by the bytes and by the seconds of the whole run."""
+    """Plot the final loss by the bytes and by the seconds of the whole run."""
     with picture(HERE / "onebit.svg", 2) as every:
         for axes, column, said in zip(every, (2, 5), ("bytes", "seconds"), strict=True):
             for number, row in enumerate(rows[1:]):

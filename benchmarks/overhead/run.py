@@ -1,9 +1,9 @@
-"""What a plan costs where nothing is slow: steps, the time until the first, and memory, beside plain Keras.
+"""The overhead of a plan without slow lines: steps, time to the first step, and memory, relative to plain Keras.
 
     python benchmarks/overhead/run.py            # everything; writes result.json
     python benchmarks/overhead/run.py --quick    # a few pairs, to see that it runs; writes nothing
 
-Everything is a ratio of two things measured in this run, in turn, so that a noisy machine disturbs both.
+Every result is a ratio of two quantities measured alternately in this run, so that disturbances affect both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNITS = {"peak_mib": "MiB", "step_ms": "ms", "own_s": "s"}
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run the same step; `bar` is the ratio to plain Keras that it must keep."""
+    """A variant of the same step; `bar` is the limit of its ratio to plain Keras."""
 
     name: str
     stages: int
@@ -59,7 +59,7 @@ CUT = (
 
 
 def build(variant: Variant) -> keras.Model:
-    """The transformer, compiled, cut as the variant says."""
+    """The compiled transformer with the variant's scopes."""
     keras.utils.set_random_seed(1)
     if variant.stages:
         with nb.cluster(), nb.pipeline(variant.micro_batches):
@@ -75,13 +75,13 @@ def _stage(variant: Variant, block: int) -> contextlib.AbstractContextManager[An
 
 
 def batch() -> tuple[np.ndarray, np.ndarray]:
-    """One batch of tokens, and the tokens that follow."""
+    """A batch of tokens with the next tokens as targets."""
     tokens = np.random.default_rng(0).integers(0, SIZES.vocabulary, (ROWS, SIZES.length + 1), dtype=np.int32)
     return tokens[:, :-1], tokens[:, 1:]
 
 
 class Stepper:
-    """Does what `fit` does for one batch: calls the train function with the iterator, and reads the loss."""
+    """Runs single steps as `fit` does: calls the train function with the iterator, and reads the loss."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -91,14 +91,14 @@ class Stepper:
         self.losses: list[float] = []
 
     def step(self) -> float:
-        """Run one step; gives its seconds."""
+        """Run one step; returns its seconds."""
         start = time.perf_counter()
         self.losses.append(float(self.function(self.iterator)["loss"]))
         return time.perf_counter() - start
 
 
 def steps(pairs: int) -> list[dict[str, Any]]:
-    """Each round steps plain Keras and every variant once, in an order that turns from round to round."""
+    """Each round runs one step of plain Keras and of every variant, in an order that rotates."""
     steppers = [Stepper(variant) for variant in (PLAIN, *CUT)]
     for _ in range(WARM):
         for stepper in steppers:
@@ -130,7 +130,7 @@ def _row(stepper: Stepper, taken: dict[str, list[float]], same: list[float]) -> 
 
 
 def ready(times: int) -> list[dict[str, Any]]:
-    """Seconds until a step can run, and until one has run; the first of each is not counted."""
+    """Seconds until a step can run, and until one has run; without the first measurement of each."""
     x, y = batch()
     traced, planned = [], []
     first: dict[Variant, list[float]] = {variant: [] for variant in (PLAIN, *CUT)}
@@ -169,7 +169,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def memory() -> list[dict[str, Any]]:
-    """Peak resident memory, each variant in a process of its own."""
+    """Peak resident memory, each variant in a separate process."""
     peaks = {variant: _peak(variant) for variant in (PLAIN, *CUT)}
     return [_memory_row(variant.name, peak, peak / peaks[PLAIN]) for variant, peak in peaks.items()]
 
@@ -191,9 +191,9 @@ def _peak(variant: Variant) -> float:
 
 
 def print_peak(name: str) -> None:
-    """In a process of its own: run some steps, and say the peak (VmHWM) in MiB.
+    """Run some steps in a separate process, and print the peak (VmHWM) in MiB.
 
-    VmHWM belongs to this program alone; ru_maxrss would begin with what the parent had at the fork.
+    VmHWM is of this program only; ru_maxrss would include the parent's at the fork.
     """
     stepper = Stepper(next(variant for variant in (PLAIN, *CUT) if variant.name == name))
     for _ in range(MEMORY_STEPS):

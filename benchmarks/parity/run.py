@@ -1,11 +1,11 @@
-"""Whatever the plan, the model is the uncut one: models × stages × micro-batches × schedules.
+"""Parity with the uncut model under every plan: models × stages × micro-batches × schedules.
 
     python benchmarks/parity/run.py            # everything, under 40 minutes; writes result.json
     python benchmarks/parity/run.py --quick    # a few models, to see that it runs; writes nothing
 
 Every run of a plan is compared with the same script without its scope lines, in losses, metrics, gradients, weights and
-whatever else it returned. The number for a model is its worst difference, as a share of what parity allows: 1 is the
-limit. The models are those of the tests, where a small part of this grid runs each time.
+all other results. The number of a model is its largest difference, relative to the tolerance: 1 is the limit. The
+models are those of the tests, which run a small part of this grid each time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ QUICK = ("zoo functional", "keras mixture", "loops tapes.recomputed")
 
 
 def models() -> dict[str, Case]:
-    """The cases that are measured, with all counts of micro-batches that they can take."""
+    """The measured cases, with all their possible numbers of micro-batches."""
     names = (
         *(f"zoo {name}" for name in ZOO),
         *(f"keras {name}" for name in KERAS),
@@ -87,14 +87,14 @@ def measured(name: str, case: Case) -> dict[str, Any]:
 
 
 def part(number: int, quick: bool) -> None:
-    """Be one of the processes: every n-th model, a row each."""
+    """Run one of the processes: every n-th model, a row each."""
     chosen = [(name, case) for name, case in models().items() if not quick or name in QUICK]
     for name, case in chosen[number::PROCESSES]:
         print(MARK + json.dumps(_row(name, case)), flush=True)
 
 
 def _row(name: str, case: Case) -> dict[str, Any]:
-    """A model that fails is a row too: the others are still measured."""
+    """The row of a model; a failing model is a row too, so that the others are still measured."""
     try:
         return measured(name, case)
     except Exception as failure:
@@ -103,7 +103,7 @@ def _row(name: str, case: Case) -> dict[str, Any]:
 
 
 def all_rows(quick: bool) -> list[dict[str, Any]]:
-    """Start the processes, and take their rows as they come."""
+    """Start the processes, and collect their rows."""
     command = [sys.executable, __file__, *["--quick"] * quick, "--part"]
     started = [
         subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -121,7 +121,7 @@ def all_rows(quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     arguments = parser(__doc__, "three models; writes nothing")
     arguments.add_argument("--part", type=int, help=argparse.SUPPRESS)
     chosen = arguments.parse_args()

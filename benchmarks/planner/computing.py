@@ -1,11 +1,11 @@
-"""What each site computes in a step, predicted and measured, in seconds of its core.
+"""The computing time of each site in a step, predicted and measured, in seconds of its core.
 
     python benchmarks/planner/computing.py            # or one run, of which nothing is written: --quick
 
-Runs are those of `training.py` by hand in two sites over tools/wan.py, each with a core of its own. Blocks and pieces
-of steps are timed by what their process computes, so other programs hardly count, and waits not at all: of a prediction
-this tests what stages, tensors that cross, the update and the step itself are counted with, and not how they overlap
-with the line. Needs root.
+Runs are manual plans of `training.py` in two sites over tools/wan.py, each with its own core. Blocks and pieces of
+steps are timed by the process's computing time, so other programs have little effect, and waits have none: this tests
+the predicted costs of stages, tensors that cross, the update and the step itself, not their overlap with the line.
+Needs root.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ STEPS, MOST = 16, 0.1
 
 
 def measure(model: str, plan: str, rate: str) -> list[dict[str, Any]]:
-    """The seconds of each site of a run: of its stage, of its update, and of all of it."""
+    """The seconds of each site of a run: of its stage, of its update, and in total."""
     links = [{"between": list(two_sites.CLUSTERS), "rate": rate, "delay": DELAY}]
     words = [SCRIPT, model, plan, "--steps", str(STEPS), "--processor"]
-    with own_cache(), tempfile.TemporaryDirectory() as folder:  # none knows how slow another one was
+    with own_cache(), tempfile.TemporaryDirectory() as folder:  # so that no run uses another's correction
         told, _ = two_sites.run((rate, DELAY), words, Path(folder), links=links, measure="90s")
     rows = []
     for each in sorted(told, key=lambda each: each["site"]):

@@ -1,10 +1,10 @@
-"""What the simulator forecasts beside what papers have measured: Whale's Figure 2, and Paddle's weak scaling.
+"""Forecasts of the simulator compared with papers' measurements: Whale's Figure 2, and Paddle's weak scaling.
 
     python benchmarks/planner/forecast.py            # two minutes; writes forecast.json, forecast.png
     python benchmarks/planner/forecast.py --quick    # the smallest numbers of devices; writes nothing
 
-Nothing is run: devices are described as data (see README.md for all that is assumed), and plans are scored by the cost
-model and the simulator that `nb.auto_parallel` goes by.
+Nothing is run: devices are described as data (see README.md for all assumptions), and plans are scored by the cost
+model and the simulator of `nb.auto_parallel`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PADDLE = (1920, 0.917)
 
 
 def describe_model() -> tuple[Chain, np.ndarray]:
-    """BERT-Large: embeddings, 24 layers and the head that shares the embeddings; and FLOPs of a forward by sequence."""
+    """BERT-Large: embeddings, 24 layers and the head with shared embeddings; and FLOPs of a forward by sequence."""
     layer, table = 12 * WIDTH**2 + 13 * WIDTH, WORDS * WIDTH
     numbers = np.array([table, *[layer] * LAYERS, WIDTH**2])
     each = 2.0 * LENGTH * (12 * WIDTH**2 + 2 * LENGTH * WIDTH)
@@ -56,7 +56,7 @@ def describe_model() -> tuple[Chain, np.ndarray]:
 
 
 def make_problem(devices: int, rows: int, halves: bool) -> Problem:
-    """So many devices in one cluster, or half of them at each end of the slow line."""
+    """Devices in one cluster, or half of them at each end of the slow line."""
     chain, flops = describe_model()
     forward = np.stack([np.zeros(len(chain)), flops / FLOPS])
     update = chain.weights * 5 / 9e11
@@ -68,13 +68,13 @@ def make_problem(devices: int, rows: int, halves: bool) -> Problem:
 
 
 def seconds_of(problem: Problem, *parts: Part, micro_batches: int) -> float:
-    """A step of a plan; infinite where memory is too small."""
+    """Seconds of a step of a plan; infinite if memory is too small."""
     found = score(problem, Shape(parts, micro_batches))
     return found.seconds if isinstance(found, Candidate) else math.inf
 
 
 def whale_seconds(devices: int, rows: int) -> dict[str, float]:
-    """Data parallelism, and three stages that are each replicated, as Whale's Figure 3 has them."""
+    """Data parallelism, and three replicated stages as in Whale's Figure 3."""
     problem, blocks, copies = make_problem(devices, rows, False), LAYERS + 2, devices // 3
     between = Wire(NETWORK.rate * max(1, copies // 8), NETWORK.delay)  # each server has its own
     lines = {(a, b): between for a in range(3) for b in range(3) if a != b}
@@ -89,7 +89,7 @@ def whale_seconds(devices: int, rows: int) -> dict[str, float]:
 
 
 def halves_seconds(devices: int, rows: int) -> dict[str, float]:
-    """Two halves beyond the slow line: data parallelism over it, and the plan that the search finds."""
+    """Two halves joined by the slow line: data parallelism over it, and the plan that the search finds."""
     problem = make_problem(devices, rows, True)
     whole = make_problem(devices, rows, False)
     size = float(whole.chain.gradients.sum())
@@ -100,7 +100,7 @@ def halves_seconds(devices: int, rows: int) -> dict[str, float]:
 
 
 def forecast(devices: tuple[int, ...], rows: tuple[int, ...]) -> list[dict[str, Any]]:
-    """All numbers of devices and of sequences a device."""
+    """All numbers of devices, and of sequences for each device."""
     found = []
     for each in rows:
         for count in devices:
@@ -111,7 +111,7 @@ def forecast(devices: tuple[int, ...], rows: tuple[int, ...]) -> list[dict[str, 
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Speed-up over data parallelism, and weak scaling, with the papers' points."""
+    """Plot speed-up over data parallelism, and weak scaling, with the papers' points."""
     with picture(path, columns=2, size=(5.5, 4.5)) as (left, right):
         for each in ROWS:
             own = [row for row in rows if row["rows"] == each]

@@ -1,9 +1,9 @@
-"""The planner's plan beside the best of a grid of plans by hand, both trained: cuts, micro-batches and schedules.
+"""The planner's plan compared with the best of a grid of manual plans, both trained: cuts, micro-batches and schedules.
 
     python benchmarks/planner/grid.py                                    all models over 60 and 120 Mbit/s; hours
     python benchmarks/planner/grid.py --models classes --rates 60mbit    a part, which is added to the others
 
-Each plan is a run of `training.py` in two sites over tools/wan.py, each with a core of its own. Needs root.
+Each plan is a run of `training.py` in two sites over tools/wan.py, each with its own core. Needs root.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SHARES, COUNTS, SCHEDULES = (0.25, 0.5, 0.75), (2, 4, 8), ("eager-1f1b", "gpipe"
 
 
 def grid() -> Iterator[str]:
-    """The plans by hand: on one device, and cut in two at so many shares of the computing."""
+    """The manual plans: on one device, and cut in two at several shares of the computation."""
     yield "one"
     for share, count, schedule in itertools.product(SHARES, COUNTS, SCHEDULES):
         yield f"{share},{count},{schedule}"
 
 
 def compare(model: str, rate: str, steps: int) -> dict[str, Any]:
-    """Seconds of a step by plan, and those of the planner's beside the best."""
+    """Seconds of a step by plan, and those of the planner's relative to the best."""
     seconds = {plan: measure(Run(model, plan, rate), steps)["measured"] for plan in ("planner", *grid())}
     best = min((plan for plan in seconds if plan != "planner"), key=lambda plan: seconds[plan])
     return {"model": model, "rate": rate, "best": best, "ratio": seconds["planner"] / seconds[best], "seconds": seconds}

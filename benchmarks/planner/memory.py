@@ -1,12 +1,12 @@
-"""Predicted memory of a worker beside what its tensors took.
+"""Predicted memory of a worker compared with the measured memory of its tensors.
 
     python benchmarks/planner/memory.py            # all; writes memory.json
     python benchmarks/planner/memory.py --quick    # one, nothing is written
 
-What is predicted are tensors: weights, gradients, slots, what is kept for the backward, and what an update makes.
-TensorFlow counts what it allocates, here on a CPU as it does on a GPU; the most of it after the first steps stands
-beside. The memory of the process has on top what TensorFlow, the trace and the script take, and what the C library
-does not give back. Two clusters are two processes of this machine.
+The prediction covers tensors: weights, gradients, slots, activations for the backward, and temporaries of an update.
+TensorFlow counts its allocations, on a CPU as on a GPU; the maximum after the first steps is compared. The process uses
+more, for TensorFlow, the trace and the script, and for memory that the C library does not return. Two clusters are two
+processes of this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BAR = 0.10
 
 
 class Case(NamedTuple):
-    """A model, its plan, and how many times as wide and as many rows it is."""
+    """A model, its plan, and the factors of its width and rows."""
 
     model: str
     plan: str
@@ -58,7 +58,7 @@ def measure(case: Case) -> list[dict[str, Any]]:
 
 
 def _peaks(case: Case) -> dict[str, tuple[int, int]]:
-    """By worker, the predicted memory and the most that its tensors took."""
+    """By worker, the predicted memory and the maximum of its tensors."""
     words = [SCRIPT, case.model, case.plan, "--steps", "6", "--scale", str(case.scale), "--rows", str(case.rows)]
     if case.plan == "one":
         told = train([*words, "--line", "free"])

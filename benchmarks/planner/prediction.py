@@ -1,11 +1,11 @@
-"""Predicted seconds of a step beside measured ones: models, plans by the planner and by hand, and lines.
+"""Predicted seconds of a step compared with measured ones: models, the planner's and manual plans, and lines.
 
     python benchmarks/planner/prediction.py                  all runs; or some by --runs 0,3,5, which are added
     python benchmarks/planner/prediction.py --quick          one run, nothing is written
 
-A run is `training.py` in two sites over tools/wan.py, each with a core of its own, or in one process with an emulated
-line, or on one device. Needs root for the sites. Runs share what was measured of blocks, in a folder of their own, and
-not what they show of how slow clusters are: a prediction rests on nothing that was learnt from steps.
+A run is `training.py` in two sites over tools/wan.py, each with its own core, or in one process with an emulated line,
+or on one device. Needs root for the sites. Runs share measurements of blocks, in a separate folder, but not corrections
+of clusters' speeds: a prediction uses nothing that was learned from steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ DELAY = "5ms"
 
 
 def train(words: Sequence[str]) -> list[dict[str, Any]]:
-    """What the processes of a run tell."""
+    """The output of the processes of a run."""
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     lines = [each[each.index('{"site"') :] for each in done.stdout.splitlines() if '{"site"' in each]
     if done.returncode or not lines:
@@ -75,15 +75,15 @@ def train(words: Sequence[str]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def own_cache() -> Iterator[None]:
-    """What runs measure of blocks is kept for the others in a folder that is gone afterwards."""
+    """A temporary folder for the measurements of blocks that runs share."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         yield
 
 
 def measure(run: Run, steps: int) -> dict[str, Any]:
-    """Train so many steps; what was told by the site that ends a step last, and which share of the machine's time
-    `others` have taken meanwhile.
+    """Train `steps` steps; returns the report of the last site to end a step, and the share of the machine's time that
+    `others` used meanwhile.
     """
     busy = _count_busy()
     (Path(os.environ["XDG_CACHE_HOME"]) / "whale_nebula" / "slowness.json").unlink(missing_ok=True)
@@ -104,7 +104,7 @@ def measure(run: Run, steps: int) -> dict[str, Any]:
 
 
 def _count_busy() -> tuple[float, float, float]:
-    """Seconds that all cores have computed, that ended processes of this one have, and now."""
+    """Seconds that all cores have computed, those of this process's ended children, and the time."""
     user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = user + nice + system + sum(rest)
@@ -112,7 +112,7 @@ def _count_busy() -> tuple[float, float, float]:
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean error, and pairs of the same model that differ by more than a tenth and come in the predicted order."""
+    """Mean error, and the share of pairs of the same model differing by more than a tenth whose order is predicted."""
     pairs = [
         (a, b)
         for a, b in itertools.combinations(rows, 2)

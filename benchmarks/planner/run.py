@@ -14,7 +14,7 @@ PARTS = ("search.py", "forecast.py", "computing.py", "prediction.py", "grid.py")
 
 
 def main() -> None:
-    """Run each part with the options that were given."""
+    """Run each part with the given options."""
     for part in PARTS:
         print(f"== {part}", flush=True)
         subprocess.run([sys.executable, str(Path(__file__).with_name(part)), *sys.argv[1:]], check=True)

@@ -1,12 +1,12 @@
-"""The search for a plan: beside the best of all plans on small cases, and its time and memory on large ones.
+"""The search for a plan: compared with the optimum on small cases, and its time and memory on large ones.
 
     python benchmarks/planner/search.py                  # both parts; writes search.json, search.png
     python benchmarks/planner/search.py --part times     # one of them; the other stays as it was measured
     python benchmarks/planner/search.py --quick          # few small cases of each; writes nothing
 
-Small cases are drawn as the tests draw them (`tests/unit/planner/problems.py`): three to five blocks, two or three
-clusters, unequal lines, memory that may be short, and in every second case four codecs for each boundary. Every plan of
-a case is scored, and the plan that the search finds is compared with the fastest.
+Small cases are drawn as in the tests (`tests/unit/planner/problems.py`): three to five blocks, two or three clusters,
+unequal lines, sometimes too little memory, and in every second case four codecs for each boundary. Every plan of a case
+is scored, and the result of the search is compared with the fastest.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ HERE = Path(__file__).with_name("search.json")
 
 # ---------------------------------------------------------------------- beside the best of all
 def compare(seeds: range) -> dict[str, Any]:
-    """The search beside all plans, in the cases that any plan fits."""
+    """The search compared with all plans, in the feasible cases."""
     rows, missed, since = [], [], time.process_time()
     for seed in seeds:
         problem = draw_problem(seed)
         found = search(problem).candidates
-        better = find_best(problem, found[0].seconds if found else math.inf)  # None: nothing is
+        better = find_best(problem, found[0].seconds if found else math.inf)  # None: no plan is better
         if better is not None and not found:
             missed.append(seed)
         elif found:
@@ -78,7 +78,7 @@ def compare(seeds: range) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- large ones
 def draw_large(blocks: int, workers: int, clusters: int, kind: str) -> Problem:
-    """Blocks and clusters that are not alike; memory is plenty, or a worker holds a few times its equal share."""
+    """A random problem with unequal blocks and clusters; memory is plentiful, or a few times a worker's equal share."""
     draw = np.random.default_rng(1)
     seconds, weights = draw.uniform(0.2, 3, blocks) * 1e-4, draw.uniform(0.1, 2, blocks) * 1e6
     crossing = np.concatenate([[0], draw.uniform(0.5, 8, blocks - 1) * 1e3, [0]])
@@ -102,9 +102,7 @@ def draw_large(blocks: int, workers: int, clusters: int, kind: str) -> Problem:
 
 
 def measure_one(blocks: int, workers: int, clusters: int, kind: str) -> None:
-    """Print what one search takes, in a process of its own: seconds of the one core that it uses, and the most memory
-    that it had.
-    """
+    """Print the cost of one search in a separate process: seconds of its one core, and peak memory."""
     problem = draw_large(blocks, workers, clusters, kind)
     before, since = _most_bytes(), time.process_time()
     found = search(problem)
@@ -120,7 +118,7 @@ def _most_bytes() -> int:
 
 
 def measure_times(sizes: tuple[tuple[int, int, int], ...]) -> list[dict[str, Any]]:
-    """Each size with plenty of memory and with little."""
+    """Each size with plentiful and with scarce memory."""
     rows = []
     for size in sizes:
         for kind in KINDS:
@@ -136,7 +134,7 @@ def measure_times(sizes: tuple[tuple[int, int, int], ...]) -> list[dict[str, Any
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds over blocks, both on logarithmic axes, and the bars."""
+    """Plot seconds over blocks, both on logarithmic axes, and the bars."""
     with picture(path, size=(7, 4.5)) as (axes,):
         for kind, mark in zip(KINDS, ("o-", "s-"), strict=True):
             own = [row for row in rows if row["memory"] == kind]
@@ -163,7 +161,7 @@ def table(result: dict[str, Any]) -> list[list[object]]:
 
 
 def main() -> None:
-    """Measure what is asked for and write the result."""
+    """Measure what is requested and write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=("cases", "times"), help="one of both")
     parser.add_argument("--quick", action="store_true", help="few small cases; writes nothing")

@@ -1,4 +1,4 @@
-"""A model that trains by a plan, and what the planner had predicted of it; prediction.py and grid.py start it.
+"""Train a model by a plan, and report the planner's prediction; prediction.py and grid.py start it.
 
 It runs in one process with an emulated line (--line), or in each site by `whale-nebula run`. Prints a line of JSON.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from whale_nebula.launch import attach
 
-if (own := attach()) is not None:  # a cluster has a core of its own, as TensorFlow sees it when it starts
+if (own := attach()) is not None:  # pin each cluster to its own core, before TensorFlow starts
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[own.workers.index(own.worker) % len(cores)]})
 
@@ -80,7 +80,7 @@ def make_convolutions(rows: int, scale: int = 1) -> Made:
 
 
 def make_classes(rows: int, scale: int = 1) -> Made:
-    """A few dense layers and very many classes."""
+    """A few dense layers and a very large number of classes."""
     dense = [keras.layers.Dense(512, activation="relu") for _ in range(3)]
     model = keras.Sequential([keras.Input((256,)), *dense, keras.layers.Dense(20_000 * scale)])
     draw = np.random.default_rng(2)
@@ -96,7 +96,7 @@ MODELS: dict[str, tuple[Callable[..., Made], int]] = {
 
 
 def force(plan: str) -> None:
-    """Let the planner choose a plan by hand: "0.5,4" has half of the computing in the first cluster, and 4
+    """Make the planner choose a manual plan: "0.5,4" has half of the computation in the first cluster, and 4
     micro-batches; "0.5,4,gpipe" has another schedule, and "one" runs on one device.
     """
 
@@ -120,7 +120,7 @@ def force(plan: str) -> None:
 
 
 class Timer(keras.callbacks.Callback):
-    """Keeps what the report says of every step, and how long it takes from one to the next."""
+    """Callback that keeps the report of every step, and the time between steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Timer(keras.callbacks.Callback):
         self.ends: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         self.reports.append(nb.last_report())
         self.ends.append(time.perf_counter())
         if batch == SKIPPED:
@@ -138,7 +138,7 @@ class Timer(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Train, and tell."""
+    """Train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("plan")
@@ -217,14 +217,14 @@ def predict_parts(decision: Any) -> dict[str, float]:
 
 
 def time_by_processor() -> None:
-    """Let pieces of steps and blocks be timed by what this process computes: where it has one core, that is what they
-    take on an idle machine, without waits.
+    """Time pieces of steps and blocks by this process's computing time: on one core that is their duration on an idle
+    machine, without waits.
     """
     clock.time = timing.time = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
 
 
 def sum_parts(reports: Sequence[Any]) -> dict[str, float]:
-    """The middle of the seconds of a step that each lane of the reports' timelines takes for each kind of work."""
+    """The median seconds of a step in each lane of the reports' timelines, by kind of work."""
     steps = []
     for report in reports:
         found = defaultdict[str, float](float)
@@ -235,7 +235,7 @@ def sum_parts(reports: Sequence[Any]) -> dict[str, float]:
 
 
 def _memory(name: str) -> int:
-    """Bytes that this process has (VmRSS) or had at most (VmHWM)."""
+    """The process's memory in bytes: current (VmRSS) or peak (VmHWM)."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return 1024 * int(found[1]) if found else 0
 

@@ -1,10 +1,10 @@
-"""How the time from a trace to its plan grows with the number of ops.
+"""The growth of planning time with the number of ops.
 
     python benchmarks/planning/run.py            # everything; writes result.json and planning.png
     python benchmarks/planning/run.py --quick    # the two smallest, to see that it runs; writes nothing
 
-For each size a step is traced once by `tf.function` and once captured and planned. What the plan costs is what
-capturing and planning take beyond the trace; where that grows faster than the ops, the exponent is above one.
+For each size a step is traced once by `tf.function` and once captured and planned. The cost of planning is the time of
+capture and planning beyond the trace; if it grows faster than the ops, the exponent is above one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def measure(layers: int, micro_batch: int) -> dict[str, Any]:
 
 
 def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of this process's own computing: other programs on the machine do not count."""
+    """Seconds of this process's computing, independent of other programs."""
     gc.collect()
     start = time.process_time()
     found = work()
@@ -110,7 +110,7 @@ def exponent(rows: list[dict[str, Any]], seconds: Callable[[dict[str, Any]], flo
 
 
 def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each number of micro-batches: how the trace alone grows, and how trace and plan together do."""
+    """For each number of micro-batches: the growth of the trace alone, and of trace and plan together."""
     found = []
     for micro_batch in MICRO_BATCHES:
         own = [row for row in rows if row["micro_batch"] == micro_batch]
@@ -126,7 +126,7 @@ def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds over ops, both on logarithmic axes, with a straight line to compare."""
+    """Plot seconds over ops, both on logarithmic axes, with a straight line for comparison."""
     first = [row for row in rows if row["micro_batch"] == 1]
     ops, line = [r["ops"] for r in first], [first[-1]["plan_s"] * r["ops"] / first[-1]["ops"] for r in first]
     with picture(path, size=(7, 4.5)) as (axes,):
@@ -139,9 +139,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     quick = parser(__doc__, "the two smallest sizes; writes nothing").parse_args().quick
-    measure(4, 1)  # the first trace of a process pays for much that no later one does
+    measure(4, 1)  # warm-up: the first trace of a process has one-time costs
     rows = []
     for micro_batch in MICRO_BATCHES:
         for layers in LAYERS[:2] if quick else LAYERS:

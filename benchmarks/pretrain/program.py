@@ -1,4 +1,4 @@
-"""One site of a pretraining whose line changes by turns; run.py starts one for each cluster by `whale-nebula run`."""
+"""One site of pretraining whose line alternates; run.py starts one for each cluster by `whale-nebula run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ_EVERY = 10
 
 
 def networks(names: list[str], words: int, length: int, width: int) -> Pretraining:
-    """Generators of half the width, which together have the rows that the discriminator has."""
+    """Generators of half the width, which together have the discriminator's number of rows."""
     keras.utils.set_random_seed(1)
     common = {"vocabulary": words, "length": length, "dropout": 0.0, "norm": "pre"}
     small = BertSizes(width=width // 2, heads=4, layers=2, inner=width, **common)
@@ -34,7 +34,7 @@ def networks(names: list[str], words: int, length: int, width: int) -> Pretraini
 
 
 def main() -> None:
-    """Train over a free line and a slow one by turns, and tell how long a step took over each."""
+    """Train over a free and a slow line alternately, and print the seconds of a step over each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--line", type=Path, required=True, help="the file that the line follows")
     parser.add_argument("--slow", required=True, help="the slow line: '60mbit 20ms'")
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def change(path: Path, line: str, who: str) -> None:
-    """Let the line be another one; the first generator's site says so, between two steps, and waits until it is."""
+    """Switch the line between two steps: the first generator's site requests it, and waits until it is done."""
     if nb.here().cluster == who:
         path.write_text(line)
         time.sleep(0.2)

@@ -1,12 +1,12 @@
-"""What pretraining teaches: which of two sentences is the translation, in languages that it was not tuned on.
+"""The quality of pretraining, measured by finding translations in languages on which it was not tuned.
 
     python benchmarks/pretrain/quality.py                     # what is missing of all rows, on the generated corpus
     python benchmarks/pretrain/quality.py --text FOLDER --languages en de fr cs    # on aligned files train.en[.gz] ...
     python benchmarks/pretrain/quality.py --table             # what there is so far
     python benchmarks/pretrain/quality.py --quick             # one row of a few steps; writes nothing
 
-A finished row is a line of quality.jsonl at once: stop when you like, and go on with the same command. All runs are in
-one process without clusters: that these change no bit is tested elsewhere.
+Each result is a line of quality.jsonl at once: it can be interrupted, and continued with the same command. All runs are
+in one process without clusters; tests verify that clusters change no bit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Step = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
 
 def sizes(words: int, width: int, layers: int) -> BertSizes:
-    """A pre-normalised BERT."""
+    """The sizes of a pre-normalised BERT."""
     return BertSizes(
         vocabulary=words,
         length=LENGTH,
@@ -80,7 +80,7 @@ def sizes(words: int, width: int, layers: int) -> BertSizes:
 
 
 def flops(bert: BertSizes, how: Corruption, heads: Sequence[str]) -> float:
-    """Multiplications and additions of a token, forward, in matrix products."""
+    """Multiplications and additions of a token in the forward's matrix products."""
     layer = 8 * bert.width**2 + 4 * bert.width * bert.inner + 4 * LENGTH * bert.width
     scores = 2 * bert.width * (bert.width + bert.vocabulary)
     each = {"guess": scores * how.count(LENGTH) / LENGTH, "correct": scores, "doubt": 2 * bert.width**2}
@@ -88,7 +88,7 @@ def flops(bert: BertSizes, how: Corruption, heads: Sequence[str]) -> float:
 
 
 def train(step: Step, mixtures: dict[str, Mixture], steps: int) -> dict[str, float]:
-    """Take so many steps; gives the mean losses of the last twentieth."""
+    """Train `steps` steps; returns the mean losses of the last twentieth."""
     late: list[dict[str, Any]] = []
     for number in range(steps):
         drawn = {name: mixture.batch(number) for name, mixture in mixtures.items()}
@@ -131,7 +131,7 @@ def by_masks(bert: Bert, how: Corruption, steps: int) -> Step:
 
 
 def mix(corpus: Corpus, words: text.Tokenizer, families: dict[str, list[str]], seed: int) -> dict[str, Mixture]:
-    """What each generator is fed: nine tenths are pairs with the first language."""
+    """The mixture of each generator: nine tenths are pairs with the first language."""
     pivot = next(iter(corpus.pairs))
     alone = {name: encode_alone(corpus, words, own, LENGTH) for name, own in families.items()}
     pairs = {name: encode_with_pivot(corpus, words, own, pivot, LENGTH) for name, own in families.items()}
@@ -139,7 +139,7 @@ def mix(corpus: Corpus, words: text.Tokenizer, families: dict[str, list[str]], s
 
 
 def pretrain(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, steps: int) -> tuple[Bert, Found]:
-    """The BERT that a contender leaves, its losses, and its steps."""
+    """Pretrain a contender; returns its BERT, losses, and steps."""
     languages = list(corpus.pairs)
     keras.utils.set_random_seed(seed)
     small, large = sizes(words.size, 64, 1), sizes(words.size, 96, 2)
@@ -164,7 +164,7 @@ def pretrain(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, s
 
 
 def measure(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, options: argparse.Namespace) -> Found:
-    """Pretrain, tune on one pair of languages, and ask about all."""
+    """Pretrain, tune on one pair of languages, and test on all."""
     began = time.monotonic()
     bert, found = pretrain(contender, corpus, words, seed, options.steps)
     model = choice_model(bert)
@@ -181,7 +181,7 @@ def measure(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, op
 
 
 def cells(own: Sequence[Found], tuned: str) -> list[object]:
-    """The accuracy on the pair that was tuned on, and on all others, in per cent, with the spread over seeds."""
+    """The accuracy on the tuned pair, and on all others, in per cent, with the spread over seeds."""
     if not own:
         return ["not measured"] * 3
     known = [100 * each["right"][tuned] for each in own]
@@ -192,7 +192,7 @@ def cells(own: Sequence[Found], tuned: str) -> list[object]:
 
 
 def write_table(found: list[Found]) -> None:
-    """A line for each contender and corpus."""
+    """Write a line for each contender and corpus."""
     rows: list[list[object]] = [["text", "contender", "steps", "pair that it is tuned on", "other pairs (zero-shot)"]]
     for corpus in dict.fromkeys(each["corpus"] for each in found):
         for contender, said in CONTENDERS.items():
@@ -202,7 +202,7 @@ def write_table(found: list[Found]) -> None:
 
 
 def draw(found: list[Found]) -> None:
-    """Accuracies of each contender: points are seeds, lines their means."""
+    """Plot accuracies of each contender: points are seeds, lines their means."""
     corpora = list(dict.fromkeys(each["corpus"] for each in found))
     with picture(HERE / "quality.svg", len(corpora)) as every:
         for axes, corpus in zip(every, corpora, strict=True):

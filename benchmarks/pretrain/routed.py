@@ -1,7 +1,7 @@
 """One worker of a pretraining that sleeps instead of computing; run.py starts all by `whale-nebula run --all`.
 
-Generators take their share of a step's rows at once, each in its own cluster, and discriminators theirs. Argument: the
-case, as JSON.
+Generators process their share of a step's rows at once, each in its own cluster, and discriminators theirs. Argument:
+the case, as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH, RATE = 8, 0.01
 
 
 def sleep_for(rows: Any, seconds: float) -> Any:
-    """The rows, after so many seconds for each."""
+    """The rows, after `seconds` for each."""
 
     def rest(given: np.ndarray) -> np.ndarray:
         time.sleep(len(given) * seconds)
@@ -36,7 +36,7 @@ def sleep_for(rows: Any, seconds: float) -> Any:
 
 
 def around(name: str, replicas: int) -> ExitStack:
-    """A cluster, in replicas where there are several discriminators."""
+    """The scope of a cluster, with replicas if there are several discriminators."""
     scopes = ExitStack()
     if CASE["discriminators"] > 1:
         scopes.enter_context(nb.replica(replicas))
@@ -46,7 +46,7 @@ def around(name: str, replicas: int) -> ExitStack:
 
 
 def main() -> None:
-    """Run the steps, and tell how long each took."""
+    """Run the steps, and print the seconds of each."""
     nb.init()
     names = [f"g{number}" for number in range(CASE["generators"])]
     makes = {name: tf.Variable(tf.ones((WIDTH, WIDTH))) for name in names}

@@ -1,10 +1,10 @@
-"""Pretraining one way: what a slow line costs, how generators and discriminators keep up, and what crosses.
+"""One-way pretraining: the cost of a slow line, the balance of generators and discriminators, and the bytes that cross.
 
     python benchmarks/pretrain/run.py             # what is missing of all rows: 15 minutes; root and /dev/net/tun
     python benchmarks/pretrain/run.py --table     # what there is so far
     python benchmarks/pretrain/run.py --quick     # one short row of each kind; writes nothing
 
-A finished row is a line of results.jsonl at once: stop when you like, and go on with the same command.
+Each result is a line of results.jsonl at once: it can be interrupted, and continued with the same command.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Found = dict[str, Any]
 
 
 def over_line(case: Found, *, quick: bool) -> Found:
-    """Generators in sites of their own feed a discriminator in another one, over a free and a slow line by turns."""
+    """Run generators in sites that feed a discriminator in another site, over a free and a slow line alternately."""
     names = [f"g{number}" for number in range(case["generators"])]
     with tempfile.TemporaryDirectory() as folder:
         follow = Path(folder) / "line"
@@ -64,7 +64,7 @@ def over_line(case: Found, *, quick: bool) -> Found:
 
 
 def route(case: Found, *, quick: bool) -> Found:
-    """The same with sleeping in the place of computing, so that the ideal is known."""
+    """The same with sleeping instead of computing, so that the ideal is known."""
     case = {**case, "steps": 2} if quick else case
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clusters.yaml"
@@ -85,12 +85,12 @@ def route(case: Found, *, quick: bool) -> Found:
 
 
 def is_of(found: Found, case: Found) -> bool:
-    """Whether a row is of this case."""
+    """Whether a row belongs to this case."""
     return all(found.get(name) == value for name, value in case.items())
 
 
 def line_row(case: Found, found: list[Found]) -> list[object]:
-    """What the table says of a line."""
+    """The table's row for a line."""
     what = f"{case['generators']} generator{'s' * (case['generators'] > 1)}, {case['line']}"
     own = [each for each in found if is_of(each, case)]
     if not own:
@@ -105,7 +105,7 @@ def line_row(case: Found, found: list[Found]) -> list[object]:
 
 
 def routed_row(case: Found, found: list[Found]) -> list[object]:
-    """What the table says of generators and discriminators that sleep."""
+    """The table's row for generators and discriminators that sleep."""
     what = f"{case['generators']} : {case['discriminators']}"
     each = case["rows"] / case["generators"] * case["generator"]
     ideal = max(each, case["rows"] * case["discriminator"] / case["discriminators"])
@@ -117,7 +117,7 @@ def routed_row(case: Found, found: list[Found]) -> list[object]:
 
 
 def write_tables(found: list[Found]) -> None:
-    """Both tables, of what there is."""
+    """Write both tables of the results so far."""
     head: list[object] = [
         "what",
         "a step, free and slow",

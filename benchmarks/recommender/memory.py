@@ -1,5 +1,5 @@
-"""Fill one worker's share of a table with rows, and print what memory this process has. run.py starts two of these at
-once. Arguments: rows of the whole table, the number of this process.
+"""Fill one worker's share of a table with rows, and print this process's memory. run.py starts two of these at once.
+Arguments: rows of the whole table, the number of this process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ BLOCK, WORKERS = 1 << 20, 2
 
 
 def read_memory(what: str) -> float:
-    """GiB of this process: VmRSS, now, or VmHWM, at most."""
+    """GiB of this process: current (VmRSS) or peak (VmHWM)."""
     line = next(each for each in Path("/proc/self/status").read_text("utf-8").splitlines() if each.startswith(what))
     return int(line.split()[1]) / 2**20
 
 
 def main(rows: int, number: int) -> None:
-    """Fill it, block by block, as steps that ask both workers for all ids, and look some rows up."""
+    """Fill the share block by block, as steps that request all ids from both workers, and look some rows up."""
     before, began = read_memory("VmRSS"), time.perf_counter()
     table = RowTable(16, make_row_optimizer("sgd"))
     table.hold(Share(number * BUCKETS // WORKERS, BUCKETS // WORKERS))

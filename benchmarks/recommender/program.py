@@ -1,6 +1,6 @@
-"""A DLRM whose tables are in two processes and whose dense part is in a third: run.py starts it by `whale-nebula run
---all`, and the lead prints how many rows it trained a second. Arguments: rows of a batch, steps, staleness, and whether
-the two processes are workers of one cluster, and have a table together, or clusters with a table each.
+"""A DLRM with its tables in two processes and its dense part in a third: run.py starts it by `whale-nebula run --all`,
+and the lead prints the rows trained a second. Arguments: rows of a batch, steps, staleness, and whether the two
+processes are workers of one cluster, with one table, or clusters with a table each.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ FIELDS, NUMBERS, WIDTH, VALUES, ROWS, WARM = 8, 4, 16, 20_000, 65_536, 60
 
 
 class Pace(keras.callbacks.Callback):
-    """Takes the time from the end of the warm-up to that of the last step: what follows is TensorFlow's own, which in
-    some runs waits for seconds until it has ended the threads of a dataset.
+    """Callback that takes the time from the end of the warm-up to that of the last step; afterwards TensorFlow may wait
+    for seconds for the threads of a dataset.
     """
 
     began = ended = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is over."""
+        """Record the end of a step."""
         self.ended = time.perf_counter()
         if batch + 1 == WARM:
             self.began = self.ended
 
 
 def main(batch: int, steps: int, staleness: int, together: int) -> None:
-    """Train and tell."""
+    """Train and print the rate."""
     nb.init(seed=1)
     log = generated_clicks(ROWS, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
     tables = 1 if together else 2

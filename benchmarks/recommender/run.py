@@ -1,4 +1,4 @@
-"""Recommenders whose tables are in other clusters than their dense part: bits, bytes, overlap, memory, pace, AUC.
+"""Recommenders with tables in other clusters than their dense part: equality, bytes, overlap, memory, speed, AUC.
 
 python benchmarks/recommender/run.py                   # a quarter of an hour
 python benchmarks/recommender/run.py --quick           # little of each, to see that it runs; writes nothing
@@ -64,7 +64,7 @@ def adagrad() -> keras.optimizers.Optimizer:
 
 # ---------------------------------------------------------------------- bits and bytes
 def measure_bytes(quick: bool) -> Rows:
-    """Losses of every way beside those of the uncut model, and what crosses a step."""
+    """Losses of every variant compared with the uncut model, and the bytes of a step."""
     rows: Rows = []
     for values in (1000, 100_000):
         log = generated_clicks(BATCH * (4 if quick else 40), vocabulary=values)
@@ -124,17 +124,17 @@ def _crossed() -> int:
 
 # ---------------------------------------------------------------------- overlap, with stated seconds
 class SlowTable(RowTable):
-    """A table whose look-ups take so many seconds a row that is read."""
+    """A table whose look-ups take a fixed time for each row."""
 
     seconds = 0.0
 
     def look_ahead(self, ids: np.ndarray) -> Any:
-        """Slowly."""
+        """Look ahead, slowly."""
         time.sleep(self.seconds * len(ids))
         return super().look_ahead(ids)
 
     def pull(self, ids: np.ndarray, seen: Any = None, ahead: Any = None) -> np.ndarray:
-        """As slowly as rows are read now."""
+        """Look up, slowly for each row that is read now."""
         before = self.fetched_again
         values = super().pull(ids, seen, ahead)
         time.sleep(self.seconds * (len(ids) if ahead is None else self.fetched_again - before))
@@ -179,7 +179,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def measure_overlap(quick: bool) -> Rows:
-    """Seconds of a step of each plan, whose price is the same."""
+    """Seconds of a step of each plan with equal work."""
     log = generated_clicks(BATCH * (6 if quick else 14), vocabulary=100_000)
     distinct = statistics.mean(len(np.unique(log.ids[at : at + BATCH])) for at in range(0, len(log), BATCH))
     found: dict[str, float] = {}
@@ -216,8 +216,8 @@ ROWS_HELD = 100_000_000
 
 
 def measure_memory(quick: bool) -> Rows:
-    """Two workers' shares of a table, in two processes at once; as many rows as there is memory for."""
-    fits = int(psutil.virtual_memory().available / (1.15 * 123))  # bytes a row, and room for others
+    """Two workers' shares of a table, in two processes at once, with as many rows as fit into memory."""
+    fits = int(psutil.virtual_memory().available / (1.15 * 123))  # bytes a row, with a reserve
     count = 2_000_000 if quick else min(ROWS_HELD, fits)
     command = [sys.executable, str(HERE / "memory.py"), str(count)]
     started = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for n in (0, 1)]
@@ -239,7 +239,7 @@ ROUNDS = 3
 
 
 def measure_pace(quick: bool) -> Rows:
-    """Rows a second of three processes, beside TensorFlow's three, in turn."""
+    """Rows a second of three processes, alternating with TensorFlow's three."""
     rows: Rows = []
     for batch, steps in ((512, 60 if quick else 150), (4096, 20 if quick else 60)):
         ours, theirs = [], []
@@ -253,7 +253,7 @@ def measure_pace(quick: bool) -> Rows:
 
 
 def measure_workers(quick: bool) -> Rows:
-    """Rows a second with one table over two workers of a cluster, beside two clusters with a table each, in turn."""
+    """Rows a second with one table over two workers of a cluster, alternating with two clusters with a table each."""
     found: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(1 if quick else ROUNDS):
         for together, paces in found.items():
@@ -297,7 +297,7 @@ def _run_server(batch: int, steps: int) -> float:
 
 # ---------------------------------------------------------------------- what late updates cost
 def measure_staleness(quick: bool) -> Rows:
-    """AUC after the same rows, of three seeds, with updates of rows that are late."""
+    """AUC after the same rows, of three seeds, with deferred updates of rows."""
     count = 4000 if quick else 20_000
     found: dict[int, list[float]] = {0: [], 1: [], 4: []}
     for seed in range(1 if quick else 3):
@@ -331,7 +331,7 @@ PARTS: dict[str, Callable[[bool], Rows]] = {
 
 
 def main() -> None:
-    """Measure, and write what was found."""
+    """Measure, and write the results."""
     arguments = parser(__doc__)
     arguments.add_argument("--only", choices=list(PARTS))
     given = arguments.parse_args()

@@ -1,9 +1,9 @@
-"""A DLRM under TensorFlow's ParameterServerStrategy, in a loop of its own: one coordinator, one worker, one server of
-parameters. run.py starts it, and it prints how many rows it trained a second. Arguments: the cluster as JSON, the job
-of this process, rows of a batch, steps.
+"""A DLRM under TensorFlow's ParameterServerStrategy in a custom loop: one coordinator, one worker, one parameter
+server. run.py starts it, and it prints the rows trained a second. Arguments: the cluster as JSON, the job of this
+process, rows of a batch, steps.
 
-Its ids are numbered before, so that its table is a variable of the right size; a step looks distinct rows up, and
-updates them alone, as the other side does.
+Its ids are numbered beforehand, so that its table is a variable of the right size; a step looks up distinct rows, and
+updates only them, as whale_nebula does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def predict(numbers: Any, vectors: Any, weights: Any) -> Any:
 
 
 def coordinate(batch: int, steps: int) -> tuple[float, float]:
-    """Train; gives rows a second, and the mean loss of the last steps."""
+    """Train; returns rows a second, and the mean loss of the last steps."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -99,14 +99,14 @@ def coordinate(batch: int, steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Be the process that the arguments say."""
+    """Run as the process of the arguments."""
     cluster, job = json.loads(sys.argv[1]), sys.argv[2]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
     if job != "chief":
         tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=0, protocol="grpc").join()
     found, loss = coordinate(int(sys.argv[3]), int(sys.argv[4]))
     print(json.dumps({"rows a second": round(found), "loss": loss}), flush=True)
-    os._exit(0)  # the server of a coordinator has no end
+    os._exit(0)  # a coordinator's server cannot be stopped
 
 
 main()

@@ -1,4 +1,4 @@
-"""A day of failures, simulated: the share of time that goes to steps that count, by how often is saved.
+"""A simulated day of failures: the share of time for steps that count, by the interval of savings.
 
 python benchmarks/recovery/day.py
 """
@@ -26,8 +26,8 @@ BETWEEN = (1.0, 4.0, 12.0, 24.0)
 
 
 def simulate(interval: float | None, cost: float, between: float, draw: random.Random) -> float:
-    """The share of a day that new steps take, with failures at random so many seconds apart. Without an `interval` the
-    rule of the library says when to save.
+    """The share of a day for new steps, with random failures `between` seconds apart on average. Without an `interval`
+    the library's rule decides when to save.
     """
     failures = 0
     now = done = saved = 0.0
@@ -50,7 +50,7 @@ def simulate(interval: float | None, cost: float, between: float, draw: random.R
 
 
 def main() -> int:
-    """Simulate, print, write."""
+    """Simulate, print and write the result."""
     rows: list[list[Any]] = [
         ["saved to", "hours between failures", "by the rule", "every minute", "every 10 minutes", "every hour"]
     ]

@@ -1,4 +1,4 @@
-"""Trains in two clusters under `kills.py`, says when what happened, and dies after the step that it is told to."""
+"""Train in two clusters under `kills.py`, print the times of events, and die after the given step."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ STEPS = 40
 
 
 class Says(keras.callbacks.Callback):
-    """Writes when each step ends, and when the first one was asked for."""
+    """Callback that prints when each step ends, and when the first one was requested."""
 
     def __init__(self, dies: int) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""From the kill of a worker to the next new step: who notices when, and what takes how long.
+"""The time from the kill of a worker to the next new step, by its parts.
 
     python benchmarks/recovery/kills.py             # five kills of each
     python benchmarks/recovery/kills.py --times 1   # one, to see that it runs; writes nothing
 
-Two clusters of one machine under `whale-nebula run --all --restarts 3`, over TLS; and, in turn with them, two workers
-of TensorFlow's MultiWorkerMirroredStrategy, whom this script starts again as a supervisor would. TensorFlow's start
-(imports) and the first step with its tracing are told apart: what is left is what the library takes.
+Two clusters of one machine under `whale-nebula run --all --restarts 3`, over TLS; and, alternating with them, two
+workers of TensorFlow's MultiWorkerMirroredStrategy, which this script restarts as a supervisor would. TensorFlow's
+start (imports) and the first step with its tracing are listed separately: the rest is due to the library.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def measure() -> dict[str, float]:
 
 
 def measure_mirrored() -> dict[str, float]:
-    """The same of MultiWorkerMirroredStrategy: whoever is left ends by an error, and both are started again."""
+    """Seconds of one kill with MultiWorkerMirroredStrategy: the other worker fails, and both are restarted."""
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         ended = run_mirrored(folder, 0, said)
@@ -78,7 +78,7 @@ def measure_mirrored() -> dict[str, float]:
 
 
 def run_mirrored(folder: str, start: int, said: list[str]) -> float:
-    """Start both workers, and wait until both have ended; gives when that was."""
+    """Start both workers, and wait until both have ended; returns that time."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     processes = [
         subprocess.Popen(
@@ -106,7 +106,7 @@ def run_mirrored(folder: str, start: int, said: list[str]) -> float:
 
 
 def read_events(said: list[str], hears: float, ended: float) -> dict[str, float]:
-    """What the workers have said: "EVENT step WORKER START NUMBER ENDED ASKED STARTED IMPORTED"."""
+    """The times of events printed by workers: "EVENT step WORKER START NUMBER ENDED ASKED STARTED IMPORTED"."""
     died = next(float(line.split()[-1]) for line in said if "EVENT dies" in line)
     steps = [line.split("EVENT ")[1].split()[1:] for line in said if "EVENT step" in line]
     again = [each for each in steps if int(each[1]) == 1]
@@ -122,7 +122,7 @@ def read_events(said: list[str], hears: float, ended: float) -> dict[str, float]
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--times", type=int, default=5)
     times = arguments.parse_args().times

@@ -1,7 +1,8 @@
-"""Trains under TensorFlow's MultiWorkerMirroredStrategy beside `killed.py`: the same layers, saved every two steps by
-`tf.train.CheckpointManager`; says when what happened, and worker 1 dies after the step that it is told to.
+"""Train under TensorFlow's MultiWorkerMirroredStrategy, the counterpart of `killed.py`: the same layers, saved every
+two steps by `tf.train.CheckpointManager`; prints the times of events, and worker 1 dies after the given step.
 
-Keras 3 does not train under this strategy, so neither do its `fit` and `BackupAndRestore`: the loop is TensorFlow's.
+Keras 3 does not train under this strategy, so its `fit` and `BackupAndRestore` are not available: the loop is
+TensorFlow's.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""What saving 1 GB costs the steps, and how many bytes another plan reads of it.
+"""The slowdown of steps by saving 1 GB, and the bytes of it that another plan reads.
 
     python benchmarks/recovery/saving.py             # 1 GB
     python benchmarks/recovery/saving.py --mib 64    # a small one, to see that it runs; writes nothing
 
-One process; by turns steps with and without savings, in one run, compared as medians of the same run.
+One process; steps with and without savings alternate in one run, compared by medians.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ROUNDS, STEPS = 4, 6
 
 
 def train(mib: int, folder: str) -> dict[str, Any]:
-    """Seconds of steps: of those while nothing is saved, and of those from a saving until it is a checkpoint."""
+    """Seconds of steps: of those without a saving, and of those from a saving until it is committed."""
     keras.utils.set_random_seed(1)
-    width = int((mib * 2**20 / 2 / 4 / 2) ** 0.5)  # two matrices, and as much of slots
+    width = int((mib * 2**20 / 2 / 4 / 2) ** 0.5)  # two matrices, with slots of equal size
     inputs = keras.Input((width,))
     outputs = keras.layers.Dense(width)(keras.layers.Dense(width, activation="relu")(inputs))
     model = keras.Model(inputs, outputs)
@@ -58,7 +58,7 @@ def train(mib: int, folder: str) -> dict[str, Any]:
                 {"blocked": blocked, "steps": len(busy), "busy": sum(busy), "first": busy[0] if busy else 0.0}
             )
             spells[-1]["seconds"] = time.perf_counter() - began
-        checkpoints.failed = True  # what follows is not to be saved
+        checkpoints.failed = True  # so that nothing is saved from here on
     return {"idle": idle, "spells": spells, "bytes": Folder(folder).scan()[0].manifests[""].size}
 
 
@@ -69,7 +69,7 @@ def _step(model: Any, x: Any) -> float:
 
 
 def read(folder: str) -> list[dict[str, Any]]:
-    """Bytes that a worker of another plan reads, beside those that it needs."""
+    """Bytes that a worker of another plan reads, compared with those that it needs."""
     found = Folder(folder).scan()[0]
     source = Source(found, found.manifests[""].identity)
     large = [name for name, form in source.tensors.items() if np.prod(form.shape) > 2**20]
@@ -97,7 +97,7 @@ def _bytes_read() -> int:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--mib", type=int, default=1024)
     mib = arguments.parse_args().mib

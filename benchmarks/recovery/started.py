@@ -1,4 +1,4 @@
-"""When this process was started, by the clock of the wall and to a hundredth of a second."""
+"""The start time of this process, in wall-clock time, to a hundredth of a second."""
 
 import os
 import time

@@ -3,9 +3,9 @@
     python benchmarks/recovery/ten.py             # some twelve minutes, root (tools/wan.py)
     python benchmarks/recovery/ten.py --kills 2   # fewer; writes nothing
 
-Each site is a network namespace. What stands for its owner's services (`--site`) starts a gateway and `whale-nebula
-run`, and starts each again whenever it ends before its time. What is killed, and when, is drawn: a worker, both
-workers at once, a gateway, a launcher, or all of a site. The run ends with the weights of one that nobody disturbed.
+Each site is a network namespace. A supervisor (`--site`) starts a gateway and `whale-nebula run`, and restarts each
+whenever it ends early. Victims and times are random: a worker, both workers at once, a gateway, a launcher, or all of a
+site. The run must end with the weights of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ WHAT = ("a worker", "both workers", "a gateway", "a launcher", "a whole site")
 
 # ---------------------------------------------------------------------- what stands at a site
 def stand_by(cluster: str, folder: str) -> int:
-    """Keep a gateway and a launcher running until the launcher ends well; in a process of the site."""
+    """Keep a gateway and a launcher running until the launcher succeeds; runs in a process of the site."""
     named = ["--config", f"{folder}/clusters.yaml", "--cluster", cluster]
     commands = {
         "gateway": [*CLI, "gateway", *named],
         "run": [*CLI, "run", *named, str(HERE.with_name("trained.py")), "saved", str(STEPS), str(REST)],
     }
-    home = Path(folder, cluster)  # as on a host of its own
+    home = Path(folder, cluster)  # as on a separate host
     home.mkdir()
     running: dict[str, subprocess.Popen[bytes]] = {}
     while True:
@@ -78,7 +78,7 @@ def find(folder: str, cluster: str) -> dict[str, list[psutil.Process]]:
 
 
 def kill(draw: random.Random, folder: str) -> str:
-    """Kill something; gives what it was, or nothing where it was not there at the moment."""
+    """Kill a random victim; returns its name, or "" if it did not exist at the moment."""
     what, site = draw.choice(WHAT), draw.choice(SITES)
     there = {name: find(folder, name) for name in SITES}
     chosen = {
@@ -95,13 +95,13 @@ def kill(draw: random.Random, folder: str) -> str:
 
 
 def last_line(path: Path, word: str) -> str:
-    """The last line of a site with this word."""
+    """The last line of a site's output with this word."""
     lines = [line for line in path.read_text("utf-8", "replace").splitlines() if word in line] if path.exists() else []
     return lines[-1].strip() if lines else ""
 
 
 def run(kills: int, seed: int) -> dict[str, Any]:
-    """One run; gives what was killed, what it took, and the digest at its end."""
+    """One run; returns the victims, the duration, and the final digest."""
     draw, killed = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
         clusters = {
@@ -137,7 +137,7 @@ def run(kills: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--kills", type=int, default=KILLS)
     arguments.add_argument("--seed", type=int, default=1, help="of what is killed when")

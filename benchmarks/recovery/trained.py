@@ -1,4 +1,4 @@
-"""Trains in two clusters under `ten.py`, each step longer than it would take, and says the digest of its weights."""
+"""Train in two clusters under `ten.py`, with prolonged steps, and print the digest of the weights."""
 
 import hashlib
 import sys
@@ -11,7 +11,7 @@ import whale_nebula as nb
 
 
 class Rests(keras.callbacks.Callback):
-    """Lets each step take longer, and says where it is."""
+    """Callback that prolongs each step and prints the progress."""
 
     def __init__(self, rest: float) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Rests(keras.callbacks.Callback):
 
 
 def main(folder: str, steps: str, rest: str) -> None:
-    """Train a few layers in each cluster, with dropout, and a codec that remembers."""
+    """Train a few layers in each cluster, with dropout, and a codec with state."""
     nb.init(seed=1, checkpoint=None if folder == "-" else {"folder": folder, "every": 20, "memory": 4})
     with nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="gpu"):

@@ -1,4 +1,4 @@
-"""The same by PyTorch's DistributedDataParallel over gloo.
+"""The same training by PyTorch's DistributedDataParallel over gloo.
 
 ddp.py PORT INDEX ADDRESS
 """

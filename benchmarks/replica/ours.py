@@ -1,4 +1,4 @@
-"""Two replicas of a perceptron, each in a process: `nb.replica()` around the model, in a loop of one's own or in `fit`.
+"""Two replicas of a perceptron, each in a process: `nb.replica()` around the model, in a custom loop or in `fit`.
 
 ours.py loop|fit PORT
 """

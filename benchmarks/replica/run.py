@@ -1,9 +1,9 @@
-"""Two replicas of a perceptron in two processes, beside what others do: the seconds of a step, as ratios.
+"""Two replicas of a perceptron in two processes: seconds of a step relative to other libraries.
 
     python benchmarks/replica/run.py           # five minutes; PyTorch, where build/torch has it
     python benchmarks/replica/run.py --quick   # a minute, writes nothing
 
-All contenders are started once and take turns, forward and back (A B C C B A); each has one thread for computing.
+All contenders are started once and alternate, forward and back (A B C C B A); each has one compute thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Team:
         self.lines = lines
 
     def block(self, steps: int) -> list[float]:
-        """Run so many steps; the slower process counts."""
+        """Run `steps` steps; the slower process counts."""
         for line in self.lines:
             line.write(f"{steps}\n")
             line.flush()
@@ -57,7 +57,7 @@ class Team:
 
 @contextlib.contextmanager
 def started(name: str) -> Iterator[Team]:
-    """Start a contender's two processes and wait until they are there."""
+    """Start a contender's two processes and wait until they are ready."""
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as door:
         door.settimeout(180)
         port = door.getsockname()[1]
@@ -77,7 +77,7 @@ def started(name: str) -> Iterator[Team]:
 
 
 def _commands(name: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The command of each process, and what it finds in its environment."""
+    """The command of each process, with its environment."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     for index in range(2):
         if name == "ddp":

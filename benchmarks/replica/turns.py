@@ -1,4 +1,4 @@
-"""A contender's side of the benchmark: it runs as many steps as it is told, and says what each took."""
+"""A contender's side of the benchmark: runs steps on request, and reports the seconds of each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ WIDTH, LAYERS, ROWS = 512, 8, 64
 
 
 def blocks(door: int | str, name: str) -> Iterator[tuple[int, Callable[[object], None]]]:
-    """The blocks that the benchmark asks for, at a port or the path of a Unix socket: how many steps, and whom to tell
-    the seconds of each.
+    """The requested blocks, at a port or the path of a Unix socket: the number of steps, and the function that reports
+    their seconds.
     """
     family, address = (socket.AF_UNIX, door) if isinstance(door, str) else (socket.AF_INET, ("127.0.0.1", door))
     with socket.socket(family) as line, line.makefile("rw") as talk:
@@ -34,7 +34,7 @@ def serve(
     step: Callable[[], object],
     tell: Callable[[list[float]], object] = lambda seconds: seconds,
 ) -> None:
-    """Run every block that is asked for, step by step, and `tell` its seconds."""
+    """Run every requested block, step by step, and `tell` its seconds."""
     for count, say in blocks(door, name):
         seconds = []
         for _ in range(count):

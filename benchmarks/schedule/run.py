@@ -1,10 +1,10 @@
-"""Eager-1F1B beside 1F1B over a line as slow as the stages: real steps, real actors, emulated lines.
+"""Eager-1F1B compared with 1F1B over a line as slow as the stages: real steps, real actors, emulated lines.
 
     python benchmarks/schedule/run.py            # about a minute and a half; writes result.json
     python benchmarks/schedule/run.py --quick    # few steps; writes nothing
 
-Two stages in two clusters, 16 micro-batches; the line holds each message, in either direction, as long as a
-stage computes for a micro-batch. Two kinds of stage, each of fixed compute:
+Two stages in two clusters, 16 micro-batches; each message occupies the line, in either direction, as long as a stage
+computes for a micro-batch. Two kinds of stage, each of fixed compute:
 
 * `waits`: a Python function inside the graph that takes 10 ms forward and 20 ms backward. The machine's own
   speed plays no part: what is measured is when the runtime sends and starts, and what it adds.
@@ -43,7 +43,7 @@ Stage = Callable[[Any], Any]
 
 
 def waiting_stage() -> tuple[Stage, list[Any]]:
-    """A stage that takes its time whatever the machine."""
+    """A stage that takes a fixed time on any machine."""
     scale = tf.Variable(1.0)
 
     @tf.custom_gradient
@@ -54,7 +54,7 @@ def waiting_stage() -> tuple[Stage, list[Any]]:
 
 
 def _after(seconds: float, x: Any) -> Any:
-    """The same tensor, so many seconds later."""
+    """The same tensor, after `seconds`."""
 
     def wait(array: np.ndarray) -> np.ndarray:
         time.sleep(seconds)
@@ -85,7 +85,7 @@ KINDS = {"waits": waiting_stage, "works": working_stage}
 def training_step(kind: str, schedule: str) -> Callable[[Any], Any]:
     """A step of gradient descent through two stages."""
     (first, some), (second, others) = KINDS[kind](), KINDS[kind]()
-    # what a Python function does with the rows of a batch cannot be known: hence coupled="allow"
+    # the effect of a Python function on the rows of a batch is unknown: hence coupled="allow"
     coupled = "allow" if kind == "waits" else "error"
 
     @nb.function
@@ -104,7 +104,7 @@ def training_step(kind: str, schedule: str) -> Callable[[Any], Any]:
 
 
 def run_steps(kind: str, over: str, steps: int) -> dict[str, list[nb.Report]]:
-    """Both schedules step in turn over the same kind of line; the first steps only set the limits."""
+    """Run both schedules alternately over the same kind of line; the first steps only set the limits."""
     x = np.random.default_rng(1).standard_normal((ROWS * MICRO_BATCHES, WIDTH)).astype("float32")
     with nb.init(links=over):
         trained = {schedule: training_step(kind, schedule) for schedule in SCHEDULES}
@@ -117,7 +117,7 @@ def run_steps(kind: str, over: str, steps: int) -> dict[str, list[nb.Report]]:
 
 
 def compute_seconds(reports: Sequence[nb.Report]) -> float:
-    """What the slower stage computes for a micro-batch."""
+    """The computing time of the slower stage for a micro-batch."""
     medians = [
         statistics.median(report.stages[name].compute_seconds or 0.0 for report in reports)
         for name in reports[0].stages
@@ -126,12 +126,12 @@ def compute_seconds(reports: Sequence[nb.Report]) -> float:
 
 
 def line(compute: float) -> str:
-    """A line that holds a message for so many seconds."""
+    """A line that a message occupies for this time."""
     return f"{8 * MESSAGE / compute / 1e6:.6f}mbit,0ms"
 
 
 def measure(kind: str, steps: int) -> dict[str, Any]:
-    """Steps over a line that holds a message for as long as a stage computes."""
+    """Steps over a line that a message occupies for as long as a stage computes."""
     compute = FORWARD + BACKWARD
     for _ in range(3 if kind == "works" else 0):
         compute = compute_seconds(run_steps(kind, line(compute), 4)["eager-1f1b"])

@@ -1,4 +1,4 @@
-"""A step over a slow line without any security, with mutual TLS, and sealed through two gateways with audit logs.
+"""A step over a slow line without security, with mutual TLS, and sealed through two gateways with audit logs.
 
 python benchmarks/security/run.py            # needs root and /dev/net/tun
 python benchmarks/security/run.py --quick    # a small model, once; writes nothing
@@ -30,12 +30,12 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 def script(shape: dict[str, int], steps: int) -> list[str]:
-    """The program, and its sizes."""
+    """The program with its sizes."""
     return [str(OURS), *(word for name, size in {**shape, "steps": steps}.items() for word in (f"--{name}", str(size)))]
 
 
 def main() -> int:
-    """All ways by turns, then the medians."""
+    """Run all variants alternately, then take the medians."""
     made = parser(__doc__, "a small model, once; writes nothing")
     made.add_argument("--rounds", type=int, default=3)
     chosen = made.parse_args()

@@ -1,5 +1,5 @@
-"""A step whose stages sleep instead of computing; run.py starts it by `whale-nebula run --all`, and it tells how long
-steps took. Argument: the case, as JSON.
+"""A step whose stages sleep instead of computing; run.py starts it by `whale-nebula run --all`, and it prints the
+seconds of steps. Argument: the case, as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS, WIDTH, RATE = CASE["rows"], 8, 0.01
 
 
 def slept(rows: Any, seconds: float) -> Any:
-    """The rows, after as many seconds as they take the worker that calls it."""
+    """The rows, after the seconds that they take on the calling worker."""
 
     def rest(given: np.ndarray) -> np.ndarray:
         time.sleep(len(given) * seconds / CASE["speeds"].get(nb.here().worker, 1.0))
@@ -35,7 +35,7 @@ def slept(rows: Any, seconds: float) -> Any:
 
 
 def pipeline() -> Any:
-    """The micro-batches of the case; what runs Python may do anything to rows, which has to be allowed."""
+    """The micro-batches of the case; Python functions may couple rows, which must be allowed."""
     return nb.pipeline(CASE["micro_batch"], coupled="allow")
 
 
@@ -61,7 +61,7 @@ def alone() -> Any:
 
 
 def apart() -> Any:
-    """A copy in each cluster, which meet now and then."""
+    """A copy in each cluster, with local SGD."""
     weight = tf.Variable(tf.ones((WIDTH, WIDTH)))
 
     @nb.function
@@ -75,7 +75,7 @@ def apart() -> Any:
 
 
 def fed() -> Any:
-    """A generator that learns by itself and feeds the replicas of a discriminator; nothing comes back."""
+    """A generator that trains alone and feeds the replicas of a discriminator; no gradient returns."""
     makes, judges = tf.Variable(tf.ones((WIDTH, WIDTH))), tf.Variable(tf.ones((WIDTH, WIDTH)))
 
     @nb.function
@@ -94,7 +94,7 @@ def fed() -> Any:
 
 
 def main() -> None:
-    """Run the steps; the first ones warm up, and show how fast workers are where the config does not say."""
+    """Run the steps; the first ones warm up, and measure workers' speeds if the config has none."""
     nb.init()
     step = fed() if "generator" in CASE else apart() if CASE["apart"] else alone()
     x = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype("float32")

@@ -1,10 +1,10 @@
-"""Replicas that are not equally fast, and one generator that feeds eight discriminators: a step beside the ideal one.
+"""Replicas of unequal speed, and one generator that feeds eight discriminators: a step compared with the ideal.
 
     python benchmarks/shares/run.py             # ten minutes
     python benchmarks/shares/run.py --quick     # two cases with few steps; writes nothing
 
-Stages sleep for as long as they are said to compute, so two cores are enough. The ideal is the work of a step divided
-by the speeds of all replicas together, or what the generator takes, if that is more.
+Stages sleep for their nominal computing time, so two cores are enough. The ideal is the work of a step divided by the
+speeds of all replicas together, or the generator's time, if that is longer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ STEP_BAR, BUSY_BAR, DEADLINE = 1.10, 0.90, 600
 
 @dataclass(frozen=True)
 class Case:
-    """Replicas with these speeds that take so many seconds for a row at speed 1; a generator may feed them. Where they
-    are `apart`, each is a cluster of its own, and they meet after so many steps.
+    """Replicas with these speeds and seconds for a row at speed 1; a generator may feed them. If they are `apart`, each
+    is a separate cluster, and they synchronise after so many steps.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def ideal(self) -> float:
-        """The seconds of a step of which every part is done by who is there."""
+        """The seconds of a step in which all replicas are busy all the time."""
         return self.rows * max(self.seconds / sum(self.speeds), self.generator or 0.0)
 
 
@@ -69,7 +69,7 @@ CASES = (
 
 
 def config(case: Case, path: Path) -> dict[str, float]:
-    """Write clusters.yaml; gives the speeds by worker."""
+    """Write clusters.yaml; returns the speeds by worker."""
     workers = [{"address": f"127.0.0.1:{free_port()}"} for _ in case.speeds]
     if case.told:
         workers = [{**each, "speed": speed} for each, speed in zip(workers, case.speeds, strict=True)]
@@ -85,7 +85,7 @@ def config(case: Case, path: Path) -> dict[str, float]:
 
 
 def measured(case: Case) -> list[dict[str, Any]]:
-    """Run a case; gives what each worker told."""
+    """Run a case; returns the output of each worker."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clusters.yaml"
         about = {name: getattr(case, name) for name in ("rows", "seconds", "micro_batch", "warm", "steps", "apart")}
@@ -102,7 +102,7 @@ def measured(case: Case) -> list[dict[str, Any]]:
 
 
 def row(case: Case, told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the table says of a case: of each step the process counts to which it was longest."""
+    """The table's row for a case; the slowest process determines the seconds of a step."""
     steps = [max(each) for each in zip(*(each["seconds"] for each in told), strict=True)]
     step = statistics.median(steps)
     found = {"case": case.name, "micro-batches": told[0]["micro_batches"], "ideal, s": round(case.ideal, 3)}

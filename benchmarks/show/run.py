@@ -1,4 +1,4 @@
-"""What `whale-nebula show` costs on a transformer of a hundred layers, beyond TensorFlow's own tracing.
+"""The cost of `whale-nebula show` on a transformer of a hundred layers, beyond TensorFlow's own tracing.
 
     python benchmarks/show/run.py            # everything; writes result.json and the README's table
     python benchmarks/show/run.py --quick    # eight blocks, to see that it runs; writes nothing
@@ -43,7 +43,7 @@ def model(blocks: int) -> keras.Model:
 
 
 def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> tuple[float, Any]:
-    """How long something takes, and what it gives. It is Python in one thread, so a core's time is what counts."""
+    """The duration of a function, and its result; it is Python in one thread, so a core's time is measured."""
     start = clock()
     found = work()
     return clock() - start, found
@@ -61,7 +61,7 @@ def measure(blocks: int) -> dict[str, Any]:
         kept.append(arguments)
         return inner(*arguments)
 
-    planning.plan_step = planned  # what nb.plan does once a step is captured
+    planning.plan_step = planned  # nb.plan calls it once a step is captured
     whole, plan = seconds(lambda: nb.plan(given, rows, rows))
     planning.plan_step = inner
     plans = [seconds(lambda: inner(*kept[0]))[0] for _ in range(ROUNDS)]

@@ -1,10 +1,10 @@
-"""Whale's large classification on 64 devices, from its plan: seconds of copies beside those of a divided classifier.
+"""Whale's large classification on 64 devices, by its plan: data parallelism compared with a sharded classifier.
 
     python benchmarks/split/devices.py     # two minutes; prints a table
 
-ResNet-50 and 100,000 classes. FLOPs, gradients and collectives are those of the plan. Assumed are how fast a device
-computes (ResNet-50 at 350 images a second, as a V100 does in float32) and the line of a server of eight devices,
-35 Gbit/s, over which collectives go in rings; nothing overlaps.
+ResNet-50 and 100,000 classes. FLOPs, gradients and collectives are those of the plan. Assumptions: the speed of a
+device (ResNet-50 at 350 images a second, as a V100 does in float32) and the line of a server of eight devices, 35
+Gbit/s, for ring collectives; nothing overlaps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def plan_step(devices: int, *, divided: bool) -> Plan:
     """The plan of a step with one image for each device."""
     nb.init(seed=1)
     body, inputs = keras.applications.ResNet50(include_top=False, weights=None, pooling="avg"), keras.Input(IMAGE)
-    for layer in body.layers:  # moments of a batch would couple its rows; they are some hundredth of the arithmetic
+    for layer in body.layers:  # batch moments would couple rows; they are about a hundredth of the arithmetic
         layer.trainable = not isinstance(layer, keras.layers.BatchNormalization)
     with nb.cluster():
         with nb.replica(devices):

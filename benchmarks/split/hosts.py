@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a line that has a rate. Needs root and iproute2."""
+"""Two emulated hosts on one machine: network namespaces joined by a line with a rate. Needs root and iproute2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ADDRESSES = ("10.78.0.1", "10.78.0.2")
 
 @contextlib.contextmanager
 def join_hosts(rate: str) -> Iterator[list[list[str]]]:
-    """Make two hosts joined by a line of so many bits a second each way; gives what starts a command in each."""
+    """Create two hosts joined by a line of `rate` bits a second each way; yields the command prefix of each."""
     names = [f"split{os.getpid()}-{number}" for number in range(2)]
     with contextlib.ExitStack() as stack:
         for name in names:

@@ -1,4 +1,4 @@
-"""The same by `tf.distribute.MultiWorkerMirroredStrategy`, in a loop written by hand.
+"""The same training by `tf.distribute.MultiWorkerMirroredStrategy`, in a custom loop.
 
 TF_CONFIG=... mwms.py CLASSES DOOR INDEX
 """

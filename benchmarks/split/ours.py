@@ -1,5 +1,5 @@
-"""A large classifier on the workers of a cluster: all of it copied, or the classifier divided; or uncut. Where it is
-divided `alone`, there are no replicas: each worker computes the body for all rows.
+"""A large classifier on the workers of a cluster: replicated, or with its classifier sharded; or uncut. If it is
+sharded `alone`, there are no replicas: each worker computes the body for all rows.
 
 ours.py replica|split|alone|uncut CLASSES DOOR
 """

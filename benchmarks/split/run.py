@@ -1,11 +1,11 @@
-"""A classifier of 100,000 classes on two workers: copied, divided, and by MultiWorkerMirroredStrategy.
+"""A classifier of 100,000 classes on two workers: replicated, sharded, and by MultiWorkerMirroredStrategy.
 
     python benchmarks/split/run.py           # ten minutes
     python benchmarks/split/run.py --quick   # few steps, nothing written
     sudo python benchmarks/split/run.py --rate 1gbit --only split replica mwms   # on two hosts joined by such a line
 
-Contenders are started one after the other, forward and back (A B C C B A), since two of them do not fit beside each
-other; each worker has one thread for computing.
+Contenders are started one after the other, forward and back (A B C C B A), since two of them do not fit into memory
+together; each worker has one compute thread.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ DEADLINE = 900
 
 
 def measure(name: str, classes: int, steps: int, rate: str | None = None) -> dict[str, Any]:
-    """Start a contender, on two hosts where there is a `rate`, let it run, and end it; the slower worker counts, and
-    the one that holds more.
+    """Start a contender, on two hosts if there is a `rate`, run it, and end it; the slower worker counts, and the
+    larger memory.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -72,7 +72,7 @@ def measure(name: str, classes: int, steps: int, rate: str | None = None) -> dic
 
 
 def start(stack: contextlib.ExitStack, name: str, words: list[str], folder: Path, rate: str | None) -> None:
-    """The processes of a contender."""
+    """Start the processes of a contender."""
     env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
     script = [str(HERE / "ours.py"), name, *words]
     if name in OURS and not rate:
@@ -92,7 +92,7 @@ def start(stack: contextlib.ExitStack, name: str, words: list[str], folder: Path
 
 
 def run_commands(script: list[str], folder: Path) -> list[list[str]]:
-    """What starts each of our workers on a host of its own, with certificates."""
+    """The commands that start each of our workers on a separate host, with certificates."""
     path = folder / "clusters.yaml"
     workers = ", ".join(f"'{address}:7101'" for address in ADDRESSES)
     path.write_text(f"{{run: bench, seed: 1, clusters: {{a: {{workers: [{workers}]}}}}}}\n")
@@ -105,7 +105,7 @@ def run_commands(script: list[str], folder: Path) -> list[list[str]]:
 
 
 def strategy_commands(words: list[str], rate: str | None) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The command of each process under the strategy, and what it finds in its environment."""
+    """The command of each process under the strategy, with its environment."""
     addresses = [f"{address}:{free_port()}" for address in (ADDRESSES if rate else ("127.0.0.1", "127.0.0.1"))]
     for index in range(2):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}

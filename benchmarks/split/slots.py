@@ -1,10 +1,10 @@
-"""An optimizer's slots in parts: four replicas on this machine, with whole slots and with `nb.replica(shard=...)`.
+"""Sharded optimizer slots: four replicas on this machine, with whole slots and with `nb.replica(shard=...)`.
 
     python benchmarks/split/slots.py           # two minutes
     python benchmarks/split/slots.py --quick   # few steps, nothing written
 
-Each of four processes holds the same model three times, once for each way, and runs blocks of steps of one after the
-other, forward and back (A B C C B A), with one thread for computing.
+Each of four processes holds the same model three times, once for each variant, and runs blocks of steps of one after
+the other, forward and back (A B C C B A), with one compute thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEADLINE, MIB = 600, 1 << 20
 
 # ---------------------------------------------------------------------- a worker
 def build_step(name: str) -> Callable[[], object]:
-    """A step of a model of its own."""
+    """A step of a separate model."""
     import keras
     import tensorflow as tf
 
@@ -67,12 +67,12 @@ def build_step(name: str) -> Callable[[], object]:
 
 
 def count_sent() -> int:
-    """Bytes that have gone over the loopback interface."""
+    """Bytes sent over the loopback interface so far."""
     return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text("ascii"))
 
 
 def work(port: int) -> None:
-    """Run blocks of steps, as many as are asked for, and tell of each way what it took."""
+    """Run blocks of steps on request, and report the results of each variant."""
     import tensorflow as tf
 
     import whale_nebula as nb
@@ -97,7 +97,7 @@ def work(port: int) -> None:
 # ---------------------------------------------------------------------- the benchmark
 @contextlib.contextmanager
 def started() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
-    """The four processes; gives what asks all of them for a block, and gives what they tell."""
+    """The four processes; yields a function that runs a block in all of them and returns their reports."""
     with contextlib.ExitStack() as stack:
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         door.settimeout(DEADLINE)
@@ -118,7 +118,9 @@ def started() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
 
 
 def summarize(told: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of each way the median step of the slowest worker, the most slots, and what a worker sent in the median step."""
+    """For each variant the median step of the slowest worker, the maximum of slots, and the bytes that a worker sent in
+    the median step.
+    """
     found = {}
     for name in SHARDS:
         each = [worker[name] for worker in told]

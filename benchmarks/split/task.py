@@ -1,4 +1,4 @@
-"""The model of the benchmark, and a contender's side of it: steps as it is told, their seconds, and its peak memory."""
+"""The model of the benchmark, and a contender's side of it: steps on request, their seconds, and peak memory."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def make_body() -> list[keras.layers.Layer]:
 
 
 def make_batch(classes: int, rows: int = ROWS, seed: int = 0) -> tuple[Any, Any]:
-    """Rows and their classes."""
+    """Rows with their classes."""
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((rows, INPUTS)).astype("float32")
     return tf.constant(x), tf.constant(draw.integers(0, classes, rows))
 
 
 def loss_of(logits: Any, y: Any) -> Any:
-    """The mean over the rows."""
+    """The mean loss over the rows."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
 
 
 def peak_mib() -> float:
-    """The most memory that this process has held."""
+    """The peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def serve(door: str, name: str, step: Callable[[], object], before: float) -> None:
-    """Run every block that is asked for; `before` is the peak of memory before there was a model."""
+    """Run every requested block; `before` is the peak of memory before the model was created."""
     turns.serve(door, name, step, lambda seconds: {"seconds": seconds, "peak": peak_mib(), "before": before})

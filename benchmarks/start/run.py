@@ -1,10 +1,10 @@
-"""What starting costs: the import beside TensorFlow's own, and the commands that need no TensorFlow.
+"""The cost of starting: the import relative to TensorFlow's own, and the commands that need no TensorFlow.
 
     python benchmarks/start/run.py            # everything; writes result.json
     python benchmarks/start/run.py --quick    # a few, to see that it runs; writes nothing
 
-Every start is a new process. Imports are timed inside it, after TensorFlow and Keras are loaded: whichever comes
-first pays for what both need. Commands are timed whole, from outside.
+Every start is a new process. Imports are timed inside it, after TensorFlow and Keras are loaded, as the first import
+pays for common dependencies. Commands are timed as a whole, from outside.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _outside(arguments: tuple[str, ...]) -> float:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     quick = parser(__doc__, "two starts each; writes nothing").parse_args().quick
     times = 2 if quick else TIMES
     rows = [*imports(times), *commands(times)]

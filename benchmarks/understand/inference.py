@@ -1,11 +1,11 @@
-"""Can whoever gets the gradient that crosses tell the labels from it? By where the cut is, its rank, and noise.
+"""Label inference from the gradient that crosses: by the position of the cut, its rank, and noise.
 
     python benchmarks/understand/inference.py     # what is missing: ten minutes
 
-The cut is the one of `basis="svd"`, written out in TensorFlow, so that the gradient of each row can be taken as it
-crosses. Cut after layer 1 of 4 it is what the lower cluster gets where the labels are in the upper one. Cut after layer
-3 or 4 it is what the middle of a U-shaped model gets from the cluster that has the head, the labels, and the layers
-above the cut.
+The cut is that of `basis="svd"`, written in TensorFlow, so that the gradient of each row can be taken as it crosses. A
+cut after layer 1 of 4 is what the lower cluster receives if the labels are in the upper one. A cut after layer 3 or 4
+is what the middle of a U-shaped model receives from the cluster with the head, the labels, and the layers above the
+cut.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = [(cut, rank, 0.0) for rank in (8, WIDTH, 2) for cut in (3, 2, 0)] + [
 
 
 class Cut(tf.Module):
-    """A classifier in two parts, and what crosses between them."""
+    """A classifier in two parts, with a low-rank boundary."""
 
     def __init__(self, weights: list[np.ndarray], layer: int, rank: int, noise: float) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class Cut(tf.Module):
 
     @property
     def variables_of_all(self) -> list[Any]:
-        """What is trained."""
+        """The trained variables."""
         return [*self.model.trainable_variables, self.down, self.up]
 
     def near(self, ids: Any) -> Any:
-        """What crosses, (rows, tokens, rank)."""
+        """The boundary tensor (rows, tokens, rank)."""
         hidden, visible = self.bert.embedding(ids), self.bert.visible(ids)
         for attention, inner in self.bert.sub_layers[: self.layer]:
             hidden = inner(attention(hidden, visible))
@@ -63,7 +63,7 @@ class Cut(tf.Module):
         return tf.tensordot(hidden + inner.narrow(inner.wide(hidden)), self.down.value, 1)
 
     def far(self, crossed: Any, ids: Any) -> Any:
-        """The scores."""
+        """The logits."""
         visible = self.bert.visible(ids)
         hidden = self.bert.sub_layers[self.layer].inner.norm(tf.tensordot(crossed, self.up.value, 1))
         for attention, inner in self.bert.sub_layers[self.layer + 1 :]:
@@ -73,7 +73,7 @@ class Cut(tf.Module):
     @tf.custom_gradient
     def _noisy(self, crossed: Any) -> Any:
         def back(gradient: Any) -> Any:
-            size = tf.sqrt(tf.reduce_mean(gradient[:, 0] ** 2))  # of the first token, which the head reads
+            size = tf.sqrt(tf.reduce_mean(gradient[:, 0] ** 2))  # for the first token, which the head reads
             return gradient + self.noise * size * tf.random.normal(tf.shape(gradient))
 
         return tf.identity(crossed), back
@@ -90,7 +90,7 @@ class Cut(tf.Module):
 
 
 def clusters(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> float:
-    """How well two clusters of directions are the two labels, whichever is called which."""
+    """The accuracy of two clusters of directions as the two labels, in the better assignment."""
     best = (-np.inf, 0.5)
     for _ in range(8):
         means = rows[rng.choice(len(rows), 2, replace=False)]
@@ -105,7 +105,7 @@ def clusters(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> 
 
 
 def neighbours(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> float:
-    """How many labels the nearest of a few known rows tells."""
+    """The share of labels found by the nearest of a few known rows."""
     shares = []
     for _ in range(5):
         known = rng.choice(len(rows), KNOWN, replace=False)
@@ -116,7 +116,7 @@ def neighbours(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -
 
 
 def attacked(cut: int, rank: int, noise: float, weights: Any, words: Any) -> dict[str, Any]:
-    """Train, and attack the gradients of some rows now and then."""
+    """Train, and attack the gradients of some rows at intervals."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(1)
@@ -144,7 +144,7 @@ def attacked(cut: int, rank: int, noise: float, weights: Any, words: Any) -> dic
 
 
 def main() -> None:
-    """Run what is missing of all cases (with `--table` nothing), and write the table."""
+    """Run the missing cases (with `--table` none), and write the table."""
     found = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     done = {(each["cut"], each["rank"], each["noise"]) for each in found}
     missing = [] if "--table" in sys.argv else [case for case in CASES if case not in done]

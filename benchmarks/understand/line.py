@@ -1,4 +1,4 @@
-"""A step of a BERT that is cut in two, at the base model's width, over 60 Mbit/s and 20 ms and over a free line.
+"""A step of a BERT cut in two, at the base model's width, over 60 Mbit/s and 20 ms and over a free line.
 
 python benchmarks/understand/line.py             # needs root and /dev/net/tun
 python benchmarks/understand/line.py --quick     # two steps each; writes nothing
@@ -16,11 +16,11 @@ from common import machine, parser, write
 from two_sites import FREE, run
 
 SLOW = ("60mbit", "20ms")
-WHOLE = 32 * 28 * 768 * 4  # bytes of what crosses in float32
+WHOLE = 32 * 28 * 768 * 4  # bytes of the boundary in float32
 
 
 def main() -> None:
-    """Both lines, all contenders in the same processes."""
+    """Run both lines, with all contenders in the same processes."""
     quick = parser(__doc__, "two steps each; writes nothing").parse_args().quick
     script = [str(Path(__file__).with_name("program.py")), *(["--steps", "2"] if quick else [])]
     found = {}

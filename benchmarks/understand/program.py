@@ -1,4 +1,4 @@
-"""One site of a BERT of the base model's width that is cut in two; line.py starts it by `whale-nebula run`."""
+"""One site of a BERT of the base model's width, cut in two; line.py starts it by `whale-nebula run`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 
 
 def trained(options: dict[str, Any], ids: np.ndarray, labels: np.ndarray, steps: int) -> dict[str, Any]:
-    """Some steps, cut after the first of two layers: what one takes, and what crosses."""
+    """Train some steps, cut after the first of two layers; returns the seconds of a step, and its bytes."""
     keras.utils.set_random_seed(1)
     bert, task = Bert(SIZES), Task("two")
     model = understanding(bert, task)
@@ -49,7 +49,7 @@ def trained(options: dict[str, Any], ids: np.ndarray, labels: np.ndarray, steps:
 
 
 def main() -> None:
-    """Train each contender, and tell."""
+    """Train each contender, and print the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=9)
     steps = parser.parse_args().steps

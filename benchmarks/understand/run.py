@@ -1,10 +1,11 @@
-"""Fine-tuning a BERT that is cut in two on a layer's own singular vectors: by layer and rank, beside others.
+"""Fine-tuning a BERT that is cut in two in the basis of a layer's singular vectors: by layer and rank, with
+alternatives.
 
     python benchmarks/understand/run.py              # what is missing of all rows: half an hour
     python benchmarks/understand/run.py --only svd   # of one contender
     python benchmarks/understand/run.py --table      # what there is so far
 
-A finished row is a line of results.jsonl at once: stop when you like, and go on with the same command.
+Each result is a line of results.jsonl at once: it can be interrupted, and continued with the same command.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Found = dict[str, Any]
 
 
 def wanted() -> Iterator[Row]:
-    """All rows, the most telling first: (task, contender, layer, rank, seed)."""
+    """All rows, the most informative first: (task, contender, layer, rank, seed)."""
     yield from _of_three_seeds((8,))
     for task in TASKS:
         for contender, rank in (*(("svd int4", rank) for rank in LOWEST), *(("svd", rank) for rank in LOWEST)):
@@ -63,12 +64,12 @@ def _of_three_seeds(ranks: Sequence[int]) -> Iterator[Row]:
 
 
 def key(found: Found) -> Row:
-    """What a row is of."""
+    """The identity of a row."""
     return found["task"], found["contender"], found["layer"], found["rank"], found["seed"]
 
 
 def run_missing(rows: Sequence[Row]) -> None:
-    """Run and write down, one after the other."""
+    """Run the rows one after the other, and save each."""
     from benchmarks.understand.tuning import language_model, tune
 
     weights, words = language_model(ROOT / "build")
@@ -81,7 +82,7 @@ def run_missing(rows: Sequence[Row]) -> None:
 
 
 def worth(found: Sequence[Found], *start: object) -> str:
-    """The score in per cent of the rows that begin so, with the spread over seeds."""
+    """The score in per cent of the rows with this prefix, with the spread over seeds."""
     own = [100 * each[TASKS[each["task"]]] for each in found if key(each)[: len(start)] == start]
     if len(own) < 2:
         return f"{own[0]:.1f}" if own else "not measured"
@@ -89,7 +90,7 @@ def worth(found: Sequence[Found], *start: object) -> str:
 
 
 def fewer(found: Sequence[Found], contender: str, rank: int) -> str:
-    """How many times fewer bytes cross there and back, beside float32 of the whole width."""
+    """The compression ratio in both directions, relative to float32 of the whole width."""
     own = next((e for e in found if (e["contender"], e["rank"]) == (contender, rank) and "there" in e), None)
     return "not measured" if own is None else ", ".join(f"{WHOLE / own[way]:.1f}" for way in ("there", "back"))
 
@@ -109,7 +110,7 @@ def by_layer(found: Sequence[Found], task: str) -> list[list[object]]:
 
 
 def beside(found: Sequence[Found]) -> list[list[object]]:
-    """All contenders in the last layer but one."""
+    """All contenders in the second to last layer."""
     cases = [("svd", rank) for rank in (*LOWEST, *RANKS)] + [("svd int4", rank) for rank in LOWEST]
     cases += [(name, 8) for name in CONTENDERS]
     lines: list[list[object]] = [["what crosses", "rank", "fewer bytes there, back", *TASKS]]
@@ -121,7 +122,7 @@ def beside(found: Sequence[Found]) -> list[list[object]]:
 
 
 def draw(found: Sequence[Found]) -> None:
-    """The score by the layer of the cut, a line for each rank; bars are of three seeds."""
+    """Plot the score by the layer of the cut, a line for each rank; bars are of three seeds."""
     with picture(HERE / "layers.svg", len(TASKS)) as every:
         for axes, (task, score) in zip(every, TASKS.items(), strict=True):
             for shade, rank in enumerate(RANKS):

@@ -1,4 +1,4 @@
-"""One fine-tuning of a small BERT that is cut in two: what it is worth, and what has crossed."""
+"""One fine-tuning of a small BERT that is cut in two: its score, and the bytes that crossed."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ NEAR, FAR = "near", "far"
 
 
 def compress(contender: str, rank: int) -> Any:
-    """How the boundary crosses."""
+    """The options of the boundary."""
     svd = {"rank": rank, "basis": "svd"}
-    equal = round(32 * rank / WIDTH, 2)  # bits a number that come to as many bytes as float32 at this rank
+    equal = round(32 * rank / WIDTH, 2)  # bits a number for the same bytes as float32 at this rank
     options: dict[str, dict[str, Any]] = {
         "svd": svd,
         "removed": svd,
@@ -50,7 +50,7 @@ def compress(contender: str, rank: int) -> Any:
 
 
 def language_model(folder: Path) -> tuple[list[np.ndarray], text.Tokenizer]:
-    """The weights of a pretrained BERT, from a file if they were made before."""
+    """The weights of a pretrained BERT, from a file if it exists."""
     lines = generated_text(8000)
     words = text.Tokenizer(text.learn_vocabulary(lines, WORDS, fill=True))
     path = folder / f"understand_{PRETRAINED}.npz"
@@ -71,7 +71,7 @@ def language_model(folder: Path) -> tuple[list[np.ndarray], text.Tokenizer]:
 
 
 def rows_of(task: str, split: str, count: int, words: text.Tokenizer) -> Rows:
-    """A split as ids."""
+    """Encode a split as ids."""
     made = generated_task(task, split, count)
     if not isinstance(made, Examples):
         raise SystemExit(f"{task} is no task of labels")
@@ -94,7 +94,7 @@ def cut_model(bert: Bert, task: str, contender: str, layer: int, rank: int) -> k
 
 
 def lora(bert: Bert, task: str, layer: int, rank: int) -> keras.Model:
-    """Cut in a low-rank by-pass of the layer's last product: what is frozen, product and residual, stays near."""
+    """Cut in a low-rank bypass of the layer's last product: the frozen product and the residual stay local."""
     model = understanding(bert, TASKS[task])
     inner = bert.sub_layers[layer].inner
     drawn = keras.initializers.RandomNormal(stddev=1 / np.sqrt(192))
@@ -117,7 +117,7 @@ def lora(bert: Bert, task: str, layer: int, rank: int) -> keras.Model:
 
 
 def tune(task: str, contender: str, layer: int, rank: int, seed: int, weights: Any, words: Any) -> dict[str, Any]:
-    """Fine-tune and score; what has crossed is of the last step, there and back."""
+    """Fine-tune and score; the bytes are those of the last step, in both directions."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
     bert = Bert(SIZES)

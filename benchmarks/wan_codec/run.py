@@ -3,7 +3,7 @@
     python benchmarks/wan_codec/run.py           # needs root and /dev/net/tun
     python benchmarks/wan_codec/run.py --quick   # few steps, once; writes nothing
 
-Every codec runs over the slow line and, for its own computing to be seen, over a free one, by turns in one run.
+Every codec runs over the slow line and, to measure its own computing, over a free one, alternating in one run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BAR = 1.10
 
 
 class Way(NamedTuple):
-    """What a row is called, and the words of nb.compress."""
+    """A row's name, and its options of nb.compress."""
 
     name: str
     codec: str
@@ -55,7 +55,7 @@ def step(way: Way, line: Line, steps: int, folder: Path) -> dict[str, Any]:
 
 
 def measure(steps: int, rounds: int) -> list[dict[str, Any]]:
-    """All ways over both lines, by turns."""
+    """All codecs over both lines, alternating."""
     kept: dict[tuple[Way, Line], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as name:
         for _ in range(rounds):
@@ -78,7 +78,7 @@ def _row(way: Way, middle: dict[tuple[Way, Line], float], links: dict[str, int])
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     return bench(
         __file__,
         __doc__,

@@ -1,5 +1,5 @@
-"""One site of the pipeline as whale_nebula runs it; run.py starts it by `whale-nebula run`. Prints the seconds of each
-step, the closed form of its schedule, and a digest of the weights that it ends with.
+"""One site of the pipeline in whale_nebula; run.py starts it by `whale-nebula run`. Prints the seconds of each step,
+the closed form of its schedule, and a digest of its final weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whale_nebula.models.transformer import Sizes, transformer
 
 
 def options() -> argparse.Namespace:
-    """What both sides are told."""
+    """The common options of both sides."""
     parser = argparse.ArgumentParser()
     for name in ("rows", "length", "vocabulary", "width", "heads", "blocks", "micro_batches", "steps"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, required=True)
@@ -30,7 +30,7 @@ def options() -> argparse.Namespace:
 
 
 def compressed(a: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
-    """The scope around it, if there is one."""
+    """The scope of compression, if there is one."""
     return contextlib.nullcontext() if a.codec == "none" else nb.compress(a.codec, backward=a.backward)
 
 
@@ -46,7 +46,7 @@ def model(a: argparse.Namespace) -> keras.Model:
 
 
 class Timer(keras.callbacks.Callback):
-    """Keeps what the report says of every step."""
+    """Callback that keeps the report of every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class Timer(keras.callbacks.Callback):
         self.predicted: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         report = nb.last_report()
         self.seconds.append(report.step_seconds)
         self.predicted.append(report.predicted_seconds or 0.0)
 
 
 def digest(weights: list[np.ndarray]) -> str:
-    """One number for all weights."""
+    """A hash of all weights."""
     whole = hashlib.sha256()
     for each in weights:
         whole.update(np.ascontiguousarray(each).tobytes())
@@ -69,7 +69,7 @@ def digest(weights: list[np.ndarray]) -> str:
 
 
 def main() -> None:
-    """Train, and tell."""
+    """Train, and print the results."""
     a = options()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

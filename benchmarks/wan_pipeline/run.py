@@ -1,11 +1,11 @@
-"""A transformer in two sites over a slow line: beside torch.distributed.pipelining, and beside its closed form.
+"""A transformer in two sites over a slow line, compared with torch.distributed.pipelining and with its closed form.
 
     python benchmarks/wan_pipeline/run.py           # needs root, /dev/net/tun; installs PyTorch in build/torch
     python benchmarks/wan_pipeline/run.py --quick   # one rate, few steps, without PyTorch; writes nothing
 
-Each site is a network namespace of its own (tools/wan.py), with one thread for computing. Ours runs as users run it:
-`whale-nebula run --cluster ...` in each site, mutual TLS, no compression. What a micro-batch computes is taken from
-a run over a free line; the closed form is that of eager-1F1B on two stages.
+Each site is a separate network namespace (tools/wan.py), with one compute thread. Ours runs as users run it:
+`whale-nebula run --cluster ...` in each site, mutual TLS, no compression. The computing time of a micro-batch is that
+of a run over a free line; the closed form is that of eager-1F1B on two stages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BAR = 1.05
 
 
 def words(steps: int) -> list[str]:
-    """The sizes, as both sides are told them."""
+    """The sizes, as options of both sides."""
     shape = {**SHAPE, "steps": steps}
     return [word for name, size in shape.items() for word in (f"--{name.replace('_', '-')}", str(size))]
 
@@ -57,7 +57,7 @@ def torch(line: Line, steps: int) -> dict[str, Any]:
 
 
 def alone(steps: int) -> str:
-    """The digest of the weights that the same plan ends with in one process."""
+    """The digest of the final weights of the same plan in one process."""
     ended = subprocess.run(
         [sys.executable, str(HERE / "ours.py"), *words(steps), "--links", "10gbit,0ms"],
         capture_output=True, text=True, timeout=DEADLINE, check=True, cwd=ROOT,
@@ -67,7 +67,7 @@ def alone(steps: int) -> str:
 
 
 def make_torch() -> None:
-    """PyTorch in an environment of its own."""
+    """Install PyTorch in a separate environment."""
     if not (TORCH / "bin" / "python").exists():
         print(f"installing PyTorch in {TORCH}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(TORCH)], check=True)
@@ -76,7 +76,7 @@ def make_torch() -> None:
 
 
 def closed_form(free: float, line: Line) -> float:
-    """The seconds of a step over a line, given those over a free one."""
+    """The seconds of a step over a line, from those over a free one."""
     many = SHAPE["micro_batches"]
     rate = float(line[0].removesuffix("mbit")) * 1e6
     size = SHAPE["rows"] * SHAPE["length"] * SHAPE["width"] * 4 / many
@@ -85,7 +85,7 @@ def closed_form(free: float, line: Line) -> float:
 
 
 def measure(lines: Sequence[Line], steps: int, rounds: int, with_torch: bool) -> list[dict[str, Any]]:
-    """All lines, ours and theirs by turns."""
+    """All lines, ours and PyTorch alternating."""
     kept: dict[tuple[str, Line], list[float]] = {}
     digests = set()
     with tempfile.TemporaryDirectory() as name:
@@ -118,13 +118,13 @@ def _row(line: Line, middle: dict[tuple[str, Line], float]) -> dict[str, Any]:
 
 
 def beside_torch(steps: int, rounds: int) -> list[dict[str, Any]]:
-    """All lines, with PyTorch installed where it is not."""
+    """All lines, with PyTorch installed if it is missing."""
     make_torch()
     return measure(LINES, steps, rounds, with_torch=True)
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the result."""
     return bench(
         __file__,
         __doc__,

@@ -1,4 +1,4 @@
-"""One site of the pipeline as PyTorch runs it: torch.distributed.pipelining, gloo, 1F1B.
+"""One site of the pipeline in PyTorch: torch.distributed.pipelining, gloo, 1F1B.
 
 Run by run.py, in PyTorch's own environment; prints the seconds of each step.
 """
@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a feed-forward part; each normalises first and adds to its input."""
+    """Causal self-attention, then a feed-forward part; each normalises its input and adds to it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """One step up."""
+        """Apply the block."""
         rows, length, width = hidden.shape
         split = self.qkv(self.attention_norm(hidden)).view(rows, length, 3, self.heads, width // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4)
@@ -46,7 +46,7 @@ class First(nn.Module):
         self.blocks = nn.Sequential(*(Block(a.width, a.heads) for _ in range(a.blocks // 2)))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens in, hidden vectors out."""
+        """Compute hidden vectors from tokens."""
         return self.blocks(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])))
 
 
@@ -59,7 +59,7 @@ class Second(nn.Module):
         self.norm, self.output = nn.LayerNorm(a.width), nn.Linear(a.width, a.vocabulary)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden vectors in, logits out."""
+        """Compute logits from hidden vectors."""
         return self.output(self.norm(self.blocks(hidden)))
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{a.address}", rank=rank, world_size=2)
     module = First(a) if rank == 0 else Second(a)
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=loss)  # on every rank: without one it expects no backward
+    schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=loss)  # on every rank: no loss would mean no backward
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(2)
     seconds = []

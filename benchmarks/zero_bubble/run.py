@@ -1,11 +1,11 @@
-"""Zero-bubble beside eager-1F1B: two and four stages, free lines and lines as slow as the stages, emulated.
+"""Zero-bubble compared with eager-1F1B: two and four stages, free lines and lines as slow as the stages, emulated.
 
     python benchmarks/zero_bubble/run.py            # about two minutes; writes result.json
     python benchmarks/zero_bubble/run.py --quick    # few steps of the smallest case; writes nothing
 
 A stage waits for fixed times instead of computing: 10 ms forward, 10 ms for the gradient of its input, 10 ms for that
-of its weight. So four stages overlap on two cores as they would on machines of their own, and what is measured is when
-the runtime starts and sends, and what it adds. Both schedules step in turn.
+of its weight. So four stages overlap on two cores as they would on separate machines, and the measurement shows when
+the runtime starts and sends, and its overhead. Both schedules alternate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BAR = 0.15
 
 
 def _after(device: threading.Lock, seconds: float, x: Any) -> Any:
-    """The same tensor, after a device was busy for so many seconds; it does one thing at a time."""
+    """The same tensor, after a device was busy for `seconds`; a device does one thing at a time."""
 
     def wait(array: np.ndarray) -> np.ndarray:
         with device:
@@ -55,7 +55,7 @@ def _after(device: threading.Lock, seconds: float, x: Any) -> Any:
 
 
 def slow_product(back: float, weights: float) -> Callable[[Any, Any], Any]:
-    """A product on a device of its own, with gradients that take so long: of its input, and of its kernel."""
+    """A product on a separate device with gradients that take fixed times: of its input, and of its kernel."""
     device = threading.Lock()
 
     @tf.custom_gradient
@@ -71,13 +71,15 @@ def slow_product(back: float, weights: float) -> Callable[[Any, Any], Any]:
 
 
 def training_step(stages: int, micro_batches: int, schedule: str) -> Callable[[Any], Any]:
-    """A step of gradient descent through so many stages; nothing goes back from the first, so its weight takes both."""
+    """A step of gradient descent through these stages; the first has no input gradient, so its weight's takes both
+    times.
+    """
     kernels = [tf.Variable(tf.eye(WIDTH)) for _ in range(stages)]
     products = [slow_product(0.0, 2 * PART), *(slow_product(PART, PART) for _ in range(stages - 1))]
 
     @nb.function
     def step(x: Any) -> Any:
-        # what a Python function does with the rows of a batch cannot be known: hence coupled="allow"
+        # the effect of a Python function on the rows of a batch is unknown: hence coupled="allow"
         pipeline = nb.pipeline(micro_batches, schedule=schedule, coupled="allow")
         with tf.GradientTape() as tape, nb.cluster(), pipeline:
             for number, (product, kernel) in enumerate(zip(products, kernels, strict=True)):
@@ -92,7 +94,7 @@ def training_step(stages: int, micro_batches: int, schedule: str) -> Callable[[A
 
 
 def run_steps(stages: int, micro_batches: int, over: str, steps: int) -> dict[str, list[nb.Report]]:
-    """Both schedules step in turn over the same kind of line; the first steps only set the limits."""
+    """Run both schedules alternately over the same kind of line; the first steps only set the limits."""
     x = np.random.default_rng(1).standard_normal((ROWS * micro_batches, WIDTH)).astype("float32")
     with nb.init(links=over):
         trained = {schedule: training_step(stages, micro_batches, schedule) for schedule in SCHEDULES}
@@ -108,7 +110,7 @@ def run_steps(stages: int, micro_batches: int, over: str, steps: int) -> dict[st
 
 
 def ideal_seconds(stages: int, micro_batches: int, schedule: str, line: str) -> float:
-    """What the simulator says of stages that take these times to the dot."""
+    """The simulator's prediction for stages with exactly these times."""
     works = [Work(PART, 2 * PART), *[Work(PART, PART, weights=PART)] * (stages - 1)]
     hops = uniform(stages, seconds=0.0 if line == "free" else COMPUTE)
     return simulate(works, hops, micro_batches, name=schedule).seconds
@@ -161,7 +163,7 @@ def main() -> None:
     """Measure all cases and write the result."""
     quick = parser(__doc__, "few steps of the smallest case; writes nothing").parse_args().quick
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(8)  # a stage that waits holds one of them
+    tf.config.threading.set_inter_op_parallelism_threads(8)  # a waiting stage holds a thread
     cases = [(stages, many, line) for stages in (2, 4) for many in (4, 8) for line in LINES]
     here, results = machine(), []
     for case in cases[:1] if quick else cases:

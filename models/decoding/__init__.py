@@ -1,4 +1,4 @@
-"""Searches for the best translation: functions of a model's step, each one loop in the graph."""
+"""Searches for the best translation, each one loop in the graph around a step of a model."""
 
 from .beam import Beam, beam_search
 from .found import Found

@@ -1,7 +1,6 @@
-"""Beam search: sentences are written from left to right, the most likely prefixes side by side.
+"""Beam search: decode from left to right with the most likely prefixes side by side.
 
-All of it is one `tf.while_loop` over plain tensors, so it lies wherever it is called: in one stage of a function
-under `@nb.function`, or nowhere.
+All of it is one `tf.while_loop` over plain tensors, so it belongs to the stage in which it is called, if any.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """How to search: `width` prefixes at once, at most `longest` words, the last of which is `end`.
+    """Options of beam search: `width` prefixes at once, at most `longest` words, the last of which is `end`.
 
-    `penalty` makes up for long sentences' lower likelihood: scores are divided by ((5 + words) / 6) ** penalty.
+    `penalty` compensates for the lower likelihood of long sentences: scores are divided by ((5 + words) / 6) **
+    penalty.
     """
 
     start: int
@@ -61,7 +61,7 @@ class _Search(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Prefixes that are one word longer: for each row the 2 · `width` likeliest, and which prefix each extends."""
+    """Prefixes extended by one word: for each row the 2 · `width` likeliest, and which prefix each extends."""
 
     likelihood: tf.Tensor
     beams: tf.Tensor
@@ -69,10 +69,10 @@ class _Candidates(NamedTuple):
 
 
 def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
-    """Search for the sentences that `step` finds most likely, for `rows` rows at once.
+    """Search for the most likely sentences by `step`, for `rows` rows at once.
 
-    Ids are those after the start, with the end, then zeros. The search of all rows ends when no prefix can become
-    better than the best finished sentence of its row. The word in place `longest` has to be the end.
+    The ids are those after the start, with the end, then zeros. The search ends when in no row a prefix can become
+    better than the best finished sentence. The word in place `longest` must be the end.
 
     >>> likely = tf.math.log([[0.0, 0.1, 0.1, 0.8], [0.0, 0.1, 0.8, 0.1], [0.0, 0.1, 0.9, 0.0], [0.0, 0.5, 0.25, 0.25]])
     >>> def after(words, position, state):
@@ -94,7 +94,7 @@ def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
 
 
 def _begin_search(state: Any, rows: Any, beam: Beam) -> _Search:
-    """Each row begins with one prefix, the start; the other places of the beam have no likelihood."""
+    """The initial state: one prefix for each row, the start; the other places of the beam have likelihood 0."""
     ids = tf.fill([rows, beam.width, beam.longest + 1], 0)
     alive = tf.concat([tf.fill([rows, beam.width, 1], beam.start), ids[:, :, 1:]], axis=2)
     nothing = tf.fill([rows, beam.width], NEVER)
@@ -109,7 +109,7 @@ def _extend(step: Step, search: _Search, beam: Beam) -> _Search:
     found = _choose_candidates(_force_end(log_probabilities(logits, beam.never), search.position, beam), search, beam)
     ids = _write_words(tf.gather(search.alive, found.beams, batch_dims=1), found.words, search.position + 1)
     ended = found.words == beam.end
-    counts = ended & (tf.range(2 * beam.width) < beam.width)  # what would not have been kept does not end either
+    counts = ended & (tf.range(2 * beam.width) < beam.width)  # candidates beyond the width do not end either
     finished = tf.where(counts, found.likelihood / _penalty(search.position + 1, beam), NEVER)
     scores, best = _take_best(tf.concat([search.scores, finished], axis=1), beam.width)
     done = tf.gather(tf.concat([search.done, ids], axis=1), best, batch_dims=1)
@@ -120,19 +120,19 @@ def _extend(step: Step, search: _Search, beam: Beam) -> _Search:
 
 
 def _can_improve(search: _Search, beam: Beam) -> tf.Tensor:
-    """Whether in any row a prefix would be better than the best sentence, if all its further words were certain."""
+    """Whether in any row a prefix could beat the best sentence if all its further words were certain."""
     bound = search.likelihood[:, 0] / _penalty(tf.constant(beam.longest), beam)
     return (search.position < beam.longest) & tf.reduce_any(bound > search.scores[:, 0])
 
 
 def _force_end(likely: tf.Tensor, position: tf.Tensor, beam: Beam) -> tf.Tensor:
-    """In the last place, give a likelihood to the end alone."""
+    """Allow only the end in the last place."""
     is_end = tf.range(tf.shape(likely)[-1]) == beam.end
     return tf.where((position < beam.longest - 1) | is_end, likely, NEVER)
 
 
 def _choose_candidates(likely: tf.Tensor, search: _Search, beam: Beam) -> _Candidates:
-    """Choose twice as many as are kept: even if half of them end, there are enough to go on with."""
+    """Choose twice the width: even if half of them end, enough are left."""
     words = tf.shape(likely)[-1]
     each = search.likelihood[:, :, None] + tf.reshape(likely, [-1, beam.width, words])
     likelihood, places = _take_best(tf.reshape(each, [-1, beam.width * words]), 2 * beam.width)
@@ -150,7 +150,7 @@ def _write_words(ids: tf.Tensor, words: tf.Tensor, place: tf.Tensor) -> tf.Tenso
 
 
 def _reorder_state(state: Any, beams: tf.Tensor, width: int) -> Any:
-    """Put what is remembered of each prefix where the prefix is now."""
+    """Move the caches of prefixes to their new places."""
     rows = tf.range(tf.shape(beams)[0])[:, None] * width
     places = tf.reshape(rows + beams, [-1])
     return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), state)

@@ -1,4 +1,4 @@
-"""What a search gives, and what every search leaves out."""
+"""The result of a search, and log-probabilities with excluded words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NEVER = float("-inf")
 
 
 class Found(NamedTuple):
-    """The sentences that a search found for each row, best first: their ids, filled up with padding, and scores.
+    """The sentences that a search found for each row, best first: their ids, padded, and scores.
 
     >>> found = Found(tf.constant([[[5, 3, 0], [6, 7, 3]]]), tf.constant([[-0.1, -0.7]]))
     >>> found.best.numpy().tolist()
@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
 
 def log_probabilities(logits: tf.Tensor, never: tuple[int, ...]) -> tf.Tensor:
-    """How likely each word is, as logarithms in float32; the words `never` are not at all.
+    """The log-probability of each word in float32; the words `never` have none.
 
     >>> print(log_probabilities(tf.constant([[9.0, 0.0, 0.0]]), never=(0,)).numpy().round(3))
     [[  -inf -0.693 -0.693]]

@@ -1,7 +1,7 @@
-"""Mask-predict: all words of a sentence at once, then the least certain of them again, a few times.
+"""Mask-predict: predict all words of a sentence at once, then the least certain of them again, a few times.
 
-Sentences of several lengths are written side by side, and the likeliest is kept. All of it is one `tf.while_loop`
-over plain tensors, so it lies wherever it is called.
+Sentences of several lengths are decoded side by side, and the likeliest is kept. All of it is one `tf.while_loop` over
+plain tensors, so it belongs to the stage in which it is called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Predict = Callable[[tf.Tensor], tf.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class MaskPredict:
-    """How to search: `candidates` lengths for each sentence, at most `longest` words, `rounds` times predicted."""
+    """Options of the search: `candidates` lengths for each sentence, at most `longest` words, `rounds` predictions."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class MaskPredict:
 
 
 class _Draft(NamedTuple):
-    """The state of a search: ids, each word's likelihood when it was written, and which words are to be predicted."""
+    """The state of a search: ids, the likelihood of each word when it was predicted, and which words are hidden."""
 
     round: tf.Tensor
     ids: tf.Tensor
@@ -49,9 +49,9 @@ class _Draft(NamedTuple):
 
 
 def mask_predict(predict: Predict, lengths: tf.Tensor, search: MaskPredict) -> Found:
-    """Write sentences of the likeliest lengths; `lengths` are logits [rows, longest + 1] of the number of words.
+    """Decode sentences of the likeliest lengths; `lengths` are logits [rows, longest + 1] of the number of words.
 
-    Ids are the start's, the words, the end's, then zeros; scores are the mean of the words' logarithmic likelihoods.
+    The ids are the start, the words, the end, then zeros; scores are the mean log-probability of the words.
 
     >>> def predict(ids):  # in place 1 stands word 4, in place 2 word 5, and so on
     ...     return tf.one_hot([range(3, 9)], 9) * 5.0
@@ -61,7 +61,7 @@ def mask_predict(predict: Predict, lengths: tf.Tensor, search: MaskPredict) -> F
     """
     words = _choose_lengths(lengths, search)
     first = _begin_draft(tf.reshape(words, [-1]), search)
-    places = first.hidden  # where words stand: first all of them are hidden
+    places = first.hidden  # the places of words, all hidden at first
 
     def body(*draft: tf.Tensor) -> _Draft:
         return _mask_unlikely(_predict_hidden(predict, _Draft(*draft), search), places, search)
@@ -87,7 +87,7 @@ def _begin_draft(words: tf.Tensor, search: MaskPredict) -> _Draft:
 
 
 def _predict_hidden(predict: Predict, draft: _Draft, search: MaskPredict) -> _Draft:
-    """Each hidden word becomes the likeliest one; what is shown stays."""
+    """Replace each hidden word by the likeliest one; others stay."""
     never = (*search.never, search.start, search.end, search.mask)
     likely = log_probabilities(predict(draft.ids), never)
     word = tf.argmax(likely, axis=-1, output_type=draft.ids.dtype)

@@ -17,7 +17,7 @@ from .mask_predict import MaskPredict, mask_predict
 
 
 def beamed(decoder: Decoder, source: Source, beam: Beam) -> Found:
-    """The likeliest translations, word by word; the decoder computes each word once."""
+    """Decode by beam search; the decoder computes each word once."""
     _check_room(beam.longest, decoder.embedding.length)
     memory = decoder.remember(source)
 
@@ -29,7 +29,7 @@ def beamed(decoder: Decoder, source: Source, beam: Beam) -> Found:
 
 
 def mask_predicted(decoder: Decoder, source: Source, lengths: Any, search: MaskPredict) -> Found:
-    """Translations of the likeliest lengths, all words at once; the source is read once."""
+    """Decode by mask-predict; the source is encoded once."""
     _check_room(search.longest, min(decoder.embedding.length - 2, lengths.shape[-1] - 1))
     memory = decoder.remember(source)
 
@@ -49,13 +49,13 @@ def _check_room(longest: int, room: int) -> None:
 
 
 def translation(model: Any, search: Any) -> NebulaFunction:
-    """A function under `nb.function` that translates a batch: `translate(ids)` is a `Found`.
+    """A function under `nb.function` that translates a batch: `translate(ids)` returns a `Found`.
 
-    `search` is a `Beam` for models that write from left to right, a `MaskPredict` for those that fill in. It runs where
-    the model's scopes say; without any, it is plain TensorFlow.
+    `search` is a `Beam` for causal models, a `MaskPredict` for those that fill in. It runs in the model's scopes;
+    without any it is plain TensorFlow.
 
     In several processes the target's cluster has no source: there it is `translate(None, rows)`, elsewhere
-    `translate(ids, rows)`, with any number for each row, so that every cluster knows how many there are.
+    `translate(ids, rows)`; `rows` has any number for each row, so that every cluster knows how many there are.
     """
 
     def translate(source: Any, rows: Any = None) -> Found:

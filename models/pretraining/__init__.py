@@ -1,4 +1,4 @@
-"""Pretraining in which a generator feeds a discriminator, one way, over many languages.
+"""Pretraining of a discriminator by generators of several languages, with data in one direction only.
 
 * `Corpus`, `encode_alone`, `encode_with_pivot`, `mix_families`: text becomes batches, languages mixed by temperature
 * `Corruption`, `Objectives`, `Discriminator`, `Pretraining`: what a step does (MRTD, TRTD, CLM; one generator or many)

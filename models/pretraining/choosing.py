@@ -1,5 +1,5 @@
-"""A task that needs no labels: which of two sentences is the translation? Learned on one pair of languages, asked of
-others, it tells whether languages share what they mean.
+"""The choice task, which needs no labels: which of two sentences is the translation? Trained on one pair of languages
+and tested on others, it measures whether languages share representations.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Ints = npt.NDArray[np.int32]
 def encode_choices(
     words: Tokenizer, sentences: Sequence[str], right: Sequence[str], wrong: Sequence[str], length: int
 ) -> Ints:
-    """Each sentence beside its translation, and beside what is none: (rows, 2, length); the first one is right."""
+    """Encode each sentence with its translation and with a wrong one: (rows, 2, length); the first one is right."""
     both = [encode_pairs_in_rows(words, sentences, others, length) for others in (right, wrong)]
     return np.stack(both, axis=1)
 
 
 def choice_model(bert: Bert) -> keras.Model:
-    """The BERT, which is trained in place, with a number for each pair: how much its second half says the first.
+    """The BERT, which is trained in place, with a score for each pair: how well its second half translates the first.
 
-    It is the mean over a row's tokens of a number for each, as what a discriminator knows of a row it knows by token.
+    It is the mean over a row's tokens of a score for each, as a discriminator's knowledge is about tokens.
     """
     width = bert.sizes.width
     dense = keras.layers.Dense(width, "tanh", kernel_initializer=near_zero(width**-0.5), name="dense")
@@ -46,7 +46,7 @@ def choice_model(bert: Bert) -> keras.Model:
 def tune_choice(
     model: keras.Model, rows: Ints, *, steps: int, batch: int = 32, rate: float = 5e-4, seed: int = 0
 ) -> list[float]:
-    """Fine-tune: of both candidates the right one shall have the higher score. Gives the loss of each step."""
+    """Fine-tune so that the right candidate has the higher score. Returns the loss of each step."""
     adam = make_adam(model, rate, steps=steps)
 
     @tf.function
@@ -68,7 +68,7 @@ def tune_choice(
 
 
 def choice_accuracy(model: keras.Model, rows: Ints, batch: int = 64) -> float:
-    """Of how many sentences the translation is found; 0.5 is chance."""
+    """The share of sentences whose translation is found; 0.5 is chance."""
     right = 0.0
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]

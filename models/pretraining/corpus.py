@@ -1,4 +1,4 @@
-"""Text of several languages to pretrain on, made by rule or read from a folder, and as what each generator is fed."""
+"""Text of several languages for pretraining, generated or read from a folder, and its encoding for generators."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Lines = Mapping[str, list[str]]
 
 @dataclass(frozen=True)
 class Corpus:
-    """What there is of each language: sentences `alone`, `pairs` that are aligned, and `tests` that are, too.
+    """For each language: sentences `alone`, aligned `pairs`, and aligned `tests`.
 
-    Where `made` by rule, a wrong translation differs from the right one in one thing; else it is another sentence
-    of about the same length.
+    If it is `made` by rule, a wrong translation differs from the right one in one thing; otherwise it is another
+    sentence of about the same length.
     """
 
     alone: Lines
@@ -33,7 +33,7 @@ class Corpus:
 
     @classmethod
     def by_rule(cls, languages: Sequence[str], count: int, tests: int = 400) -> Corpus:
-        """`count` sentences of each language alone, and as many pairs.
+        """Generate `count` sentences of each language alone, and as many pairs.
 
         >>> sorted(Corpus.by_rule(["en", "fr"], 5).pairs)
         ['en', 'fr']
@@ -46,7 +46,7 @@ class Corpus:
     def of_folder(
         cls, folder: Path, languages: Sequence[str], count: int, split: str = "train", test: str = "val"
     ) -> Corpus:
-        """The first `count` lines of aligned files SPLIT.LANGUAGE[.gz] and of those to test with."""
+        """Read the first `count` lines of aligned files SPLIT.LANGUAGE[.gz] and of those to test with."""
         first, *others = languages
         found: dict[str, dict[str, list[str]]] = {split: {}, test: {}}
         for name, lines in found.items():
@@ -56,11 +56,11 @@ class Corpus:
         return cls(found[split], found[split], found[test])
 
     def lines(self) -> list[str]:
-        """All text to train on: what a vocabulary is learned from."""
+        """All training text, to learn a vocabulary from."""
         return [line for each in (self.alone, self.pairs) for lines in each.values() for line in lines]
 
     def choices(self, split: str, first: str, second: str, count: int) -> text.Choices:
-        """Sentences, translations and others: of `train` or `test`."""
+        """Sentences with right and wrong translations, of `train` or `test`."""
         if self.made:
             return text.choices("train" if split == "train" else "test", count, first, second)
         lines = self.pairs if split == "train" else self.tests
@@ -72,7 +72,7 @@ class Corpus:
 
 
 def check_families(families: Mapping[str, Sequence[str]], languages: Sequence[str]) -> None:
-    """Refuse families that leave a language out, or have one twice.
+    """Refuse families that omit a language or repeat one.
 
     >>> check_families({"all": ["en", "de"]}, ["de", "en"])
     """

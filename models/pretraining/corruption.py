@@ -1,12 +1,11 @@
-"""Rows of tokens of which some are hidden, filled in by a generator, and put back by who knows the originals.
+"""Corruption of rows of tokens: hide some, fill them in by a generator, and restore them from the originals.
 
-A row is one sentence, `[CLS] a [SEP]`, or a pair of translations, `[CLS] a [SEP] b [SEP]`. Of a pair both halves have
-their share hidden. What crosses to the discriminator is a `Corrupted`: ids, a bit a token, and, where the objective
-asks for them, the original ids at the places that were hidden.
+A row is one sentence, `[CLS] a [SEP]`, or a pair of translations, `[CLS] a [SEP] b [SEP]`, with the same share hidden
+in both halves. A `Corrupted` crosses to the discriminator: ids, a bit a token, and, if the objective needs them, the
+original ids at the hidden places.
 
-Random numbers are a function of a seed, a row's number and a place, and of nothing else. So a row is hidden and filled
-in the same way whatever batch, micro-batch or cluster it comes in, and a run that is cut gives the bits of one that is
-not.
+Random numbers are a function of a seed, a row's number and a place only. So a row is corrupted in the same way in any
+batch, micro-batch or cluster, and a run that is cut gives the bits of the uncut one.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def draw_gumbel(seed: int, purpose: int, numbers: Any, shape: tuple[int, int]) -
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """What is hidden and how it is filled in: `share` of the tokens, by a generator's scores divided by `heat`.
+    """Options of corruption: `share` of the tokens is hidden, and filled in by a generator's logits divided by `heat`.
 
     >>> Corruption(mask=4, end=3, special=(0, 2, 3)).count(20)
     4
@@ -66,17 +65,17 @@ class Corruption:
 
     @classmethod
     def of(cls, words: Any, **options: Any) -> Corruption:
-        """That of a tokenizer's vocabulary."""
+        """The corruption for a tokenizer's vocabulary."""
         return cls(words.mask, words.end, (words.pad, words.start, words.end), **options)
 
     def count(self, length: int) -> int:
-        """How many places of a row of this length may be hidden at most."""
+        """The maximum number of hidden places in a row of this length."""
         return max(2, int(self.share * length) + 1)
 
 
 class Hidden(NamedTuple):
-    """Rows with hidden tokens: what is shown, which tokens are `chosen` (bool), their places, the ids that stood there,
-    and which of the places count (float; a row may have fewer than others).
+    """Rows with hidden tokens: the visible ids, which tokens are `chosen` (bool), their places, the original ids there,
+    and which of the places count (float; rows may have fewer than others).
     """
 
     shown: Any
@@ -87,8 +86,8 @@ class Hidden(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """What a discriminator is given. `marked` are the tokens that were replaced; or, where there are `originals`, those
-    that were hidden, as which were replaced follows from these.
+    """The input of a discriminator. `marked` are the replaced tokens; or, if there are `originals`, the hidden ones, as
+    the replaced ones follow from these.
     """
 
     ids: Any
@@ -97,7 +96,7 @@ class Corrupted(NamedTuple):
 
 
 def hide_tokens(tokens: Any, numbers: Any, how: Corruption) -> Hidden:
-    """Hide tokens of rows (rows, length). `numbers` (rows,) are the rows' own: no two rows of a training share one."""
+    """Hide tokens of rows (rows, length). `numbers` (rows,) identify the rows uniquely within a training."""
     length = int(tokens.shape[1])
     chosen = _choose(tokens, draw_uniform(how.seed, HIDE, numbers, length), how)
     places = places_of(chosen, how.count(length))
@@ -107,7 +106,7 @@ def hide_tokens(tokens: Any, numbers: Any, how: Corruption) -> Hidden:
 
 
 def places_of(chosen: Any, count: int) -> Any:
-    """The places that are chosen, from left to right, and then others, up to `count` in each row.
+    """The chosen places from left to right, filled up with others to `count` in each row.
 
     >>> places_of(tf.constant([[False, True, False, True]]), 3).numpy().tolist()
     [[1, 3, 0]]
@@ -116,7 +115,7 @@ def places_of(chosen: Any, count: int) -> Any:
 
 
 def fill_in(tokens: Any, numbers: Any, hidden: Hidden, scores: Any, how: Corruption) -> Any:
-    """Rows whose hidden tokens are a sample of the generator's scores (rows, places, vocabulary)."""
+    """Fill in hidden tokens by sampling from the generator's logits (rows, places, vocabulary)."""
     count, vocabulary = how.count(int(tokens.shape[1])), int(scores.shape[-1])
     gumbel = draw_gumbel(how.seed, FILL, numbers, (count, vocabulary))
     sampled = tf.argmax(tf.cast(scores, tf.float32) / how.heat + gumbel, axis=-1, output_type=tf.int32)
@@ -124,7 +123,7 @@ def fill_in(tokens: Any, numbers: Any, hidden: Hidden, scores: Any, how: Corrupt
 
 
 def put_back(ids: Any, chosen: Any, values: Any) -> Any:
-    """Rows with these values, from left to right, at the places that are chosen.
+    """Write values, from left to right, to the chosen places of rows.
 
     >>> put_back(tf.constant([[7, 8, 9]]), tf.constant([[False, True, True]]), tf.constant([[1, 2]])).numpy().tolist()
     [[7, 1, 2]]
@@ -135,12 +134,12 @@ def put_back(ids: Any, chosen: Any, values: Any) -> Any:
 
 
 def corrupt(tokens: Any, hidden: Hidden, ids: Any, *, originals: bool) -> Corrupted:
-    """What is sent of rows that are filled in: with the original ids at hidden places, or with a bit a token alone."""
+    """The data sent for filled-in rows: with the original ids at hidden places, or with only a bit a token."""
     return Corrupted(ids, hidden.chosen, hidden.originals) if originals else Corrupted(ids, tf.not_equal(ids, tokens))
 
 
 def _choose(tokens: Any, drawn: Any, how: Corruption) -> Any:
-    """Which tokens to hide: in each half those with the largest numbers, as many as its share, and at least one."""
+    """Which tokens to hide: in each half those with the largest numbers, by its share, and at least one."""
     hideable = tf.reduce_all(tokens[..., None] != tf.constant(sorted(how.special), tokens.dtype), axis=-1)
     ends = tf.cast(tokens == how.end, tf.int32)
     half = tf.cumsum(ends, axis=1, exclusive=True)

@@ -1,4 +1,4 @@
-"""The model that is kept: a BERT which says of each token whether it was replaced, and what the original one was."""
+"""The discriminator, which is kept: a BERT that predicts for each token whether it was replaced, and its original."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..masked_lm import Bias
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Doubt(Configured):
-    """How much each hidden state looks like that of a replaced token: a dense layer, and a number."""
+    """The head for detection: a dense layer, and a logit of being replaced."""
 
     def __init__(self, width: int, activation: str, spread: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -25,7 +25,7 @@ class Doubt(Configured):
         self.score = keras.layers.Dense(1, name="score", **options)
 
     def build(self, shape: Any) -> None:
-        """Make the weights of both."""
+        """Create the weights of both."""
         self.dense.build(shape)
         self.score.build(shape)
 
@@ -34,7 +34,7 @@ class Doubt(Configured):
         return ops.squeeze(self.score(self.dense(hidden)), axis=-1)
 
     def compute_output_spec(self, hidden: Any) -> Any:
-        """What comes out, without tracing the layer."""
+        """The output's shape and type, without tracing the layer."""
         return keras.KerasTensor(hidden.shape[:-1], self.compute_dtype)
 
 
@@ -42,7 +42,7 @@ class Doubt(Configured):
 class Discriminator(keras.Model):
     """A BERT with its heads: tokens in, `{"replaced": logits}` out, and with `corrects` `{"tokens": scores}` as well.
 
-    The BERT is trained in place, and is what is fine-tuned; the heads are left behind.
+    The BERT is trained in place, and is what is fine-tuned; the heads are discarded.
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16), name="d")
@@ -69,10 +69,10 @@ class Discriminator(keras.Model):
         self.bert, self.corrects = bert, corrects
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {"bert": self.bert.get_config(), "corrects": self.corrects, "name": self.name}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Discriminator:
-        """Another one like it, with a BERT of its own."""
+        """Create an equal one, with a new BERT."""
         return cls(Bert.from_config(config["bert"]), corrects=config["corrects"], name=config["name"])

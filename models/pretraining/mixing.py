@@ -1,7 +1,7 @@
-"""Rows of ids, and which of them a step is made of: languages mixed by temperature, families dealt to generators.
+"""Mixtures of rows for a step: languages by temperature, families distributed over generators.
 
-A language with little text is drawn more often than its share of the text, so that it is learned, too: with shares
-p_i of the text, rows are drawn by p_i^(1/T). T = 1 leaves the shares as they are, and a large T makes all alike.
+A language with little text is drawn more often than its share of the text: with shares p_i of the text, rows are drawn
+by p_i^(1/T). T = 1 keeps the shares, and a large T makes them equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int32]
 
 
 def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """Which share of the rows each of these has, by how many rows of text it has.
+    """The share of rows of each source, by its number of rows.
 
     >>> shares_by_temperature({"en": 900, "cs": 100}, 2.0)
     {'en': 0.75, 'cs': 0.25}
@@ -38,7 +38,7 @@ def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict
 
 
 def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """How many rows of a batch each has: whole numbers of at least one, as near to the shares as they go.
+    """The number of a batch's rows for each source: whole numbers of at least one, as near to the shares as possible.
 
     >>> deal_rows(10, {"germanic": 0.72, "romance": 0.28})
     {'germanic': 7, 'romance': 3}
@@ -59,7 +59,7 @@ class Mixture:
     """The text of one generator: sources of rows (count, length), drawn by their shares in every step.
 
     `batch(step)` is a function of the seed and the step alone. Numbers of rows are unique in a training: `first` of
-    `whole` says which rows of each step's batch are those of this mixture.
+    `whole` gives the rows of each step's batch that belong to this mixture.
     """
 
     sources: Mapping[str, Ints]
@@ -100,7 +100,7 @@ def mix_families(
 ) -> dict[str, Mixture]:
     """A mixture for each family: its languages by temperature, and the share `of_pairs` of its rows from its pairs.
 
-    Families share out the batch by temperature, too; a generator has as many rows in every step.
+    The batch is divided among families by temperature, too; a generator has the same number of rows in every step.
     """
     sizes = {name: sum(map(len, sources.values())) for name, sources in families.items()}
     rows = deal_rows(batch, shares_by_temperature(sizes, temperature))
@@ -122,12 +122,12 @@ def _scaled(sources: Mapping[str, Sequence[Any] | Ints], temperature: float, who
 
 
 def encode_sentences(words: Tokenizer, lines: Sequence[str], length: int) -> Ints:
-    """`[CLS] a [SEP]`, filled up to `length`; a longer sentence loses its end."""
+    """`[CLS] a [SEP]`, padded to `length`; longer sentences are truncated."""
     return _filled([_ended(row, length, words) for row in _cut(words, lines)], length, words.pad)
 
 
 def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequence[str], length: int) -> Ints:
-    """`[CLS] a [SEP] b [SEP]`, filled up to `length`; of a pair that is longer both halves lose their ends."""
+    """`[CLS] a [SEP] b [SEP]`, padded to `length`; in longer pairs both halves are truncated."""
     if len(first) != len(second):
         raise DataError(
             f"{len(first)} and {len(second)} sentences are no pairs",

@@ -1,9 +1,9 @@
-"""One step of pretraining: generators guess what is hidden, and one discriminator looks for what they have put there.
+"""One step of pretraining: generators fill in hidden tokens, and one discriminator detects them.
 
     text of a family -> generator: hide, guess, fill in -> ids, marks, originals -> discriminator
 
-Nothing comes back: a generator learns from its own guesses alone, so its cluster need not wait for the other. Each
-network has an optimizer of its own.
+No gradient returns: a generator learns from its own predictions only, so its cluster does not wait for the other. Each
+network has its own optimizer.
 
 *Replaced token detection* asks of each token whether it is the original one: over sentences of many languages (MRTD)
 and over pairs of translations (TRTD) it is the same loss, of other rows. *Corrective language modelling* (CLM) asks of
@@ -37,7 +37,7 @@ from .discriminator import Discriminator
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What is learned and how much it weighs; 0 leaves it out, and what only it needs does not cross.
+    """The weights of the losses; 0 omits one, and the data that only it needs is not sent.
 
     >>> Objectives(correction=0).originals
     False
@@ -58,12 +58,12 @@ class Objectives:
 
     @property
     def originals(self) -> bool:
-        """Whether the original ids at hidden places have to be known to the discriminator."""
+        """Whether the discriminator needs the original ids at hidden places."""
         return self.correction > 0
 
 
 def guess_loss(originals: Any, scores: Any, weights: Any) -> Any:
-    """The loss of a generator: cross-entropy over the tokens that were hidden."""
+    """The loss of a generator: cross-entropy over hidden tokens."""
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(originals, tf.cast(scores, tf.float32))
     return _mean(each, weights)
 
@@ -77,7 +77,8 @@ def detection_loss(replaced: Any, logits: Any, there: Any) -> Any:
 def correction_loss(originals: Any, shown: Any, logits: Any, scores: Any, there: Any) -> Any:
     """The loss of correction: cross-entropy of the original tokens with the copy mechanism, over those `there` marks.
 
-    `logits` are those of the detection, `scores` (rows, length, vocabulary) say what the token was if it is no copy.
+    `logits` are those of the detection, `scores` (rows, length, vocabulary) are the logits of the original token if it
+    is no copy.
     """
     logits = tf.stop_gradient(tf.cast(logits, tf.float32))
     surprise = tf.nn.sparse_softmax_cross_entropy_with_logits(originals, tf.cast(scores, tf.float32))
@@ -99,11 +100,11 @@ DISCRIMINATOR = "discriminator"
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Generators by the name of their family, one discriminator, and what they learn; all have one vocabulary.
+    """Generators by family name, one discriminator, and their objectives; all share one vocabulary.
 
-    `losses` belongs into the tape of a step, `update` behind it. Numbers of rows come first, as every process has them,
-    and the rows of an input that all have are what processes compare. `around` gives the scope of each network, by the
-    name of a generator and by "discriminator":
+    Call `losses` inside the tape of a step, and `update` after it. Numbers of rows come first: every process has them,
+    and processes compare the rows of an input that all have. `around` gives the scope of each network, by the name of a
+    generator or "discriminator":
 
     ```python
     @nb.function
@@ -145,14 +146,14 @@ class Pretraining:
 
     @property
     def networks(self) -> dict[str, keras.Model]:
-        """All of them, by the names of their scopes."""
+        """All networks, by the names of their scopes."""
         return {**self.generators, DISCRIMINATOR: self.discriminator}
 
     @tf.autograph.experimental.do_not_convert  # there is nothing in it to convert, nor in the scopes
     def losses(self, texts: Mapping[str, Any], numbers: Mapping[str, Any], around: Around = nowhere) -> dict[str, Any]:
-        """The loss of each network, by its name; and `detected`, `corrected`, the parts of the discriminator's loss.
+        """The loss of each network, by name; and `detected`, `corrected`, the parts of the discriminator's loss.
 
-        `texts` are rows of tokens for each generator (rows, length), `numbers` the rows' own (rows,).
+        `texts` are rows of tokens for each generator (rows, length), `numbers` identify the rows (rows,).
         """
         found: dict[str, Any] = {}
         sent: list[Corrupted] = []
@@ -164,7 +165,7 @@ class Pretraining:
             return {**found, **self._discriminate(sent)}
 
     def update(self, tape: tf.GradientTape, losses: Mapping[str, Any]) -> None:
-        """Apply the gradients of each network's loss to it; the tape is persistent."""
+        """Apply the gradient of each network's loss; the tape is persistent."""
         for name, network in self.networks.items():
             gradients = tape.gradient(losses[name], network.trainable_variables)
             self.optimizers[name].apply_gradients(zip(gradients, network.trainable_variables, strict=True))
@@ -197,7 +198,7 @@ def _join(parts: Sequence[Any]) -> Any:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
-    """From almost zero to `peak` in `warmup` steps, and from there to zero at `steps`, both linear.
+    """Learning-rate schedule: linear from almost zero to `peak` in `warmup` steps, then linear to zero at `steps`.
 
     >>> [round(float(RiseAndFall(0.4, steps=6, warmup=2)(step)), 3) for step in range(7)]
     [0.2, 0.4, 0.4, 0.3, 0.2, 0.1, 0.0]
@@ -219,14 +220,14 @@ class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * ops.maximum(0.0, ops.minimum(ops.minimum(rising, falling), 1.0))
 
     def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
+        """The options to create an equal one."""
         return {"peak": self.peak, "steps": self.steps, "warmup": self.warmup}
 
 
 def make_adam(
     model: keras.Model, peak: float, *, steps: int, warmup: float = 0.1, clip: float | None = 1.0
 ) -> keras.optimizers.Adam:
-    """An Adam for a model that rises over the share `warmup` of the steps; its slots are there already."""
+    """An Adam for a model whose rate rises over the share `warmup` of the steps; its slots are created."""
     rate = RiseAndFall(peak, steps=steps, warmup=min(steps - 1, round(warmup * steps)))
     adam = keras.optimizers.Adam(rate, epsilon=1e-6, global_clipnorm=clip)
     adam.build(model.trainable_variables)  # made while the step is traced, they would have it traced twice

@@ -1,4 +1,4 @@
-"""Recommenders: logs of clicks, generated or in Criteo's files, three networks, and an exact AUC.
+"""Recommenders: click logs, generated or in Criteo's format, three networks, and an exact AUC.
 
 * `generated_clicks`, `iterate_criteo`: rows
 * `wide_and_deep`, `dlrm`, `multi_view`: models of them

@@ -1,4 +1,4 @@
-"""A log of clicks made by rule: ids whose frequencies follow a power law, and clicks that depend on them."""
+"""A generated click log: ids with power-law frequencies, and clicks that depend on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clicks:
     """Rows of a log: numbers and ids of each, and whether it was clicked.
 
     `numbers` is float32 [rows, numbers], `ids` int64 [rows, fields], `clicked` float32 [rows, 1]. `chances` has the
-    true chance of a click where the rows are generated.
+    true probability of a click if the rows are generated.
     """
 
     numbers: np.ndarray
@@ -32,7 +32,7 @@ class Clicks:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """What the models of this package take."""
+        """The inputs of this package's models."""
         return {"numbers": self.numbers, "ids": self.ids}
 
 
@@ -46,11 +46,11 @@ def generated_clicks(
     start: int = 0,
     seed: int = 0,
 ) -> Clicks:
-    """The rows from `start` on of a log without end; a row is a function of its place, the seed and the other options.
+    """The rows from `start` on of an unlimited log; a row is a function of its place, the seed and the other options.
 
-    The value of rank r of a field has a frequency like r ** -exponent. Each value has a weight of its own, fields 0 and
-    1 have latent vectors whose product counts too, and so do the numbers. Weights are drawn by the ids, so what is
-    learnt from rare ids is of use only where they come again.
+    The value of rank r of a field has a frequency like r ** -exponent. The logit of a click has a weight for each
+    value, products of latent vectors of fields 0 and 1, and the numbers. Weights are drawn by id, so what is learned
+    about a rare id is useful only where it recurs.
 
     >>> log = generated_clicks(3)
     >>> log.numbers.shape, log.ids.shape, log.clicked.shape
@@ -94,7 +94,7 @@ def _draw_ranks(uniform: np.ndarray, vocabulary: int, exponent: float) -> np.nda
 
 
 def _logits(dense: np.ndarray, ids: np.ndarray, seed: int) -> np.ndarray:
-    """The logarithm of the odds of a click, with a mean below 0: fewer than half of the rows are clicked."""
+    """The log-odds of a click, with a mean below 0: fewer than half of the rows are clicked."""
     flat = ids.reshape(-1)
     weights = (2 * draw_uniform(flat, 1, seed + 1) - 1).reshape(ids.shape).sum(1) * np.sqrt(3.0 / ids.shape[1])
     one, other = (2 * draw_uniform(ids[:, field], _LATENT, seed + 2) - 1 for field in (0, 1))

@@ -1,4 +1,4 @@
-"""Criteo's files of clicks: a row a line, a label, 13 whole numbers and 26 values of eight hexadecimal digits."""
+"""Criteo's click logs: a row a line, a label, 13 whole numbers and 26 values of eight hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ABSENT = 1 << 40
 
 
 def iterate_criteo(path: str | os.PathLike[str], *, rows: int = 65_536) -> Iterator[Clicks]:
-    """The rows of a file, plain or `.gz`, so many at a time; it is read while it is iterated, and never held whole.
+    """The rows of a file, plain or `.gz`, `rows` at a time; the file is streamed and never held whole.
 
-    Numbers are log(1 + x), 0 where they are absent, and -log(1 - x) below 0. Ids are hashes of field and value; where a
-    value is absent, there is an id for that.
+    Numbers are log(1 + x), 0 if missing, and -log(1 - x) below 0. Ids are hashes of field and value; a missing value
+    has its own id.
     """
     if rows < 1:
         raise OptionError(f"rows={rows!r} reads no rows", mend="rows=65536")
@@ -90,7 +90,7 @@ def _parse_line(text: str, path: Path, line: int) -> tuple[int, list[float], lis
 
 
 def _parse(text: str, base: int, column: int, where: str) -> int | None:
-    """A number, or None where there is none."""
+    """Parse a number; None if it is missing."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The distinct ids of a batch, who holds the row of each, and the gather that makes vectors of their rows."""
+"""The distinct ids of a batch, the table that holds each, and the gather from rows to vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .hashing import mix
 
 
 class Distinct(NamedTuple):
-    """The ids that one table looks up, how often each comes, and the place of the row of every id of the batch."""
+    """The ids that one table looks up, the count of each, and the place of the row of every id of the batch."""
 
     ids: np.ndarray
     seen: np.ndarray
@@ -22,14 +22,14 @@ class Distinct(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """Which of `count` tables holds an id: the first one those of `hot`, if there are any, the others by its hash."""
+    """A partition of ids over `count` tables: those of `hot` in the first one, if there are any, the others by hash."""
 
     count: int = 1
     hot: tuple[int, ...] = ()
 
     def owners_of(self, ids: np.ndarray) -> np.ndarray:
         """The number of the table of each id."""
-        hashed = (mix(ids) >> np.uint64(40)).astype(np.int64)  # the low bits are those of a table's index
+        hashed = (mix(ids) >> np.uint64(40)).astype(np.int64)  # a table's index uses the low bits
         if not self.hot:
             return hashed % self.count
         hot = np.array(self.hot, np.int64)
@@ -38,8 +38,8 @@ class Parts:
 
 
 def find_distinct(flat: np.ndarray, parts: Parts = Parts(), part: int = 0) -> Distinct:
-    """The distinct ids that a part holds. Places count through the rows of all parts, each in the order of ids; those
-    of the first part are for all ids, and others have none.
+    """The distinct ids of a part. Places count through the rows of all parts, each in the order of ids; only the first
+    part has the places of all ids.
     """
     if part:
         ids, seen = np.unique(flat[parts.owners_of(flat) == part], return_counts=True)
@@ -54,7 +54,7 @@ def find_distinct(flat: np.ndarray, parts: Parts = Parts(), part: int = 0) -> Di
 
 
 def gather_rows(rows: Sequence[Any], places: Any) -> Any:
-    """The row at each place of these rows one after the other; gradients of a row are summed, and go back as one."""
+    """Gather rows by place from the concatenation of these rows; the gradients of a row are summed."""
 
     @tf.custom_gradient
     def gather(*rows: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An embedding whose table has a row for each 64-bit id that has come, and grows as they come."""
+"""An embedding whose table grows by a row for each new 64-bit id."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ARRAYS = ("ids", "counts", "values")
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class HashedEmbedding(keras.layers.Layer):
-    """Ids become vectors: whole numbers [...] give [..., width].
+    """Embedding of 64-bit ids: whole numbers [...] to [..., width].
 
     The table (`.table`) is in the memory of the process that runs the layer's stage. A step pulls the rows of its
     distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
-    `optimizer`, a Keras optimizer or its name, and not by the model's, which has nothing of the table. Call the layer
-    once in a step; what several places look up is concatenated. Its one variable, `anchor`, is always 0: gradients are
-    asked of it, and it has an entry for each bucket of ids. So `nb.split(axis=0)` around the call divides the table:
-    each worker of the stage then has the rows of some buckets.
+    `optimizer`, a Keras optimizer or its name, and not by the model's, which does not know the table. Call the layer
+    once in a step; concatenate the ids of several look-ups. Its one variable, `anchor`, is always 0: it makes
+    TensorFlow request the gradient, and has an entry for each bucket of ids. So `nb.split(axis=0)` around the call
+    shards the table: each worker of the stage then has the rows of some buckets.
 
     >>> layer = HashedEmbedding(4, optimizer="adagrad")
     >>> layer(np.array([[7, -9], [7, 2**40]])).shape, len(layer.table)
@@ -52,7 +52,7 @@ class HashedEmbedding(keras.layers.Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.supports_jit = False  # XLA calls no Python
+        self.supports_jit = False  # XLA cannot call Python
         if self.compute_dtype == "float16":
             raise OptionError(
                 "HashedEmbedding does not compute in float16",
@@ -73,11 +73,11 @@ class HashedEmbedding(keras.layers.Layer):
         self.steps = RowSteps(self.table, self._find_distinct)
 
     def build(self, input_shape: Any) -> None:
-        """Make the variable that connects the table with the model's gradients."""
+        """Create the variable that connects the table with the model's gradients."""
         self.anchor = self.add_weight(shape=(BUCKETS,), initializer="zeros", dtype="float32", name="anchor")
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
-        """The vectors of the ids. In training new ids get rows; else they have the values that new rows begin with."""
+        """The vectors of the ids. In training new ids get rows; otherwise they have the initial values of new rows."""
         self.check_ids(inputs)
         rows, places = self.look_up(inputs, training)
         vectors = tf.reshape(gather_rows([rows], places), tf.concat([tf.shape(inputs), [self.width]], 0))
@@ -85,7 +85,7 @@ class HashedEmbedding(keras.layers.Layer):
         return tf.cast(vectors, self.compute_dtype)
 
     def check_ids(self, inputs: Any) -> None:
-        """Refuse what are no whole numbers."""
+        """Refuse ids that are no whole numbers."""
         if not keras.backend.is_int_dtype(inputs.dtype):
             raise OptionError(
                 f"{type(self).__name__} was given ids of {keras.backend.standardize_dtype(inputs.dtype)}",
@@ -113,22 +113,22 @@ class HashedEmbedding(keras.layers.Layer):
         return connect(tf.convert_to_tensor(self.anchor)), places
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """One axis more."""
+        """The input's shape with the axis of the width."""
         return (*input_shape, self.width)
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer again, without its rows."""
+        """The options to create an equal layer, without its rows."""
         own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
         kept = {"staleness": self.staleness, "optimizer": keras.optimizers.serialize(self.optimizer)}
         return {**super().get_config(), **own, **kept}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HashedEmbedding:
-        """The layer that `get_config` has told of."""
+        """Create the layer from its configuration."""
         return cls(**{**config, "optimizer": keras.optimizers.deserialize(config["optimizer"])})
 
     def save_own_variables(self, store: Any) -> None:
-        """Put rows, slots and counts into a file of Keras's."""
+        """Save rows, slots and counts to a Keras file."""
         _check_alone("saving the rows of HashedEmbedding in a file of Keras's from several processes")
         state = self.table.state_dict()
         for name in _ARRAYS:
@@ -136,7 +136,7 @@ class HashedEmbedding(keras.layers.Layer):
         store["steps"] = np.array(state["steps"])
 
     def load_own_variables(self, store: Any) -> None:
-        """Hold the rows of such a file."""
+        """Load the rows of a Keras file."""
         _check_alone("loading the rows of HashedEmbedding from a file of Keras's in several processes")
         columns = self.width * (1 + len(self.table.optimizer.slots))
         found = np.shape(store["values"])

@@ -1,4 +1,4 @@
-"""Hashes of 64-bit ids, numbers drawn by them, and an index of ids by hash: the same on every machine."""
+"""Hashes of 64-bit ids, random numbers by id, and a hash index of ids: the same on every machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mix(values: ArrayLike) -> np.ndarray:
     '0xe220a8397b1dcdaf'
     """
     given = np.asarray(values)
-    mixed = np.atleast_1d(given.astype(np.uint64))  # a copy; scalars would warn
+    mixed = np.atleast_1d(given.astype(np.uint64))  # a copy, as an array, since overflows of scalars warn
     mixed += _STEP
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         mixed ^= mixed >> np.uint64(shift)
@@ -31,7 +31,7 @@ def mix(values: ArrayLike) -> np.ndarray:
 
 
 def id_of(field: ArrayLike, value: ArrayLike) -> np.ndarray:
-    """The 64-bit id of a value of a field: fields share one space of ids, and do not collide by their values.
+    """The 64-bit id of a value of a field: fields share one space of ids, without systematic collisions.
 
     >>> id_of(0, [1, 2]).dtype, bool(id_of(0, 1) == id_of(1, 1))
     (dtype('int64'), False)
@@ -40,18 +40,18 @@ def id_of(field: ArrayLike, value: ArrayLike) -> np.ndarray:
 
 
 def draw_uniform(ids: np.ndarray, width: int, seed: int) -> np.ndarray:
-    """`width` numbers of [0, 1) for each id, float32; those of an id depend on id and seed alone."""
+    """`width` uniform numbers in [0, 1) for each id, float32; they depend on id and seed alone."""
     keys = mix(ids.astype(np.int64).view(np.uint64) ^ mix(np.uint64(seed)))[:, None]
     columns, drawn = np.arange(width, dtype=np.uint64)[None, :], np.empty((len(ids), width), np.float32)
     block = max(1, _BLOCK // width)
-    for at in range(0, len(ids), block):  # so many that they stay in a CPU's cache
+    for at in range(0, len(ids), block):  # in blocks that fit into a CPU's cache
         drawn[at : at + block] = mix(keys[at : at + block] + columns) >> np.uint64(40)
     drawn *= np.float32(2.0**-24)
     return drawn
 
 
 def cross_fields(ids: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The ids with a field more for each pair of fields, whose id is that of the two values together.
+    """The ids with an additional field for each pair of fields, whose id is that of both values together.
 
     >>> cross_fields(np.array([[1, 2, 3]]), [(0, 2)]).shape
     (1, 4)
@@ -75,7 +75,7 @@ _MOVED = 1 << 18
 
 
 class IdIndex:
-    """Open addressing with linear probing, at most half full; it doubles when it is."""
+    """A hash index with open addressing and linear probing, at most half full; it doubles as needed."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -99,20 +99,20 @@ class IdIndex:
         return found
 
     def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Give rows to ids that have none; ids and rows are distinct."""
+        """Assign rows to new ids; ids and rows are distinct."""
         if 2 * (self._count + len(ids)) > len(self._ids):
             size, before = 1 << (2 * (self._count + len(ids))).bit_length(), (self._ids, self._rows)
             self._ids = np.zeros(size, np.int64)
             self._rows = np.full(size, _ABSENT, np.int32 if size <= 1 << 31 else np.int64)
             self._count = 0
-            for at in range(0, len(before[0]), _MOVED):  # so that what is made meanwhile is small
+            for at in range(0, len(before[0]), _MOVED):  # in blocks, to limit temporary memory
                 held_ids, held_rows = (each[at : at + _MOVED] for each in before)
                 held = held_rows != _ABSENT
                 self.add(held_ids[held], held_rows[held])
         slots, pending = self._first_slots(ids), np.arange(len(ids))
         while len(pending):
             free = pending[self._rows[slots[pending]] == _ABSENT]
-            self._rows[slots[free]] = rows[free]  # of several that want a slot the last one gets it
+            self._rows[slots[free]] = rows[free]  # of several for one slot the last one wins
             got = free[self._rows[slots[free]] == rows[free]]
             self._ids[slots[got]] = ids[got]
             pending = pending[self._rows[slots[pending]] != rows[pending]]

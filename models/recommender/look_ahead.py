@@ -1,4 +1,4 @@
-"""Datasets that tell tables of rows which ids come next."""
+"""Datasets that announce the ids of later steps to tables of rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def look_ahead(
     ids: Callable[..., Any] = lambda inputs, *_: inputs["ids"],
     steps: int = 1,
 ) -> tf.data.Dataset:
-    """The dataset, whose elements are prefetched `steps` steps ahead, and their ids looked up then.
+    """A dataset whose elements are prefetched `steps` steps ahead, with their ids looked up at that time.
 
-    `ids` gives the ids that `embeddings` are called with, of an element's parts. What is looked up ahead is compared
-    with what a step asks for, and rows that were updated in between are read again, so nothing changes but when it is
-    computed. Only a table in this process looks anything up, and only for steps of one micro-batch.
+    `ids` selects from an element's parts the ids with which `embeddings` are called. What was looked up ahead is
+    compared with the step's ids, and rows that were updated in between are read again, so results do not change. Only a
+    table in this process looks ahead, and only for steps of one micro-batch.
 
     >>> data = tf.data.Dataset.from_tensor_slices(({"ids": np.arange(6).reshape(2, 3)}, np.zeros(2))).batch(1)
     >>> [len(element) for element in look_ahead(data, HashedEmbedding(4))]

@@ -1,8 +1,8 @@
-"""Networks that predict clicks: wide and deep, one like DLRM, and one of several views.
+"""Networks that predict clicks: wide and deep, DLRM, and multi-view.
 
-Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and gives a logit a row. The embedding is
-the caller's, from [rows, fields] to [rows, fields, width]: the layer `keras.layers.Embedding`, for ids that are small,
-or one whose table grows, or a `SplitEmbedding`.
+Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and returns a logit a row. The embedding
+is given, from [rows, fields] to [rows, fields, width]: a `keras.layers.Embedding`, for small ids, one whose table
+grows, or a `SplitEmbedding`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def wide_and_deep(
     numbers: int,
     deep: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """A sum of a weight for each id beside a network of their embeddings; `wide` is an embedding of width 1."""
+    """Wide and deep: a weight for each id, plus a network of embeddings; `wide` is an embedding of width 1."""
     dense, ids = _inputs(fields, numbers)
     hidden = keras.layers.Concatenate(name="joined")([dense, keras.layers.Flatten(name="flat")(embedding(ids))])
     hidden = _stack(hidden, deep, "deep")
@@ -45,7 +45,9 @@ def dlrm(
     bottom: Sequence[int] = (64,),
     top: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """Numbers become a vector as wide as embeddings are; products of all pairs of vectors go to the last layers."""
+    """The DLRM network: numbers become a vector of the embeddings' width; products of all pairs of vectors go to the
+    last layers.
+    """
     dense, ids = _inputs(fields, numbers)
     vector, found = _stack(dense, [*bottom, width], "bottom"), embedding(ids)
     if found.shape[-1] != width:
@@ -71,9 +73,10 @@ def multi_view(
     numbers: int,
     tower: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """A tower for each view, which is a list of fields; a click depends on how near the others are to the first.
+    """The multi-view network: a tower for each view, which is a list of fields; the logit is the similarity of the
+    others to the first.
 
-    The first view has the numbers, too.
+    The first view also has the numbers.
     """
     if len(views) < 2 or not all(views):
         raise OptionError(f"views={views!r} compares nothing", mend="views=[[0, 1], [2, 3]]: two or more, none empty")
@@ -117,18 +120,18 @@ class PairProducts(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Fields(keras.layers.Layer):
-    """Some fields of all: [rows, fields, width] becomes [rows, len(chosen), width]."""
+    """Selection of fields: [rows, fields, width] becomes [rows, len(chosen), width]."""
 
     def __init__(self, chosen: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
         self.chosen = list(chosen)
 
     def call(self, inputs: Any) -> Any:
-        """The chosen fields, in their order."""
+        """The chosen fields, in order."""
         return ops.take(inputs, self.chosen, axis=1)
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer again."""
+        """The options to create an equal layer."""
         return {**super().get_config(), "chosen": self.chosen}
 
 
@@ -145,7 +148,7 @@ def _stack(inputs: Any, widths: Sequence[int], name: str, activation: str = "rel
 
 
 def auc(predicted: ArrayLike, clicked: ArrayLike) -> float:
-    """The area under the ROC curve, exact: how often a row that was clicked is predicted above one that was not.
+    """The exact area under the ROC curve: how often a clicked row is predicted above one that is not.
 
     Equal predictions count one half.
 

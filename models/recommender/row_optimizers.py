@@ -1,4 +1,4 @@
-"""Optimizers of rows: the rules of Keras's optimizers, applied to rows that have a gradient and to no others."""
+"""Optimizers of rows: the rules of Keras's optimizers, applied only to rows with a gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rule = Callable[[np.ndarray, np.ndarray, list[np.ndarray], int], None]
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """A rule, and what a new row's slots hold."""
+    """An update rule, and the initial slots of a new row."""
 
     name: str
     slots: tuple[float, ...]
@@ -26,7 +26,7 @@ class RowOptimizer:
 
 
 def get_optimizer(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer of Keras with this name, or as it is given."""
+    """The Keras optimizer with this name; an optimizer is returned as it is."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return optimizer
     names = {each.lower(): each for each in _RULES}
@@ -38,10 +38,10 @@ def get_optimizer(optimizer: str | keras.optimizers.Optimizer) -> keras.optimize
 
 
 def make_row_optimizer(optimizer: str | keras.optimizers.Optimizer) -> RowOptimizer:
-    """The rule of a Keras optimizer: SGD, Adagrad, Ftrl or Adam, with a learning rate that stays.
+    """The rule of a Keras optimizer: SGD, Adagrad, Ftrl or Adam, with a constant learning rate.
 
-    A row that is not in a step keeps its weights and slots, whatever the optimizer would do without a gradient. Adam
-    counts all steps, not those of a row.
+    Rows without a gradient in a step keep their weights and slots, whatever the optimizer would do. Adam counts all
+    steps, not those of a row.
     """
     found = get_optimizer(optimizer)
     kind, config = type(found).__name__, found.get_config()

@@ -1,4 +1,4 @@
-"""States of tables of rows, as they are saved: what is checked of one, and one made of those of several workers."""
+"""Saved states of tables of rows: validation, and merging of the states of several workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 
 def check_state(state: State, width: int, optimizer: str) -> None:
-    """Refuse what is no state of a table of this width and optimizer."""
+    """Refuse a state that does not match a table of this width and optimizer."""
     if missing := [each for each in ("ids", "counts", "values", "steps", "optimizer", "width") if each not in state]:
         raise WeightsError(f"this is no table of rows: it has no {missing[0]!r}", mend="what state_dict() has given")
     for name, mine in (("width", width), ("optimizer", optimizer)):
@@ -29,13 +29,13 @@ def check_state(state: State, width: int, optimizer: str) -> None:
 
 
 def share_of(state: State) -> Share | None:
-    """The share whose rows a state has; None of a table that was not used in the process that saved it."""
+    """The share whose rows a state has; None for a table that was not used in the process that saved it."""
     told = state.get("share")
     return None if told is None else Share(*map(int, told))
 
 
 def pack_waiting(waiting: Iterable[Waiting]) -> State:
-    """Updates that are still to be made, as arrays of a state; nothing if there are none."""
+    """Pending updates as arrays of a state; empty if there are none."""
     pairs = list(waiting)
     if not pairs:
         return {}
@@ -45,7 +45,7 @@ def pack_waiting(waiting: Iterable[Waiting]) -> State:
 
 
 def unpack_waiting(state: State) -> list[Waiting]:
-    """Those of a state."""
+    """The pending updates of a state."""
     if "waiting" not in state:
         return []
     ends = np.cumsum(state["waiting"])[:-1]
@@ -54,8 +54,8 @@ def unpack_waiting(state: State) -> list[Waiting]:
 
 
 def join_states(states: Sequence[State], share: Share) -> State:
-    """One state with the rows of a share that any of these has, which have had the same updates; of an id that several
-    have, the first one's row.
+    """Merge states, which have had the same updates, to one with the rows of a share; if several have an id, the first
+    one's row is used.
     """
     ids, picked = _pick([np.asarray(state["ids"], np.int64) for state in states], share)
     names = ("counts", "values")
@@ -68,7 +68,7 @@ def join_states(states: Sequence[State], share: Share) -> State:
 
 
 def _pick(ids: Sequence[np.ndarray], share: Share) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids of a share, and the place of each where these stand one behind the other."""
+    """The distinct ids of a share, and the place of each in their concatenation."""
     joined = np.concatenate(ids)
     places = np.flatnonzero(share.owns(joined))
     found, first = np.unique(joined[places], return_index=True)

@@ -1,5 +1,5 @@
-"""The look-ups and updates of a table in the steps of a training: gradients of micro-batches are summed before one
-update, ids of later steps are looked up beside this one, and updates that may be late are made there, too.
+"""Look-ups and updates of a table within training steps: gradients of micro-batches are summed before one update; ids
+of later steps are looked up, and deferred updates made, in parallel with the current step.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Found = tuple[Distinct, Ahead]
 
 @dataclass
 class _Announced:
-    """The ids of a later step, and what is found for them."""
+    """The ids of a later step, and their look-up."""
 
     ids: np.ndarray
     found: Future[Found] | None = None
 
 
 class RowSteps:
-    """Serves one layer; `find` gives the distinct ids of a batch that the table holds."""
+    """The steps of one layer; `find` gives the distinct ids of a batch that the table holds."""
 
     def __init__(self, table: RowTable, find: Callable[[np.ndarray], Distinct]) -> None:
         self.table, self._find = table, find
@@ -39,13 +39,13 @@ class RowSteps:
         self._lock = threading.Lock()
         self._step, self._pulls = 0, 0
         self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
-        self._whole = True  # what is announced is a batch, and is compared with what a look-up asks for
+        self._whole = True  # an announcement is a whole batch, and is compared with the ids of a look-up
         self._announced: deque[_Announced] = deque(maxlen=_MOST_ANNOUNCED)
         self._beside: ThreadPoolExecutor | None = None
         self._updates: Future[None] | None = None
 
     def pull(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The distinct ids of a micro-batch, the place of each id among them, and their rows."""
+        """Look up a micro-batch: its distinct ids, the place of each id among them, and their rows."""
         step, count = _step_of_run()
         with self._lock:
             if step != self._step or not step:
@@ -60,7 +60,7 @@ class RowSteps:
         return distinct.ids, distinct.places, rows
 
     def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
-        """Take the gradients of a micro-batch; the last one of a step updates the table."""
+        """Add the gradients of a micro-batch; the last one of a step updates the table."""
         _, count = _step_of_run()
         with self._lock:
             self._pushed.append((ids, gradients))
@@ -70,14 +70,14 @@ class RowSteps:
         self.table.push(*(pushed[0] if count == 1 else _sum_by_id(pushed)))
 
     def announce(self, flat: np.ndarray) -> None:
-        """These ids come in a later step: they are looked up beside the one before it, where the table is."""
+        """Announce the ids of a later step, which are looked up beside the step before it, if the table is here."""
         with self._lock:
             self._announced.append(_Announced(flat))
             if len(self._announced) == 1 and self._beside is not None:
                 self._look_up_next()
 
     def _begin(self, step: int, count: int) -> None:
-        """A step's first look-up. A step that has failed leaves nothing behind."""
+        """Begin a step at its first look-up, and discard the remains of a failed step."""
         run = opened_run()
         if run is not None and run.step_now.apart and step:
             raise NotYetError(
@@ -97,7 +97,7 @@ class RowSteps:
             self._updates = None
 
     def _take(self, flat: np.ndarray) -> Future[Found] | None:
-        """What was looked up ahead for these ids; announcements before them are of batches that nobody trained."""
+        """The look-up ahead for these ids; earlier announcements are of batches that were not trained."""
         at = next((at for at, each in enumerate(self._announced) if np.array_equal(each.ids, flat)), None)
         if at is None:
             return None
@@ -106,8 +106,8 @@ class RowSteps:
         return found
 
     def _work_beside(self) -> None:
-        """Start what can be done while the dense part has the rows of this step: updates that the next look-up is to
-        see, and that look-up.
+        """Start work in parallel with the dense part of this step: updates that the next look-up must see, and that
+        look-up.
         """
         with self._lock:
             if self.table.staleness:
@@ -130,7 +130,7 @@ class RowSteps:
 
 
 def _step_of_run() -> tuple[int, int]:
-    """Which step of the run this is, and of how many micro-batches; 0 and 1 outside of a step."""
+    """The number of the run's step, and of its micro-batches; 0 and 1 outside of a step."""
     run = opened_run()
     if run is None or not run.step_now.micro_batches:
         return 0, 1
@@ -138,8 +138,8 @@ def _step_of_run() -> tuple[int, int]:
 
 
 def _sum_by_id(pushed: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of the gradients of each id. Micro-batches come back in whatever order: they are added up in that of
-    their contents, so that the bits of a sum are always the same.
+    """The sum of the gradients of each id. Micro-batches arrive in any order and are added in the order of their
+    contents, so that the bits of a sum are always the same.
     """
     pushed = sorted(pushed, key=lambda each: (each[0].tobytes(), each[1].tobytes()))
     ids, places = np.unique(np.concatenate([each for each, _ in pushed]), return_inverse=True)

@@ -1,4 +1,4 @@
-"""A table of rows by 64-bit ids, in the memory of the host; a row takes memory from when it is first trained."""
+"""A table of rows by 64-bit ids, in the memory of the host; a row takes memory once it is trained."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Ahead:
-    """What a look-up ahead found: rows and values of ids as they were after so many updates."""
+    """The result of a look-up ahead: rows and values of ids after a number of updates."""
 
     updates: int
     generation: int
@@ -36,7 +36,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a run goes on from: the share that is loaded, the parts of all workers, which of them is this one's, and
+    """The saved state that a run goes on from: the loaded share, the parts of all workers, this worker's name, and
     whether all are here.
     """
 
@@ -47,12 +47,12 @@ class _Saved:
 
 
 class RowTable:
-    """Rows of `width` numbers with an optimizer's slots beside them, and how often each was seen.
+    """Rows of `width` numbers with optimizer slots, and the count of each row's uses.
 
-    An id without a row has the values of a new one, which are drawn by id and seed: uniform, up to `scale`. With
-    `most_rows`, rows that were seen least make room for new ones. With `staleness`, look-ups of training see all
-    updates but so many of the last ones. A table that is divided over workers has in each the rows of its `share`: ids
-    of others are looked up as zeros, and their gradients are passed over.
+    An id without a row has the initial values of a row, drawn by id and seed: uniform, up to `scale`. With `most_rows`,
+    the least used rows are evicted for new ones. With `staleness`, look-ups in training may miss that number of the
+    last updates. A table that is sharded over workers has in each the rows of its `share`: other ids are looked up as
+    zeros, and their gradients are ignored.
     """
 
     def __init__(
@@ -90,24 +90,23 @@ class RowTable:
 
     @property
     def steps(self) -> int:
-        """How many updates there were."""
+        """The number of updates."""
         return self._steps
 
     @property
     def pushes(self) -> int:
-        """How many updates there were, and how many wait."""
+        """The number of updates, pending ones included."""
         return self._steps + len(self._waiting)
 
     @property
     def reserved_bytes(self) -> int:
-        """What was asked of the system for rows; pages that no row was written to take no memory."""
+        """The bytes that are reserved for rows; pages without a written row take no memory."""
         return sum(each.reserved_bytes for each in (self._values, self._ids, self._counts, self._stamps))
 
     def pull(self, ids: np.ndarray, seen: np.ndarray | None = None, ahead: Ahead | None = None) -> np.ndarray:
-        """The values of distinct ids. With `seen`, how often each comes in the batch, ids get rows and are counted.
+        """The values of distinct ids. With `seen`, the count of each in the batch, ids get rows and are counted.
 
-        What was looked up `ahead` is used; rows that were updated since are read again, and `fetched_again` counts
-        them.
+        A look-up `ahead` is used; rows that were updated since are read again, and `fetched_again` counts them.
         """
         own = self._find_own(ids)
         if own is None:
@@ -136,7 +135,7 @@ class RowTable:
             return values
 
     def look_ahead(self, ids: np.ndarray) -> Ahead:
-        """What `pull` can use later; nothing is changed, and no id gets a row."""
+        """A look-up for a later `pull`; changes nothing, and creates no rows."""
         own = self._find_own(ids)
         ids = ids if own is None else ids[own]
         with self._lock:
@@ -144,8 +143,8 @@ class RowTable:
             return Ahead(self._steps, self._generation, rows, self._read(ids, rows))
 
     def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
-        """Update the rows of distinct ids, with `staleness` so many pushes later; if a number is not finite, nothing is
-        changed, and `left_out` counts it.
+        """Update the rows of distinct ids, `staleness` pushes later; if a number is not finite, nothing is changed, and
+        `left_out` counts it.
         """
         if not np.isfinite(gradients).all():
             self.left_out += 1
@@ -159,7 +158,7 @@ class RowTable:
                 self._update_due()
 
     def update(self, pushes: int | None = None) -> None:
-        """Make the updates of the first so many pushes, or of all: at the end of a training with `staleness`."""
+        """Make the updates of the first pushes, or of all: at the end of a training with `staleness`."""
         with self._lock:
             self._update(self.pushes if pushes is None else pushes)
 
@@ -177,7 +176,7 @@ class RowTable:
             self._stamps.write(rows, np.full((len(rows), 1), self._steps, np.int64))
 
     def evict(self, *, fewer_than: int) -> int:
-        """Drop rows that were seen fewer times than this; gives their number. Their ids begin anew when they come."""
+        """Drop rows with fewer uses than this; returns their number. Their ids begin anew when they recur."""
         if not isinstance(fewer_than, int | np.integer):
             raise OptionError(f"fewer_than={fewer_than!r} is no whole number", mend="evict(fewer_than=3)")
         with self._lock:
@@ -186,7 +185,7 @@ class RowTable:
             return self._drop(rows[counts < fewer_than])
 
     def state_dict(self) -> dict[str, Any]:
-        """All rows, slots and counts, for `nb.state` and for files; in the order of ids."""
+        """All rows, slots and counts in the order of ids, for `nb.state` and for files."""
         with self._lock:
             self._update_due()
             _, ids, counts, values = self._read_all()
@@ -198,7 +197,7 @@ class RowTable:
             return {**arrays, **plain, **share, **pack_waiting(self._waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold what another table of this width and optimizer has held, and nothing else."""
+        """Replace all contents by those of another table of this width and optimizer."""
         check_state(state, self.width, self.optimizer.name)
         ids = np.asarray(state["ids"], np.int64)
         with self._lock:
@@ -211,8 +210,8 @@ class RowTable:
 
     # ------------------------------------------------------------------ shares of several workers
     def hold(self, share: Share) -> None:
-        """Have the rows of these buckets alone; once it is said, it stays. Of what a run goes on from, they are taken
-        from all workers that had some of them.
+        """Restrict the table to the rows of these buckets, for good. Rows of a saved run are taken from all workers
+        that had some of them.
         """
         with self._holding:
             if share == self.share:
@@ -228,7 +227,7 @@ class RowTable:
             self.share, self._saved = share, None
 
     def _take_share(self, share: Share, saved: _Saved) -> None:
-        """Hold the rows of a share that workers have saved: those that have had all updates."""
+        """Load the rows of a share from the workers' saved parts that have all updates."""
         told = {name: part.read_plain() for name, part in saved.parts.items()}
         newest = max((each["steps"] for each in told.values()), default=0)
         new = ((name, share_of(each)) for name, each in told.items() if each["steps"] == newest)
@@ -248,8 +247,8 @@ class RowTable:
             self.load_state_dict(join_states(states, share))
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
-        """Go on from what workers have saved, each its part; `complete` unless some have saved where it is not found.
-        This worker's own part is held at once, as those of others are when it is known which rows are whose.
+        """Restore the parts that workers have saved; `complete` unless some were saved where they are not found. This
+        worker's own part is loaded at once, those of others when the shares are known.
         """
         loaded = None
         if worker in parts:
@@ -274,16 +273,16 @@ class RowTable:
         self._generation += 1
 
     def _find_own(self, ids: np.ndarray) -> np.ndarray | None:
-        """Which ids are of this worker's share; None where all are."""
+        """Which ids belong to this worker's share; None if all do."""
         return None if self.share is None or self.share == WHOLE else self.share.owns(ids)
 
     @property
     def _limit(self) -> int | None:
-        """How many rows there may be here."""
+        """The maximum number of rows here."""
         return None if self.most_rows is None else (self.share or WHOLE).count_of(self.most_rows)
 
     def _has_room(self, rows: np.ndarray) -> bool:
-        """Whether ids that had no row get one without that another is dropped."""
+        """Whether this number of new ids gets rows without eviction."""
         return self._limit is None or len(self) + int((rows < 0).sum()) <= self._limit
 
     def _read(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -308,7 +307,7 @@ class RowTable:
         return rows
 
     def _add(self, ids: np.ndarray) -> np.ndarray:
-        """New rows for ids that have none."""
+        """Create rows for ids that have none."""
         reused, self._free = self._free[: len(ids)], self._free[len(ids) :]
         fresh = len(ids) - len(reused)
         rows = np.concatenate([reused, np.arange(self._end, self._end + fresh)])
@@ -329,7 +328,7 @@ class RowTable:
 
     # ------------------------------------------------------------------ eviction
     def _make_room(self, count: int, wanted: int, held: np.ndarray) -> None:
-        """Drop the rows that were seen least, but those of this batch; a tenth of all at once, so that it is rare."""
+        """Evict the least used rows, except those of this batch; a tenth of all at once, so that it is rare."""
         most = self._limit or 0
         if wanted > most:
             size = (self.share or WHOLE).size
@@ -341,10 +340,10 @@ class RowTable:
         others = ~np.isin(rows, held)
         rows, ids, counts = rows[others], ids[others], counts[others]
         least = max(len(self) + count - most, most // 10)
-        # of equal counts by id: where a row lies is another place after a table was loaded
+        # equal counts are ordered by id, as the places of rows change when a table is loaded
         self._drop(rows[np.lexsort((ids, counts))[:least]])
         rows, _, counts, _ = self._read_all(values=False)
-        self._counts.write(rows, counts[:, None] // 2)  # what was frequent long ago can go
+        self._counts.write(rows, counts[:, None] // 2)  # decay, so that formerly frequent ids can be evicted
 
     def _drop(self, gone: np.ndarray) -> int:
         rows, ids, _, _ = self._read_all(values=False)
@@ -356,7 +355,7 @@ class RowTable:
         return len(gone)
 
     def _read_all(self, *, values: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers of rows, ids, counts, and values where they are asked for."""
+        """Numbers of rows, ids, counts, and on request values."""
         rows = np.setdiff1d(np.arange(self._end), self._free)
         read = self._values.read(rows if values else rows[:0])
         return rows, self._ids.read(rows)[:, 0], self._counts.read(rows)[:, 0], read

@@ -10,9 +10,9 @@ _FIRST = 4096
 
 
 class Segments:
-    """Rows of `columns` numbers, in arrays of which each is twice as long as the one before.
+    """Rows of `columns` numbers, in arrays each twice as long as the one before.
 
-    An array is asked for when its first row is; the system gives memory to its pages when they are first written.
+    An array is allocated with its first row; the system provides memory for its pages when they are first written.
     """
 
     def __init__(self, columns: int, dtype: type[np.generic]) -> None:
@@ -21,13 +21,13 @@ class Segments:
         self._starts = np.zeros(1, np.int64)
 
     def reserve(self, count: int) -> None:
-        """Have room for rows 0 to `count` - 1."""
+        """Allocate rows 0 to `count` - 1."""
         while self._starts[-1] < count:
             self._arrays.append(np.empty((_FIRST << len(self._arrays), self._columns), self._dtype))
             self._starts = np.append(self._starts, self._starts[-1] + len(self._arrays[-1]))
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """A copy of these rows, which may come more than once."""
+        """A copy of these rows, with repetitions allowed."""
         read = np.empty((len(rows), self._columns), self._dtype)
         for segment, places in self._part(rows):
             read[places] = self._arrays[segment][rows[places] - self._starts[segment]]
@@ -40,11 +40,11 @@ class Segments:
 
     @property
     def reserved_bytes(self) -> int:
-        """What was asked for, whether it was ever written or not."""
+        """The allocated bytes, written or not."""
         return sum(each.nbytes for each in self._arrays)
 
     def _part(self, rows: np.ndarray) -> list[tuple[int, Any]]:
-        """The places in `rows` of what each array holds."""
+        """For each array, the places in `rows` of its rows."""
         segments = np.searchsorted(self._starts, rows, side="right") - 1
         found = np.flatnonzero(np.bincount(segments))
         if len(found) == 1:

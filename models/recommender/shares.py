@@ -1,4 +1,4 @@
-"""Which worker of a table's stage holds an id: ids are in buckets by hash, and each worker has some buckets."""
+"""The shares of a sharded table: ids are in buckets by hash, and each worker of the stage has some buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKETS = 1024
 
 
 class Share(NamedTuple):
-    """Neighbouring buckets, of which there are `BUCKETS` in all: those of a table that is in one process.
+    """A range of the `BUCKETS` buckets; by default all, as of a table in one process.
 
     >>> Share(0, 512).owns(np.arange(8)).sum() + Share(512, 512).owns(np.arange(8)).sum()
     np.int64(8)
@@ -30,11 +30,11 @@ class Share(NamedTuple):
         return np.asarray((buckets >= self.start) & (buckets < self.start + self.size))
 
     def meets(self, other: Share) -> bool:
-        """Whether some bucket is in both."""
+        """Whether two shares have a bucket in common."""
         return self.start < other.start + other.size and other.start < self.start + self.size
 
     def count_of(self, rows: int) -> int:
-        """Its part of so many rows, rounded up."""
+        """Its part of this number of rows, rounded up."""
         return -(-rows * self.size // BUCKETS)
 
 
@@ -42,7 +42,7 @@ WHOLE = Share()
 
 
 def covers(shares: Sequence[Share], share: Share) -> bool:
-    """Whether each bucket of a share is in one of others.
+    """Whether shares together contain all buckets of a share.
 
     >>> covers([Share(0, 512), Share(512, 512)], Share(256, 512)), covers([Share(0, 512)], WHOLE)
     (True, False)

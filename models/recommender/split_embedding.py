@@ -1,4 +1,4 @@
-"""Embeddings of which only distinct rows cross between clusters, in one table or split over several by id."""
+"""Embeddings in other clusters, in one table or several by id, of which only distinct rows cross."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .hashed_embedding import HashedEmbedding
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class DistinctRows(HashedEmbedding):
-    """The rows of the distinct ids that a table holds, and the place of each id of the batch among those of all tables.
+    """The rows of a table's distinct ids, and the place of each id of the batch among those of all tables.
 
-    Whole numbers [...] give rows [distinct, width] and places [...]; `GatherRows` makes vectors of them. `part` of
-    `parts` tables holds the ids whose hash says so; with `hot`, the first part holds these and no others. The places
-    are those of part 0.
+    Whole numbers [...] give rows [distinct, width] and places [...], from which `GatherRows` makes vectors. `part` of
+    `parts` tables holds its ids by hash; with `hot`, the first part holds these and no others. The places are those of
+    part 0.
     """
 
     def __init__(self, width: int, *, part: int = 0, parts: int = 1, hot: ArrayLike = (), **options: Any) -> None:
@@ -44,13 +44,13 @@ class DistinctRows(HashedEmbedding):
         return rows, tf.ensure_shape(places, inputs.shape if self.part == 0 else [None])
 
     def compute_output_spec(self, inputs: Any, training: bool | None = False) -> Any:
-        """How many rows there are, only a step knows."""
+        """Shapes and types; the number of rows is known only in a step."""
         self.check_ids(inputs)
         places = inputs.shape if self.part == 0 else (None,)
         return keras.KerasTensor((None, self.width), dtype="float32"), keras.KerasTensor(places, dtype="int32")
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer again, without its rows."""
+        """The options to create an equal layer, without its rows."""
         return {**super().get_config(), "part": self.part, "parts": self.parts, "hot": self.hot.tolist()}
 
     def _find_distinct(self, flat: np.ndarray) -> Distinct:
@@ -61,7 +61,7 @@ class DistinctRows(HashedEmbedding):
 class GatherRows(keras.layers.Layer):
     """Vectors of rows: places [...] and the rows [distinct, width] of each table give [..., width].
 
-    Its backward sums the gradients of each row, so that one a row goes back.
+    Its backward sums the gradients of each row, so that one for each row returns.
     """
 
     def call(self, inputs: Any) -> Any:
@@ -70,16 +70,16 @@ class GatherRows(keras.layers.Layer):
         return tf.cast(gather_rows(rows, places), self.compute_dtype)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """One axis more than the places have."""
+        """The shape of the places with the axis of the width."""
         return keras.KerasTensor((*inputs[0].shape, inputs[1].shape[-1]), dtype=self.compute_dtype)
 
 
 class SplitEmbedding:
-    """Ids become vectors, as by `HashedEmbedding`, through tables in other clusters; only distinct rows cross.
+    """An embedding like `HashedEmbedding` with tables in other clusters; only distinct rows cross.
 
-    There are `tables` tables, each a layer of its own with the ids whose hash says so: `{name}0`, `{name}1`, ... With
-    `hot`, one more, `{name}_near`, has the rows of these ids; it stands where the dense part does. Place the first ones
-    elsewhere, and leave the layer `{name}_gather` with the dense part. Options are those of `HashedEmbedding`.
+    There are `tables` tables, each a separate layer that holds its ids by hash: `{name}0`, `{name}1`, ... With `hot`,
+    one more, `{name}_near`, has the rows of these ids, beside the dense part. Place the first ones elsewhere, and leave
+    the layer `{name}_gather` with the dense part. Options are those of `HashedEmbedding`.
 
     >>> embedding = SplitEmbedding(4, tables=2, optimizer="sgd")
     >>> embedding(keras.Input((3,), dtype="int64")).shape, [each.name for each in embedding.layers]
@@ -100,13 +100,13 @@ class SplitEmbedding:
         self._gather = GatherRows(name=f"{name}_gather")
 
     def __call__(self, ids: Any) -> Any:
-        """The vectors of ids, as a part of a functional model."""
+        """The vectors of ids, in a functional model."""
         pulled = [layer(ids) for layer in self.layers]
         return self._gather([pulled[0][1], *(rows for rows, _ in pulled)])
 
 
 def most_frequent(ids: ArrayLike, count: int) -> np.ndarray:
-    """The ids that come most often in these, `count` at most: what `SplitEmbedding(hot=...)` keeps near.
+    """The most frequent of these ids, at most `count`: for `SplitEmbedding(hot=...)`.
 
     >>> most_frequent([[5, 7], [7, 9], [9, 7]], 2)
     array([7, 9])

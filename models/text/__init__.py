@@ -1,6 +1,6 @@
-"""Text of several languages: pairs of sentences, vocabularies, batches for clusters that each have one side, and BLEU.
+"""Text of several languages: sentence pairs, vocabularies, batches for clusters that each have one side, and BLEU.
 
-Everything is a step of one way:
+The functions in the order of their use:
 
 * `read_folder`, `generated`, `monolingual`: sentences; `aligned`, `alone`, `choices`: those of four languages
 * `learn_vocabulary`, `read_vocabulary`, `Tokenizer`: sentences become ids, and ids become sentences again

@@ -1,4 +1,4 @@
-"""What translations are worth: BLEU of a whole text, case-insensitive and detokenised, with sacrebleu's signature."""
+"""BLEU of a whole text, case-insensitive and detokenised, with sacrebleu's signature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMOOTHING = "exp"
 
 
 class Score(NamedTuple):
-    """BLEU of a text, from 0 to 100, with what it is made of; `signature` says how, so that others can compare."""
+    """BLEU of a text, from 0 to 100, with its components; `signature` records the settings for comparisons."""
 
     value: float
     signature: str
@@ -29,7 +29,7 @@ class Score(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """By how much `b` is better than `a`, with the interval in which 95 % of the drawn texts lie."""
+    """The improvement of `b` over `a`, with the interval that contains 95 % of the bootstrap samples."""
 
     delta: float
     low: float
@@ -57,9 +57,9 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def paired_bootstrap(
     a: Sequence[str], b: Sequence[str], references: Sequence[str], *, samples: int = 1000, seed: int = 12345
 ) -> Difference:
-    """Is `b` better than `a`, or lucky? Score both on many texts, each drawn from the sentences with replacement.
+    """Paired bootstrap test of whether `b` is better than `a`: both are scored on sentences drawn with replacement.
 
-    The p-value is sacrebleu's: how often a difference from its mean is at least as large as the real one.
+    The p-value is sacrebleu's: how often a difference deviates from the mean by at least the real difference.
 
     >>> texts = ["one two three four", "five six seven eight nine"]
     >>> paired_bootstrap(texts, texts, texts, samples=10).delta
@@ -98,7 +98,7 @@ def _metric() -> Any:
 
 
 def _statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
-    """What BLEU counts, for each sentence: n-grams that are right, n-grams in all, words here and in the reference."""
+    """BLEU's counts for each sentence: right n-grams, all n-grams, words here and in the reference."""
     metric = _metric()
     found = [metric.sentence_score(each, [reference]) for each, reference in zip(hypotheses, references, strict=True)]
     return np.asarray([[*each.counts, *each.totals, each.sys_len, each.ref_len] for each in found], np.int64)
@@ -120,6 +120,6 @@ def _score(counts: npt.NDArray[np.int64]) -> Score:
 
     found = _computed(counts)
     whole = BLEU(lowercase=True, smooth_method=_SMOOTHING)
-    whole.corpus_score(["a"], [["a"]])  # a signature is known once something was scored
+    whole.corpus_score(["a"], [["a"]])  # a signature exists after the first score
     signature = str(whole.get_signature())
     return Score(found.score, signature, tuple(found.precisions), found.bp, found.sys_len, found.ref_len)

@@ -1,4 +1,4 @@
-"""Aligned text: sentences and their translations, of which a cluster may have one side alone."""
+"""Aligned text: sentences and their translations, of which a cluster may have only one side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIDES: tuple[Side, Side] = ("source", "target")
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Row n of `source` is translated by row n of `target`. A side that is None is not here: another cluster has it.
+    """Sentence pairs: row n of `source` is translated by row n of `target`. A side that another cluster has is None.
 
     >>> pairs = Pairs(["un gato", "un perro"], ["a cat", "a dog"])
     >>> len(pairs), pairs.sides, pairs.first(1)
@@ -43,18 +43,18 @@ class Pairs:
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """The sides that are here."""
+        """The local sides."""
         return tuple(side for side in SIDES if getattr(self, side) is not None)
 
     def of(self, side: Side) -> Sequence[str]:
-        """The sentences of a side that must be here."""
+        """The sentences of a side, which must be local."""
         sentences: Sequence[str] | None = getattr(self, side)
         if sentences is None:
             raise DataError(f"the {side} side is not here", mend=f"sides=('source', 'target'), or leave {side} out")
         return sentences
 
     def first(self, count: int) -> Pairs:
-        """The first rows: fewer pairs than there are, to see what little data is worth."""
+        """The first `count` rows, to measure the effect of little data."""
         return Pairs(*(None if side is None else side[:count] for side in (self.source, self.target)))
 
 
@@ -67,10 +67,9 @@ def read_folder(
     sides: Sequence[Side] = SIDES,
     empty: Literal["refuse", "skip"] = "refuse",
 ) -> Pairs:
-    """Read `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of one side alone.
+    """Read `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of only one side.
 
-    A file of a side that is not asked for is not even looked for. `empty="skip"` leaves out rows in which either side
-    is empty, so it needs both.
+    Files of other sides are not opened. `empty="skip"` leaves out rows in which either side is empty, so it needs both.
 
     >>> for language, text in {"es": "un gato", "en": "a cat"}.items():
     ...     _ = Path(f"train.{language}").write_text(text)
@@ -144,7 +143,7 @@ def _check_aligned(paths: dict[Side, Path], lines: dict[Side, list[str]]) -> Non
 
 
 def _full_rows(paths: dict[Side, Path], lines: dict[Side, list[str]], *, skip: bool) -> list[int]:
-    """The rows that are empty on no side; without `skip`, that must be all."""
+    """The rows that are empty on no side; without `skip` all rows must be."""
     count = len(next(iter(lines.values())))
     for side, each in lines.items():
         empty = [row for row, line in enumerate(each) if not line]
@@ -161,10 +160,10 @@ def _full_rows(paths: dict[Side, Path], lines: dict[Side, list[str]], *, skip: b
 
 
 def read_lines(path: Path, *, exact: bool = False) -> list[str]:
-    r"""Every line without the white space around it, or `exact`; a file that is damaged, or not UTF-8, is refused.
+    r"""Read every line without surrounding white space, or `exact`; damaged files, or not in UTF-8, are refused.
 
-    Only a line feed ends a line. `str.splitlines` would also cut at characters that stand within sentences, and the
-    lines after them would stand beside translations of others.
+    Only a line feed ends a line. `str.splitlines` would also split at other characters within sentences, and misalign
+    the lines after them.
 
     >>> path = Path("one.txt")
     >>> _ = path.write_bytes("one line\x85still the same \r\nanother\n".encode())
@@ -172,7 +171,7 @@ def read_lines(path: Path, *, exact: bool = False) -> list[str]:
     ['one line\x85still the same', 'another']
     """
     lines = _decoded(path, _raw(path)).split("\n")
-    if lines[-1] == "":  # what follows the last line feed
+    if lines[-1] == "":  # after the last line feed
         lines.pop()
     return lines if exact else [line.strip() for line in lines]
 

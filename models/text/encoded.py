@@ -1,4 +1,4 @@
-"""A corpus as ids, and batches of it: each side that is here is cut into tokens once, and held as NumPy arrays."""
+"""A corpus as ids, and batches of it: each local side is tokenized once, and held as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LINES_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of a side's sentences, one after another; `cut` of them were too long and lost their ends.
+    """The ids of a side's sentences, concatenated; `cut` counts those that were truncated.
 
-    No row has more than `longest` ids, and none is filled up to more, as a model has no more positions.
+    No row has more than `longest` ids, nor is padded to more, as a model has no more positions.
 
     >>> ids = Ids.of_rows([[2, 7, 3], [2, 8, 9, 3]])
     >>> len(ids), ids.lengths, ids.row(1)
@@ -41,7 +41,7 @@ class Ids:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]], *, cut: int = 0, longest: int | None = None) -> Ids:
-        """From a list for each sentence."""
+        """Create from a list for each sentence."""
         lengths = np.asarray([len(row) for row in rows], np.int32)
         return cls(np.asarray([each for row in rows for each in row], np.int32), lengths, cut, longest)
 
@@ -56,7 +56,7 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Both sides as ids; one that is None is not here."""
+    """Both sides as ids; a side that is not local is None."""
 
     source: Ids | None = None
     target: Ids | None = None
@@ -66,12 +66,12 @@ class Encoded:
 
     @property
     def lengths(self) -> tuple[Ints, ...]:
-        """How long the sentences of each side are that is here: what `make_order` puts together alike ones by."""
+        """The lengths of each local side's sentences, by which `make_order` groups them."""
         return tuple(each.lengths for each in (self.source, self.target) if each is not None)
 
     @property
     def cut(self) -> int:
-        """How many sentences were too long and lost their ends."""
+        """The number of truncated sentences."""
         return sum(each.cut for each in (self.source, self.target) if each is not None)
 
 
@@ -83,9 +83,9 @@ def encode_pairs(
     longest: int | Mapping[Side, int] = 128,
     too_long: TooLong = "cut",
 ) -> Encoded:
-    """Cut the sides that are here into tokens, `longest` of them at most, `[CLS]` and `[SEP]` counted.
+    """Tokenize the local sides to at most `longest` tokens, including `[CLS]` and `[SEP]`.
 
-    A longer sentence is cut, which is counted and logged, or refused. Only sides that are here need a tokenizer.
+    Longer sentences are truncated, which is counted and logged, or refused. Only local sides need a tokenizer.
     """
     if too_long not in ("cut", "refuse"):
         raise OptionError(f"too_long={too_long!r} is not known", mend=did_you_mean(too_long, ["cut", "refuse"]))
@@ -134,13 +134,13 @@ def batches(
     multiple: int = MULTIPLE,
     weights: bool = False,
 ) -> Any:
-    """A `tf.data.Dataset` of `({"source": ids, "target": shown ids}, labels)`, one element a batch of the order.
+    """A `tf.data.Dataset` of `({"source": ids, "target": shown ids}, labels)`, one element for each batch of the order.
 
-    The label of each place of a target is the id after it, so what is shown goes to the last word, labels to the end.
+    The label of each place of a target is the next id: the shown ids omit the last one, the labels the first.
 
-    Each side is filled up with 0 to the next multiple of its own longest row, so no cluster needs to know the
-    lengths of the other's. Where a side is not here its leaves are None; say their forms in the config's `inputs`:
-    `x/source` and `x/target`, `y`, and `sample_weight` if `weights` asks for it (1 where a label is not 0).
+    Each side is padded with 0 to the next multiple of its own longest row, so no cluster needs the other's lengths. A
+    side that is not local has None as leaves; declare their shapes in the config's `inputs`: `x/source` and `x/target`,
+    `y`, and `sample_weight` if `weights` is set (1 where a label is not 0).
 
     An order of several epochs is one dataset: `fit(..., epochs=order.epochs, steps_per_epoch=order.steps_per_epoch)`.
 
@@ -167,7 +167,7 @@ def batches(
         return ({"source": source, "target": shown}, labels, *weight)
 
     dataset = tf.data.Dataset.from_tensor_slices(rows)
-    plain = tf.autograph.experimental.do_not_convert(batch)  # there is nothing in it to convert
+    plain = tf.autograph.experimental.do_not_convert(batch)  # nothing in it needs conversion
     return dataset.map(plain, num_parallel_calls=1).prefetch(2)
 
 
@@ -184,7 +184,7 @@ def _check(encoded: Encoded, order: Order, multiple: int) -> None:
 
 
 def _filled(ids: Ids, rows: Any, multiple: int, extra: int = 0) -> Any:
-    """These rows of a side, as one tensor: all as long as the next multiple of the longest, and `extra` longer."""
+    """The rows of a side as one tensor, padded to the next multiple of the longest, plus `extra`."""
     import tensorflow as tf
 
     found = tf.gather(tf.RaggedTensor.from_row_lengths(ids.flat, ids.lengths), rows)

@@ -1,8 +1,8 @@
-"""Parallel corpora made by rule: Spanish and English, or four languages, seeded, with nothing to download.
+"""Generated parallel corpora: Spanish and English, or four languages, seeded, without downloads.
 
-A sentence is a form and a number, and the number says which words. All forms together have far more sentences than
-any training asks for. Each belongs to one split for good, by what it says and whatever the seed: what is tested was
-never trained on. As no sentence has two translations, that is so on both sides.
+A sentence is a form and a number that selects its words. All forms together have far more sentences than any training
+needs. Each belongs to one split by its content, for any seed: test sentences are never in the training set. As no
+sentence has two translations, that holds on both sides.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def generated(
 ) -> Pairs:
     """The first `count` pairs of a split: `train`, `val` or `test`.
 
-    Each is a function of split, seed and place, so a cluster that asks for one side gets what belongs to the other's.
-    `forms` leaves out what is hard: numbers in words, say, or times of the day.
+    Each pair is a function of split, seed and place, so clusters that generate one side each get matching sides.
+    `forms` selects forms, for example without numbers in words, or times of the day.
 
     >>> generated("val", 2).target == generated("val", 9, sides=["target"]).first(2).target
     True
@@ -56,7 +56,7 @@ def generated(
 
 
 def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequence[str] = FORMS) -> list[str]:
-    """Sentences of one language, to pretrain on; none of them is in any pair, nor translated in the other's.
+    """Sentences of one language for pretraining; none of them is in any pair, nor translated in the other's.
 
     >>> len(monolingual("es", 3))
     3
@@ -67,7 +67,7 @@ def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequenc
 
 
 def check_name(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
-    """Refuse a name that is not known, and a number of sentences that is none."""
+    """Refuse an unknown name, and an invalid number of sentences."""
     if name not in known:
         raise OptionError(f"no {what} {name!r} is generated", mend=did_you_mean(name, known))
     if count < 1:
@@ -83,7 +83,7 @@ def _check_forms(forms: Sequence[str]) -> tuple[str, ...]:
 
 
 def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
-    """Draw until what is drawn belongs to the split."""
+    """Draw until the sentence belongs to the split."""
     attempt = 0
     while True:
         number, which = divmod(digest(f"{split}/{seed}/{place}/{attempt}"), len(forms))
@@ -94,7 +94,7 @@ def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
 
 
 def digest(text: str) -> int:
-    """A number that a text is known by."""
+    """A hash of a text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=12).digest(), "little")
 
 
@@ -106,7 +106,7 @@ _SIZES_OF_FOUR = {form: four.size(form) for form in four.FORMS}
 
 
 class Choices(NamedTuple):
-    """Sentences, their translations, and sentences that are none: the same but for what `kinds` says."""
+    """Sentences, their translations, and wrong translations that differ by `kinds`."""
 
     sentences: list[str]
     right: list[str]
@@ -115,7 +115,7 @@ class Choices(NamedTuple):
 
 
 def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, seed: int = 0) -> dict[str, list[str]]:
-    """The first `count` sentences of `train`, `val` or `test` in each language: row n of one translates row n of all.
+    """The first `count` sentences of `train`, `val` or `test` in each language, aligned by row.
 
     >>> [lines[0] for lines in aligned("val", 1, languages=["en", "es"]).values()]
     ['The grey cows are older than the black cows.', 'Las vacas grises son más viejas que las vacas negras.']
@@ -128,7 +128,7 @@ def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, see
 
 
 def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
-    """Sentences of one language, to pretrain on: none of them is in any pair, nor translated in another's.
+    """Sentences of one language for pretraining; none of them is in any pair, nor translated in another's.
 
     >>> len(alone("fr", 3))
     3
@@ -138,8 +138,8 @@ def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
 
 
 def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -> Choices:
-    """Which of two sentences is the translation? The wrong one has another number, colour or thing, says the opposite,
-    or compares in the other order.
+    """Sentences with a right and a wrong translation, which has another number, colour or thing, says the opposite, or
+    compares in the other order.
 
     >>> found = choices("test", 40, "en", "fr")
     >>> sorted(set(found.kinds))
@@ -162,7 +162,7 @@ def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -
 
 
 def _drawn(split: str, seed: int, place: int) -> four.Meaning:
-    """Draw until what is drawn belongs to the split, and compares no thing with itself."""
+    """Draw until the meaning belongs to the split, and compares no thing with itself."""
     attempt = 0
     while True:
         number, which = divmod(digest(f"{split}/{seed}/{place}/{attempt}"), len(four.FORMS))

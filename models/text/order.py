@@ -1,8 +1,8 @@
-"""Which rows make which batch: pure data, so that clusters which share no text go through it in step.
+"""The order of rows in batches: pure data, so that clusters without common text use the same batches.
 
-An order is made from the number of rows and a seed, and then is the same wherever it is made. Made from lengths, too,
-it puts sentences of about the same length together, so that little of a batch is filling. Who does not have those
-lengths is given the order as a file: it holds numbers of rows and nothing else.
+An order is a function of the number of rows and a seed, and optionally of the sentences' lengths, to put similar ones
+together with little padding. A cluster without those lengths gets the order as a file, which holds only numbers of
+rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The rows of every batch, epoch after epoch; each epoch has each of the `rows` once.
+    """The rows of every batch of all epochs; each epoch has each of the `rows` once.
 
     >>> order = make_order(5, batch=2, seed=1, epochs=2)
     >>> len(order), order.steps_per_epoch, sorted(row for batch in order.batches[:3] for row in batch)
@@ -39,16 +39,16 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches an epoch has; `fit` asks for it when an order has several."""
+        """The number of batches of an epoch, for `fit` with an order of several."""
         return len(self.batches) // self.epochs
 
     def epoch(self, number: int) -> Order:
-        """One epoch alone."""
+        """The order of one epoch."""
         start = number * self.steps_per_epoch
         return Order(self.rows, 1, self.batches[start : start + self.steps_per_epoch])
 
     def restored(self, results: Sequence[Any]) -> list[Any]:
-        """What was made of each row, batch after batch, in the order of the rows: for one epoch.
+        """Reorder results, which are in the order of the batches of one epoch, to the order of rows.
 
         >>> order = make_order(3, batch=2, lengths=[[20, 9, 1]], shuffle=False)
         >>> order.batches, order.restored(["of row 2", "of row 1", "of row 0"])
@@ -64,12 +64,12 @@ class Order:
         return [back[row] for row in range(self.rows)]
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, for a cluster that cannot make it."""
+        """Write it as JSON, for a cluster that cannot compute it."""
         Path(path).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: str | Path) -> Order:
-        """Read what `save` wrote; every row must be there once in each epoch.
+        """Read the file of `save`; every row must be there once in each epoch.
 
         >>> make_order(3, batch=2).save("order.json")
         >>> Order.load("order.json") == make_order(3, batch=2)
@@ -108,11 +108,11 @@ def make_order(
     multiple: int = MULTIPLE,
     shuffle: bool = True,
 ) -> Order:
-    """Deal the rows to batches, anew in each epoch.
+    """Distribute rows over batches, differently in each epoch.
 
-    `lengths` has an array for each side that is known: rows whose lengths round up to the same multiples are put
-    together. Only the last batch of an epoch, of the longest sentences, may be smaller. Without `shuffle` rows come
-    in their order, the shortest first if lengths are given.
+    `lengths` has an array for each local side: rows whose lengths round up to the same multiples are put together. Only
+    the last batch of an epoch, of the longest sentences, may be smaller. Without `shuffle` rows keep their order, the
+    shortest first if lengths are given.
 
     >>> make_order(4, batch=2, lengths=[[9, 3, 12, 5]], shuffle=False).batches
     ((1, 3), (0, 2))
@@ -129,7 +129,7 @@ def make_order(
 
 
 def _dealt(rows: int, batch: int, buckets: list[Any], seed: tuple[int, int] | None) -> list[tuple[int, ...]]:
-    """One epoch: a random order, in it alike ones together, cut into batches, and these in a random order."""
+    """One epoch: rows in random order, grouped by length, cut into batches, and these in random order."""
     random = None if seed is None else np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
     chance = np.arange(rows) if random is None else random.permutation(rows)
     turn = np.lexsort((chance, *reversed(buckets)))

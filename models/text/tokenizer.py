@@ -1,4 +1,4 @@
-"""Sentences to ids and back, in the graph: BERT's tokenizer, and text put together again as people write it."""
+"""Convert sentences to ids and back, in the graph: BERT's tokenizer, and detokenization."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from .vocabulary import Vocabulary, spelled, tokenizer_reads
 
-# In this order. No rule can know whether `-` or `'` had spaces around it: nearly always they had none.
+# Applied in this order. `-` and `'` are assumed to have had no spaces around them, which is nearly always right.
 _RULES = (
-    (r" ([.,;:!?%)\]}»…])", r"\1"),  # marks that end something
-    (r"([(\[{¿¡«]) ", r"\1"),  # and that begin something
+    (r" ([.,;:!?%)\]}»…])", r"\1"),  # closing marks
+    (r"([(\[{¿¡«]) ", r"\1"),  # opening marks
     (r'" ([^"]*) "', r'"\1"'),
     (r"“ ([^“”]*) ”", r"“\1”"),
     (r"„ ([^“]*) “", r"„\1“"),
@@ -25,7 +25,7 @@ _RULES = (
 
 
 def attached(strings: Any) -> Any:
-    """A tensor of strings whose marks stand by themselves, as text.
+    """Detokenize a tensor of strings, whose marks are separated by spaces.
 
     >>> attached(["it ' s 25 . 50 , ¿ no ?"]).numpy()[0].decode()
     "it's 25.50, ¿no?"
@@ -38,9 +38,9 @@ def attached(strings: Any) -> Any:
 
 
 class Tokenizer:
-    """Cuts lower-case text into the tokens of a vocabulary, and joins tokens to text. Works in `tf.data` as well.
+    """Tokenizes lower-case text by a vocabulary, and joins tokens to text. Works in `tf.data` as well.
 
-    `accents`: whether they are kept; None does as the vocabulary: kept if any of its tokens has one.
+    `accents`: whether they are kept; None decides by the vocabulary: kept if any of its tokens has one.
 
     >>> from .vocabulary import SPECIAL
     >>> tokenizer = Tokenizer(Vocabulary((*SPECIAL, "the", "cat", "##s", "don", "t", "'", ".")))
@@ -66,11 +66,11 @@ class Tokenizer:
             support_detokenization=True,
             **tokenizer_reads(accents=self.accents),
         )
-        plain = tf.autograph.experimental.do_not_convert  # it would convert the library for seconds, for nothing
+        plain = tf.autograph.experimental.do_not_convert  # converting the library would take seconds without effect
         self._cut, self._join = plain(cutter.tokenize), plain(cutter.detokenize)
 
     def encode(self, strings: Any) -> Any:
-        """A row of strings becomes ragged int32 rows of ids, each from `[CLS]` to `[SEP]`."""
+        """Tokenize a vector of strings to ragged int32 ids, each row from `[CLS]` to `[SEP]`."""
         import tensorflow as tf
 
         cut = self._cut(spelled(strings, accents=self.accents))
@@ -78,7 +78,7 @@ class Tokenizer:
         return tf.concat([self.start * ends, cut, self.end * ends], axis=1)
 
     def decode(self, ids: Any) -> Any:
-        """Rows of ids, ragged or filled up, become strings: what is before `[SEP]`, without special tokens."""
+        """Convert rows of ids, ragged or padded, to strings: up to `[SEP]`, without special tokens."""
         import tensorflow as tf
 
         rows = ids.to_tensor(self.pad) if isinstance(ids, tf.RaggedTensor) else tf.convert_to_tensor(ids)
@@ -89,5 +89,5 @@ class Tokenizer:
         return attached(self._join(words))
 
     def sentences(self, ids: Any) -> list[str]:
-        """`decode` for people: a list of Python's strings."""
+        """Like `decode`, as a list of Python strings."""
         return [each.decode() for each in self.decode(ids).numpy()]

@@ -1,4 +1,4 @@
-"""Vocabularies in BERT's form: WordPiece tokens, one a line, of which a few are special and found by their names."""
+"""Vocabularies in BERT's format: WordPiece tokens, one a line, of which a few are special and found by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECIAL = (PAD, UNKNOWN, START, END, MASK)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens, each with its place as its id. `[PAD]` is 0, as masks are made by asking which ids are not 0.
+    """Tokens, whose ids are their places. `[PAD]` is 0, as masks are computed as ids != 0.
 
     >>> words = Vocabulary((*SPECIAL, "cat", "##s"))
     >>> len(words), words.pad, words.start, words.id("##s")
@@ -43,45 +43,45 @@ class Vocabulary:
         return len(self.tokens)
 
     def id(self, token: str) -> int:
-        """The id of a token that is there."""
+        """The id of an existing token."""
         if token not in self.tokens:
             raise DataError(f"the vocabulary has no token {token!r}", mend="ids of words come from Tokenizer.encode")
         return self.tokens.index(token)
 
     @property
     def pad(self) -> int:
-        """The id that fills up rows."""
+        """The id of padding."""
         return self.id(PAD)
 
     @property
     def unknown(self) -> int:
-        """The id of a word that cannot be put together from tokens."""
+        """The id of a word that no tokens spell."""
         return self.id(UNKNOWN)
 
     @property
     def start(self) -> int:
-        """The id that begins a sentence."""
+        """The first id of a sentence."""
         return self.id(START)
 
     @property
     def end(self) -> int:
-        """The id that ends a sentence."""
+        """The last id of a sentence."""
         return self.id(END)
 
     @property
     def mask(self) -> int:
-        """The id that hides a word."""
+        """The id of a hidden word."""
         return self.id(MASK)
 
     @property
     def accented(self) -> bool:
-        """Whether any token has an accent: then text is cut with its accents, and otherwise without."""
+        """Whether any token has an accent, so that text keeps its accents."""
         letters = {letter for token in self.tokens for letter in token if letter.isalpha()}
         parts = "".join(unicodedata.normalize("NFD", letter) for letter in letters)
         return any(unicodedata.category(part) == "Mn" for part in parts)
 
     def check_fits(self, rows: int, *, padded: bool = False, where: str = "") -> None:
-        """Refuse a model whose embedding has not so many rows; `padded` lets it have more, as some published ones do.
+        """Refuse a model whose embedding has another number of rows; `padded` allows more, as in some published ones.
 
         >>> Vocabulary(SPECIAL).check_fits(5)
         """
@@ -119,11 +119,11 @@ def learn_vocabulary(
     accents: bool = True,
     fill: bool = False,
 ) -> Vocabulary:
-    """Learn at most `size` WordPiece tokens from text, lower case: frequent words whole, others in pieces.
+    """Learn at most `size` WordPiece tokens from lower-case text: frequent words whole, others in pieces.
 
     The same lines give the same vocabulary everywhere. Without `accents` they are stripped, as in BERT's uncased
-    models; with them, a model can write them. `fill` makes it exactly `size` tokens, with BERT's `[unused0]` and so
-    on at the end: a cluster that does not have the text then knows how large the other's model is.
+    models; with them, a model can write them. `fill` pads it to exactly `size` tokens, with BERT's `[unused0]` and so
+    on at the end: a cluster without the text then knows the size of the other's model.
 
     >>> words = learn_vocabulary(["El café está frío .", "el gato está aquí"] * 9, 60)
     >>> "está" in words.tokens, "el" in words.tokens, len(words) <= 60
@@ -169,11 +169,11 @@ _LINES_AT_ONCE = 1024
 
 
 def learned(lines: Sequence[str], size: int, reserved: Sequence[str], *, accents: bool) -> list[str] | int:
-    """The most tokens that fit into `size`; if not even the letters do, how many tokens these are.
+    """The largest list of tokens that fits into `size`; if not even the letters fit, the number of those.
 
-    The learner of TensorFlow Text counts words, and keeps those pieces that are frequent enough. How frequent,
-    `bert_vocab` searches by itself, but where a step of the threshold changes many pieces at once, as with little text,
-    it ends at a vocabulary that is larger than it was asked for. So the search is here.
+    The learner of TensorFlow Text counts words, and keeps pieces above a threshold of frequency. `bert_vocab` searches
+    that threshold, but if one step of it changes many pieces, as with little text, it returns a vocabulary that is too
+    large. So the search is done here.
     """
     from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib as library
 
@@ -182,19 +182,19 @@ def learned(lines: Sequence[str], size: int, reserved: Sequence[str], *, accents
     def at(threshold: int) -> list[str]:
         return library.learn(counts, size, list(reserved), upper_thresh=threshold, lower_thresh=threshold)
 
-    fits = at(sum(counts.values()) + 1)  # so frequent is no piece: only letters are left
+    fits = at(sum(counts.values()) + 1)  # above all counts: only letters are left
     return len(fits) if len(fits) > size else _largest(at, size)
 
 
 def counted(lines: Sequence[str], *, accents: bool) -> Any:
-    """How often each word is there, cut by BERT's rules."""
+    """The count of each word, split by BERT's rules."""
     import tensorflow as tf
     from tensorflow_text.python.ops.bert_tokenizer import BasicTokenizer
     from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib as library
 
     cutter = BasicTokenizer(**learner_reads(accents=accents))
 
-    @tf.autograph.experimental.do_not_convert  # it would convert the library for seconds, and find nothing to do
+    @tf.autograph.experimental.do_not_convert  # converting the library would take seconds without effect
     def cut(text: Any) -> Any:
         return cutter.tokenize(spelled(text, accents=accents))
 
@@ -217,7 +217,7 @@ def _largest(at: Callable[[int], list[str]], size: int) -> list[str]:
 
 
 def spelled(strings: Any, *, accents: bool) -> Any:
-    """A tensor of strings as the tokenizers want it. Those that strip accents make it lower case by themselves.
+    """Normalise a tensor of strings for the tokenizers. Those that strip accents convert to lower case themselves.
 
     >>> spelled(["El CAFÉ"], accents=True).numpy()[0].decode()
     'el café'
@@ -231,10 +231,10 @@ def spelled(strings: Any, *, accents: bool) -> Any:
 
 
 def learner_reads(*, accents: bool) -> dict[str, bool]:
-    """What to tell the learner of vocabularies."""
+    """Options of the learner of vocabularies."""
     return {"lower_case": not accents}
 
 
 def tokenizer_reads(*, accents: bool) -> dict[str, bool]:
-    """What to tell the tokenizer."""
+    """Options of the tokenizer."""
     return {"lower_case_nfd_strip_accents": not accents}

@@ -1,4 +1,4 @@
-"""Tasks of understanding text: sentences, pairs, numbers and spans; their files, their metrics, and a BERT with a head.
+"""Language-understanding tasks: sentences, pairs, numbers and spans; their files, metrics, and a BERT with a head.
 
 * `generated_task`, `read_glue`, `read_squad`: examples
 * `Encoder`: examples become ids

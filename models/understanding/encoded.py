@@ -1,4 +1,4 @@
-"""Examples as ids: `[CLS] first [SEP] second [SEP]`, filled up; for spans also where in the text each token stands."""
+"""Examples as ids: `[CLS] first [SEP] second [SEP]`, padded; for spans also the position of each token in the text."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class Rows(NamedTuple):
-    """What `fit` takes: ids (rows, length), and labels."""
+    """The data of `fit`: ids (rows, length), and labels."""
 
     ids: np.ndarray
     labels: np.ndarray
 
 
 class Spans(NamedTuple):
-    """Ids, the first and the last token of an answer, and of each token the characters of the text that it is of; none
-    of what is not of the text is: (-1, -1).
+    """Ids, the first and the last token of an answer, and the range of characters of the text for each token; (-1, -1)
+    for tokens outside the text.
     """
 
     ids: np.ndarray
@@ -37,7 +37,7 @@ class Spans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Makes ids of examples, rows of `longest` tokens; what is longer is cut, the second sentence first.
+    """Encodes examples to rows of `longest` tokens; longer ones are truncated, the second sentence first.
 
     >>> from ..text import SPECIAL, Vocabulary
     >>> encoder = Encoder(Tokenizer(Vocabulary((*SPECIAL, "a", "cup", "dog"))), longest=8)
@@ -54,14 +54,16 @@ class Encoder:
             raise OptionError(f"longest={self.longest!r}", why=why, mend=f"longest={_SHORTEST}, or more")
 
     def examples(self, rows: Examples) -> Rows:
-        """Sentences, or pairs of them."""
+        """Encode sentences, or pairs of them."""
         first = self._cut(rows.first)
         second = self._cut(rows.second) if rows.second is not None else [[]] * len(first)
         ids = [self._joined(one, other, pair=rows.second is not None) for one, other in zip(first, second, strict=True)]
         return Rows(np.array(ids, np.int32), np.asarray(rows.labels, np.float32))
 
     def questions(self, rows: Sequence[Question]) -> Spans:
-        """Questions, each before its text. An answer that was cut off is at the beginning, which is no token of it."""
+        """Encode questions, each before its text. An answer that was truncated is at the first token, which belongs to
+        no answer.
+        """
         made = [self._question(row) for row in rows]
         ids, labels, characters = (np.array(each, np.int32) for each in zip(*made, strict=True))
         return Spans(ids, labels, characters)
@@ -95,7 +97,7 @@ class Encoder:
 
 
 def read_spans(scores: np.ndarray, spans: Spans, rows: Sequence[Question], *, longest: int = 30) -> list[str]:
-    """The answers that scores (rows, 2, length) of first and last tokens say: the best pair within the text, in order.
+    """The answers by the scores (rows, 2, length) of first and last tokens: the best ordered pair within the text.
 
     >>> characters = np.array([[[-1, -1]] * 3 + [[0, 1], [2, 5], [-1, -1]]])
     >>> spans = Spans(np.array([[2, 5, 3, 6, 7, 3]]), np.array([[4, 4]]), characters)

@@ -1,4 +1,4 @@
-"""Examples of tasks of understanding: sentences, or pairs of them, with labels; and questions with their answers."""
+"""Examples of understanding tasks: sentences, or pairs of them, with labels; and questions with answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SCORES = (*METRICS, exact_match.__name__, span_f1.__name__)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked: how many numbers a model gives for a row, what they are scored by, and whether rows are pairs.
+    """The form of a task: the number of outputs, the metrics, and whether rows are pairs.
 
-    One number is a regression; `classes` of two and more are labels; a task of spans has none of both.
+    One output is a regression; two or more `classes` are labels; a task of spans has neither.
 
     >>> Task("sst", classes=2, metrics=("accuracy",)).regression
     False
@@ -43,7 +43,7 @@ class Task:
 
 
 def check_task(task: object) -> None:
-    """Refuse what is no `Task`: the name of one, mostly."""
+    """Refuse anything but a `Task`, mostly the name of one."""
     if not isinstance(task, Task):
         mend = 'GLUE["rte"][0], TASKS["opinion"] or Task("mine", classes=2)'
         raise OptionError(f"task={task!r} is no Task", mend=mend)
@@ -76,7 +76,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a text, and its right answers: where they begin in the text, and how they read.
+    """A question about a text, and its right answers: their position in the text, and their wording.
 
     >>> Question("who has it", "anna has it", ((0, "anna"),)).answers[0]
     (0, 'anna')

@@ -1,7 +1,7 @@
-"""Tasks made by rule, one of each shape: a label of a sentence, or of a pair, a number, and a span.
+"""Generated tasks, one of each form: a label of a sentence, or of a pair, a number, and a span.
 
-All are about who has how many of what. A row is a function of task, split, seed and place, and no row of a split is in
-another.
+All are about counts of things that people have. A row is a function of task, split, seed and place, and no row of a
+split is in another.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def generated_task(task: str, split: str, count: int, *, seed: int = 0) -> Examp
 
 
 def generated_text(count: int, *, seed: int = 0) -> list[str]:
-    """Sentences of the same kind without labels, to learn a vocabulary from, and to pretrain on.
+    """Sentences of the same kind without labels, for a vocabulary and for pretraining.
 
     >>> len(generated_text(3))
     3
@@ -71,7 +71,7 @@ def generated_text(count: int, *, seed: int = 0) -> list[str]:
 
 
 def _drawn(make: Callable[[Random], _Made], where: str, split: str) -> _Made:
-    """Draw until what is drawn belongs to the split."""
+    """Draw until the row belongs to the split."""
     for attempt in range(10**6):
         row = make(_random(f"{where}/{attempt}"))
         if _digest(str(row)) % 100 in _SPLITS[split]:
@@ -107,7 +107,7 @@ def _asked(fact: Fact) -> str:
 
 
 def _changed(fact: Fact, drawn: Random, places: Sequence[int]) -> Fact:
-    """The same with something else at these places."""
+    """The fact with other values at these places."""
     kinds = (_NAMES, _COUNTS, _COLOURS, _THINGS, _PLACES)
     new = [
         drawn.choice([each for each in kinds[place] if each != said]) if place in places else said
@@ -121,7 +121,7 @@ Row = tuple[str, str, float]
 
 
 def _opinion(drawn: Random) -> Row:
-    """A word of praise or blame, said or denied, beside one about something else."""
+    """A word of praise or blame, affirmed or denied, beside one about something else."""
     good, denied = drawn.random() < 0.5, drawn.random() < 0.5
     word, other = drawn.choice(_FINE if good else _BAD), drawn.choice(_BAD if drawn.random() < 0.5 else _FINE)
     name, thing = drawn.choice(_NAMES), drawn.choice(_THINGS)
@@ -133,7 +133,7 @@ def _opinion(drawn: Random) -> Row:
 
 
 def _grammar(drawn: Random) -> Row:
-    """A sentence, or one with two neighbours the wrong way round."""
+    """A sentence, or one with two neighbouring words swapped."""
     words = _said(_fact(drawn)).split()
     right = drawn.random() < 0.5
     if not right:
@@ -143,14 +143,14 @@ def _grammar(drawn: Random) -> Row:
 
 
 def _follows(drawn: Random) -> Row:
-    """The same said in another order, or with one thing changed."""
+    """A paraphrase in another order, or one with a single change."""
     fact, true = _fact(drawn), drawn.random() < 0.5
     other = fact if true else _changed(fact, drawn, [drawn.randrange(5)])
     return _said(fact), _reorder(other), float(true)
 
 
 def _similar(drawn: Random) -> Row:
-    """How many of five things two sentences share."""
+    """Two sentences, and the number of five things that they share."""
     fact, count = _fact(drawn), drawn.randrange(6)
     other = _changed(fact, drawn, drawn.sample(range(5), 5 - count))
     return _said(fact), _reorder(other), float(count)

@@ -1,4 +1,4 @@
-"""Files of tasks: of GLUE a folder each, `train.tsv` and `dev.tsv`, as gluebenchmark.com gives them; of SQuAD JSON."""
+"""Read files of tasks: GLUE's folders of `train.tsv` and `dev.tsv`, as from gluebenchmark.com; SQuAD's JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .examples import Examples, Question, Task
 
 
 class Columns(NamedTuple):
-    """The columns of a task's files, by their names; by their places where a file has no head."""
+    """The columns of a task's files, by name; by position in files without a header."""
 
     first: str | int
     label: str | int
@@ -124,8 +124,8 @@ _UNANSWERED = ("refuse", "skip")
 
 
 def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question]:
-    """The questions of `train-v1.1.json` or `dev-v1.1.json`; of version 2 with `unanswered="skip"`, which leaves out
-    those that have no answer.
+    """The questions of `train-v1.1.json` or `dev-v1.1.json`; of version 2 with `unanswered="skip"`, which omits those
+    without an answer.
 
     >>> asked = {"id": "q1", "question": "who?", "answers": [{"answer_start": 0, "text": "anna"}]}
     >>> data = {"data": [{"paragraphs": [{"context": "anna has it", "qas": [asked]}]}]}

@@ -1,4 +1,4 @@
-"""What an answer is worth: accuracy, F1, Matthews, Pearson, Spearman; for spans exact match and F1 as in SQuAD."""
+"""Metrics of understanding: accuracy, F1, Matthews, Pearson, Spearman; for spans exact match and F1 as in SQuAD."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def accuracy(found: ArrayLike, meant: ArrayLike) -> float:
 
 
 def f1(found: ArrayLike, meant: ArrayLike) -> float:
-    """The harmonic mean of precision and recall of label 1; 0 where it is never right.
+    """The harmonic mean of precision and recall of label 1; 0 without any correct one.
 
     >>> f1([1, 0, 1, 1], [1, 0, 0, 1])
     0.8
@@ -38,7 +38,7 @@ def f1(found: ArrayLike, meant: ArrayLike) -> float:
 
 
 def matthews(found: ArrayLike, meant: ArrayLike) -> float:
-    """The correlation of two lists of labels, of two classes or more; 0 where either has one class alone.
+    """The correlation of two lists of labels, of two classes or more; 0 if either has a single class.
 
     >>> matthews([1, 0, 1, 0], [1, 0, 0, 1])
     0.0
@@ -52,7 +52,7 @@ def matthews(found: ArrayLike, meant: ArrayLike) -> float:
 
 
 def pearson(found: ArrayLike, meant: ArrayLike) -> float:
-    """The linear correlation of two lists of numbers; 0 where either does not vary.
+    """The linear correlation of two lists of numbers; 0 if either is constant.
 
     >>> round(pearson([1.0, 2.0, 3.0], [2.0, 4.0, 7.0]), 4)
     0.9934
@@ -64,7 +64,7 @@ def pearson(found: ArrayLike, meant: ArrayLike) -> float:
 
 
 def spearman(found: ArrayLike, meant: ArrayLike) -> float:
-    """The correlation of two lists of numbers by their ranks; equal numbers share the mean of theirs.
+    """The rank correlation of two lists of numbers; equal numbers share their mean rank.
 
     >>> spearman([1.0, 20.0, 300.0], [2.0, 4.0, 7.0])
     1.0
@@ -73,7 +73,7 @@ def spearman(found: ArrayLike, meant: ArrayLike) -> float:
 
 
 def exact_match(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
-    """The share of answers that are one of those that are right, but for case, articles and punctuation.
+    """The share of answers that equal a right one, ignoring case, articles and punctuation.
 
     >>> exact_match(["The red cup.", "a dog"], [["red cup"], ["cat", "the cat"]])
     0.5
@@ -82,7 +82,7 @@ def exact_match(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
 
 
 def span_f1(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
-    """The mean F1 of the words that answers share with the best of those that are right.
+    """The mean F1 of the words of answers against the best of the right ones.
 
     >>> round(span_f1(["red cup"], [["a large red cup"]]), 4)
     0.8

@@ -1,4 +1,4 @@
-"""A BERT with a head for a task of understanding, its loss, and what its predictions are worth."""
+"""A BERT with a head for an understanding task, its loss, and its metrics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NEVER = -1e9
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Head(Configured):
-    """What stands after a BERT: of sentences and pairs the first token is read, and given a number for each class; for
-    spans each token gets two numbers, as (rows, 2, length).
+    """The head on a BERT: for sentences and pairs the logits of classes from the first token; for spans two logits for
+    each token, as (rows, 2, length).
 
     >>> Head(width=8, outputs=3)(np.zeros((2, 5, 8))).shape, Head(8, 2, spans=True)(np.zeros((2, 5, 8))).shape
     (TensorShape([2, 3]), TensorShape([2, 2, 5]))
@@ -40,14 +40,14 @@ class Head(Configured):
         self.out.build((*hidden_shape[:-1], self._options["width"]))
 
     def call(self, hidden: Any, visible: Any = None, training: bool | None = None) -> Any:
-        """Scores; a token that is none is no place of an answer."""
+        """The logits; padding cannot be part of an answer."""
         if not self.spans:
             return self.out(self.drop(self.pool(hidden[:, 0]), training=training))
         scores = ops.transpose(self.out(self.drop(hidden, training=training)), (0, 2, 1))
         return scores if visible is None else ops.where(visible[:, None, :], scores, NEVER)
 
     def compute_output_spec(self, hidden: Any, visible: Any = None, **options: Any) -> Any:
-        """What comes out, without tracing the layer."""
+        """The output's shape and type, without tracing the layer."""
         rows, length = hidden.shape[:2]
         shape = (rows, 2, length) if self.spans else (rows, self._options["outputs"])
         return keras.KerasTensor(shape, self.compute_dtype)
@@ -75,7 +75,7 @@ def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "
 
 
 def loss_of(task: Task) -> keras.losses.Loss:
-    """What a task trains by: squared differences, or cross-entropy of classes or of places.
+    """The loss of a task: squared differences, or cross-entropy of classes or positions.
 
     >>> loss_of(Task("number", classes=1)).name
     'mean_squared_error'
@@ -87,7 +87,7 @@ def loss_of(task: Task) -> keras.losses.Loss:
 
 
 def score(task: Task, predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """What predictions of a task of labels or numbers are worth, by its metrics.
+    """The metrics of predictions of a task of labels or numbers.
 
     >>> score(Task("two"), np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([1, 1]))
     {'accuracy': 0.5}

@@ -1,4 +1,4 @@
-"""Keras's callbacks: where a `fit` has them, and what those do that write files."""
+"""Keras's callbacks: their order in `fit`, and those that write files."""
 
 from __future__ import annotations
 

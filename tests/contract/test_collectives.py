@@ -1,4 +1,4 @@
-"""TensorFlow's collectives: how a process becomes a task, and what it costs to be late."""
+"""TensorFlow's collectives: how a process becomes a task, and the effect of a late start."""
 
 import textwrap
 

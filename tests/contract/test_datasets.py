@@ -1,4 +1,4 @@
-"""tf.data: what a dataset is made of is where it is looked for."""
+"""tf.data: the private attributes of datasets that this package reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that are raised in functions which TensorFlow calls: where it makes errors of its own of them."""
+"""Errors raised in functions that TensorFlow calls: where it converts them to its own."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

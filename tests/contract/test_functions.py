@@ -1,4 +1,4 @@
-"""tf.functions: which are called, and what runs them inline."""
+"""tf.functions: which are called, and which are inlined."""
 
 from typing import Any
 

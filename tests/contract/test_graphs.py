@@ -1,4 +1,4 @@
-"""Graphs: what TensorFlow traces into, stamps on ops, captures, conds, and variables that a trace makes."""
+"""Graphs: tracing contexts, attributes of ops, captures, conds, and variables that a trace creates."""
 
 from typing import Any
 

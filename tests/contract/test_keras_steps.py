@@ -1,4 +1,4 @@
-"""What Keras's own train step makes before its gradients, and that a trace of it is all that makes variables."""
+"""Keras's own train step: what it creates before its gradients, and that only a trace of it creates variables."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Synchronized moments: Keras asks one function for them, and an answer of ours takes its place."""
+"""Synchronized moments: Keras computes them by one function, which this package replaces."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""TensorFlow's own random ops: the numbers of their kernels can be had from a variable."""
+"""TensorFlow's own random ops: a variable can supply the numbers of their kernels."""
 
 from collections.abc import Callable
 from typing import Any

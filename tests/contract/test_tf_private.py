@@ -1,4 +1,4 @@
-"""What we rely on in TensorFlow's and Keras's insides: an upgrade that changes it fails in this folder, by name."""
+"""Private parts of TensorFlow and Keras that this package uses: an upgrade that changes one fails in this folder."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""What contracts begin with: traced graphs, and attributes of TensorFlow and Keras whose calls are noted."""
+"""Helpers of contract tests: traced graphs, and recorded calls of attributes of TensorFlow and Keras."""
 
 import contextlib
 from collections.abc import Iterator

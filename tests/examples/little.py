@@ -1,4 +1,4 @@
-"""Examples with smaller networks than they have: what is traced takes most of a short run's time."""
+"""Examples with reduced networks, as tracing takes most of a short run's time."""
 
 import re
 from pathlib import Path

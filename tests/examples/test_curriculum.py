@@ -1,4 +1,4 @@
-"""Rows that grow, on little: in one process, and in one for each cluster."""
+"""The curriculum example at reduced size: in one process, and in one for each cluster."""
 
 from pathlib import Path
 

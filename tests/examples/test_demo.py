@@ -1,4 +1,4 @@
-"""`examples/demo.py` on less data and a block less: it shows plan, progress, report, and if the model is the same."""
+"""`examples/demo.py` with less data and one block less: it shows plan, progress, report, and parity."""
 
 import contextlib
 import importlib.util

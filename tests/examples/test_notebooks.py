@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, and are what their `.py` says."""
+"""The notebooks run completely, and match their `.py` files."""
 
 import importlib.util
 from pathlib import Path

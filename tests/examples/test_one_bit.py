@@ -1,4 +1,4 @@
-"""Momenta in a bit a number, on little: in one process, and in one for each cluster."""
+"""The one-bit example at reduced size: in one process, and in one for each cluster."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`examples/place.py` shows a plan, trains across the line, and is refused when it is placed otherwise."""
+"""`examples/place.py` shows a plan, trains across the line, and is refused with another placement."""
 
 import importlib.util
 from pathlib import Path

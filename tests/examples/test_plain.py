@@ -1,7 +1,7 @@
-"""The short examples: each runs; without its scope lines it is, bit for bit, what plain Keras or TensorFlow gives; and
-with `nb.auto_parallel()` in their place it trains the same numbers in two clusters.
+"""The short examples: each runs; without its scope lines it gives, bit for bit, the results of plain Keras or
+TensorFlow; and with `nb.auto_parallel()` instead it trains the same numbers in two clusters.
 
-All run in forks of one process that has TensorFlow loaded, and has seen nothing of whale_nebula.
+All run in forks of one process that has loaded TensorFlow, but not whale_nebula.
 """
 
 import ast

@@ -1,4 +1,6 @@
-"""Pretraining on little: in one process, in one for each cluster, and on files; a BERT is left, and a table."""
+"""The pretraining example at reduced size: in one process, in one for each cluster, and on files; saves a BERT and a
+table.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Clicks, on little: in one process, and in one for each cluster."""
+"""The recommender example at reduced size: in one process, and in one for each cluster."""
 
 import re
 from pathlib import Path

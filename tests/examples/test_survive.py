@@ -1,4 +1,4 @@
-"""The example whose workers are killed: it ends as it does undisturbed."""
+"""The example whose workers are killed ends with the result of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make demo` on little: trainings, a table, a picture; in two processes each side reads its own text alone."""
+"""`make demo` at reduced size: trainings, a table, a plot; in two processes each side reads only its own text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Split fine-tuning on little: a table, in one process and in two, of which one has neither sentences nor labels."""
+"""Split fine-tuning at reduced size: a table, in one process and in two, of which one has no sentences or labels."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One of each kind is added from outside the package, by the programs of docs/extending.md, and trained with."""
+"""The programs of docs/extending.md: each extends the package from outside, and trains with the extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile certificates, heads, deny lists and audit logs for as long as you like.
+"""Fuzzing of certificates, heads, deny lists and audit logs.
 
 `python -m tests.fuzz.credentials certificates|heads|lists|logs --mutations 50000 [--seed 1]`. Every mutation must be
 taken, or refused with a `NebulaError`; a failure prints its seed and the traceback, and exits with 1.

@@ -1,4 +1,4 @@
-"""Bytes that no good worker sends, and a conversation that gets them."""
+"""Bytes that no correct worker sends, and a conversation that receives them."""
 
 import contextlib
 import random

@@ -1,7 +1,7 @@
-"""Hostile control messages for as long as you like: `python -m tests.fuzz.sheets --count 100000 [--seed 1]`.
+"""Fuzzing of control messages: `python -m tests.fuzz.sheets --count 100000 [--seed 1]`.
 
-True sheets of a session are changed at random: fields left out, values of other types, other kinds. What the registry
-lets through goes to the session that waits for it. Whatever happens must be an error of ours, or nothing.
+Valid sheets of a session are mutated: fields left out, values of other types, other kinds. Those that the registry
+accepts go to the session that waits for them. The result must be one of this library's errors, or nothing.
 """
 
 from __future__ import annotations

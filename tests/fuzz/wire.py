@@ -1,7 +1,8 @@
-"""Hostile frames for as long as you like: `python -m tests.fuzz.wire --seconds 60 [--frames 1000000] [--seed 1]`.
+"""Fuzzing of frames: `python -m tests.fuzz.wire --seconds 60 [--frames 1000000] [--seed 1]`.
 
-Every one must parse or be refused with RemoteProtocolError, in one piece and byte by byte, and no array above the cap
-may be made. At the end stands how much resident memory grew. A failure prints its seed and the frame, and exits with 1.
+Every frame must be parsed or refused with RemoteProtocolError, in one piece and byte by byte, and no array above the
+cap may be allocated. At the end the growth of resident memory is printed. A failure prints its seed and the frame, and
+exits with 1.
 """
 
 import argparse

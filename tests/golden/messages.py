@@ -1,8 +1,8 @@
 """Every message template of the package, read from its source.
 
-Two lists come of it, both sorted by text, without files and lines, so that code may move: the errors and warnings that
-are constructed (code, what, where, why, mend), and all other sentences of the source, such as reasons that are handed
-to a function which raises. What is computed is `{}`.
+Two lists, both sorted by text, without files and lines, so that code may move: the constructed errors and warnings
+(code, what, where, why, mend), and all other sentences of the source, such as reasons that are passed to a function
+which raises. Computed parts are `{}`.
 """
 
 import ast

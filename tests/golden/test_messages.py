@@ -1,4 +1,4 @@
-"""Every message of the package stands in one golden file."""
+"""All messages of the package are in one golden file."""
 
 import ast
 

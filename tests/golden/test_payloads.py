@@ -1,7 +1,7 @@
-"""The bytes of every codec's payload, and what they decode to, in one golden file.
+"""The bytes of every codec's payload, and their decoded values, in one golden file.
 
-Codecs that rest on a linear algebra library (singular vectors, learned axes) give other bytes on another processor:
-of these the file holds the length and the relative error, rounded, instead of digests.
+Codecs that use a linear algebra library (singular vectors, learned axes) give other bytes on another processor: for
+them the file holds the length and the rounded relative error instead of digests.
 """
 
 import hashlib

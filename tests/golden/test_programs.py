@@ -1,4 +1,4 @@
-"""The text of named programs after every pass, and the digests of their plans, one golden file for each program."""
+"""The text of named programs after every pass, and the digests of their plans, in a golden file for each program."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A small step of two stages whose boundary is compressed in any way: what it leaves, and what has crossed."""
+"""A small step of two stages with any codec at its boundary: its results, and the bytes that crossed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose variables are split over the devices of a stage, each written once and built with or without scopes."""
+"""Models whose variables are sharded over a stage's devices, each written once and built with or without scopes."""
 
 from __future__ import annotations
 

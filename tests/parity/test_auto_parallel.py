@@ -1,5 +1,5 @@
-"""Every plan that the planner proposes trains as the uncut model: scripts without a scope, or with some of which little
-is said, and clusters of many kinds.
+"""Every plan that the planner proposes trains like the uncut model: scripts without scopes or with few options, and
+many kinds of clusters.
 
 `make test` runs a sample of the scripts with one plan each; `--grid` all of them with several.
 """

@@ -1,4 +1,4 @@
-"""`benchmarks/parity` names its models by hand: each of them is still there."""
+"""The models that `benchmarks/parity` lists by name exist."""
 
 import importlib.util
 import sys

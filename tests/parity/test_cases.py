@@ -1,4 +1,4 @@
-"""Every case gives under a plan what it gives uncut: a matrix of cases, cuts and lines.
+"""Every case has the results of the uncut step under a plan: a matrix of cases, cuts and lines.
 
 `make test` runs a sample: of each family every n-th case, each in another cut, and some of them over a line. `--grid`
 runs every case in one cut, and `benchmarks/parity` the more telling ones in all cuts.

@@ -1,4 +1,4 @@
-"""Pretraining in clusters is pretraining in one process: the same bits, with one generator and with three."""
+"""Pretraining in clusters equals pretraining in one process, bit for bit, with one generator and with three."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A run that was broken off and goes on from its checkpoint ends with the bits of one that was not."""
+"""A run that was interrupted and resumed from its checkpoint ends with the bits of an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that train several models, or one several times, end the same where they are broken off and go on."""
+"""Scripts that train several models, or one several times, end the same after an interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nb.replica(shard=...)`: updates on parts of the weights are those of the whole, for every kind of update."""
+"""`nb.replica(shard=...)`: sharded updates equal whole ones, for every kind of update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models train in pieces as they do whole: models, numbers of devices, stages, micro-batches and replicas."""
+"""Sharded models train like whole ones: models, numbers of devices, stages, micro-batches and replicas."""
 
 from __future__ import annotations
 

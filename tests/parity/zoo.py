@@ -1,6 +1,6 @@
-"""The models that a plan must carry, each written once and built with or without scopes.
+"""The models of parity tests, each written once and built with or without scopes.
 
-Every entry is a `Case`. `Cut(0)` leaves the scope lines away.
+Every entry is a `Case`. `Cut(0)` omits the scope lines.
 """
 
 from __future__ import annotations

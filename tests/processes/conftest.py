@@ -1,4 +1,4 @@
-"""Workers of these tests are forked, but for whole grids, whose workers start as users' do."""
+"""Workers of these tests are forked, except for whole grids, whose workers start as users' do."""
 
 import sys
 from collections.abc import Iterator

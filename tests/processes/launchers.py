@@ -1,4 +1,4 @@
-"""What `whale-nebula run` does, once for each cluster, in threads of this process."""
+"""Run `whale-nebula run` once for each cluster, in threads of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model in two clusters and what a user does with it: the same in one process and in two."""
+"""A small model in two clusters and its use: the same in one process and in two."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Looks for a text in frames: for its ids, whatever numbers they are sent as, and for its words.
+"""Search frames for a text: for its ids, in any number format, and for its words.
 
-What is looked for among bytes is so long that no chance puts it there: six bytes of ids or more, five of words. Shorter
-words are looked for where there are words, in control messages.
+The patterns searched for in bytes are long enough to exclude chance: six bytes of ids or more, five of words. Shorter
+words are searched for in control messages, which contain words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small models over three clusters, each with something special in one of them, and what Keras says of them."""
+"""Small models over three clusters, each with something special in one of them, and Keras's results for them."""
 
 from __future__ import annotations
 

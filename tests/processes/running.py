@@ -1,7 +1,7 @@
-"""Starts worker scripts of this folder as the processes of one run, and gives what they told.
+"""Start worker scripts of this folder as the processes of one run, and return what they printed.
 
-They are joined as by `whale-nebula run --all`: over gRPC and mutual TLS, by an authority of their own, directly or
-through a gateway for each cluster. In a worker, `act` does what was asked.
+They are connected as by `whale-nebula run --all`: over gRPC and mutual TLS, with their own authority, directly or
+through a gateway for each cluster. In a worker, `act` runs the requested action.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small translator whose sides are apart: source text in cluster c0, target text in cluster c1."""
+"""A small translator with separate sides: source text in cluster c0, target text in cluster c1."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs as users have them: `whale-nebula run` once for each cluster, over mutual TLS, on ports of this host.
+"""Runs as users start them: `whale-nebula run` once for each cluster, over mutual TLS, on ports of this host.
 
-`gpu` dials nobody: the worker whose name sorts later dials. So a line of our own between them, which can be cut, stands
+`gpu` dials nobody: the worker whose name sorts later dials. So a test line between them, which can be cut, is placed
 before the first cluster.
 """
 

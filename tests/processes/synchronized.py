@@ -1,4 +1,4 @@
-"""Models with synchronized batch normalisation, cut or not, and what training leaves of them."""
+"""Models with synchronized batch normalisation, cut or not, and the results of their training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker tells the test what it saw: a line of JSON on its standard output for each thing."""
+"""A worker's reports to the test: a line of JSON on its standard output for each."""
 
 from __future__ import annotations
 

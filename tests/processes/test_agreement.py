@@ -1,4 +1,4 @@
-"""Two processes do together what one does: seeds, results, emptied variables, collective reads and saves."""
+"""Two processes have the results of one: seeds, results, emptied variables, collective reads and saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters that train apart as processes: all end with the same bits, and with those that one process has."""
+"""Local SGD between processes: all end with the same bits, those of one process."""
 
 from __future__ import annotations
 

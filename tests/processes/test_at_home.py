@@ -1,4 +1,4 @@
-"""What stays in its own cluster: weights (`weights: own`), results (`results: owner`), and inputs, of each its own."""
+"""Private values stay in their cluster: weights (`weights: own`), results (`results: owner`), and inputs."""
 
 from __future__ import annotations
 

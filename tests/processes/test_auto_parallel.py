@@ -1,4 +1,4 @@
-"""One line, few scopes or none: processes plan alike, and train what one cluster cannot hold as the uncut model."""
+"""`nb.auto_parallel` with few scopes or none: processes plan alike, and train a model too large for one cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras's callbacks that write files, in two processes: one writes, and training goes on where it was broken off."""
+"""Keras's callbacks that write files, in two processes: one writes, and interrupted training continues."""
 
 from __future__ import annotations
 

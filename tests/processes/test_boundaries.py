@@ -1,4 +1,4 @@
-"""What changes a boundary while it trains, in two processes: the same at the same step, and as in one process."""
+"""Changes of a boundary during training, in two processes: at the same step, and as in one process."""
 
 from __future__ import annotations
 

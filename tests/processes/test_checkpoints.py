@@ -1,4 +1,4 @@
-"""Processes that are killed and started again end with the bits of a run in which none was.
+"""Processes that are killed and restarted end with the bits of an undisturbed run.
 
 `make test` kills at two places, one after the other in the same run; `--grid` at every failpoint of every worker.
 """

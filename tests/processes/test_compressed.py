@@ -1,4 +1,4 @@
-"""Two sites over mutual TLS whose boundary is compressed leave, bit for bit, what one process leaves."""
+"""Two sites over mutual TLS with a compressed boundary have the results of one process, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dataset of one owner, read in two processes: by him directly, and over a line by an account."""
+"""An owner's dataset read in two processes: directly by the owner, and over a line by an account."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk-through of docs/data.md: its files are written, its commands are run, and what they say is what it shows."""
+"""The tutorial of docs/data.md: its files are written, its commands run, and their output is as shown."""
 
 from __future__ import annotations
 

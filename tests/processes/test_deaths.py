@@ -1,6 +1,7 @@
-"""Two sites behind gateways, of which everything is killed in turn: the run ends with the bits of an undisturbed one.
+"""Two sites behind gateways, of which all processes are killed in turn: the run ends with the bits of an undisturbed
+one.
 
-What a site's owner does by hand or by a service, the test does: who is gone is started again by the same command.
+The test acts as the supervisor of each site: it restarts what ended, by the same command.
 """
 
 from __future__ import annotations

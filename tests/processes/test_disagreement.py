@@ -1,4 +1,4 @@
-"""Two processes that do not do the same stop: both, soon, before anything is updated, and each says why."""
+"""Two processes that do different things stop: both, soon, before any update, each with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers and clusters that go and come in mid-run: nothing is lost, and the numbers are those of one process."""
+"""Workers and clusters that leave and join during a run: nothing is lost, and the numbers are those of one process."""
 
 from __future__ import annotations
 

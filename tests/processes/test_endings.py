@@ -1,4 +1,6 @@
-"""A process ends in the middle of training: killed, the others end with its name; asked to, all leave together."""
+"""A process ends during training: if it was killed, the others end with its name; if it was asked to, all leave
+together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of docs/several-processes.md starts itself twice, and both processes get what one gets."""
+"""The example of docs/several-processes.md starts itself twice, with the results of one process in both."""
 
 from __future__ import annotations
 

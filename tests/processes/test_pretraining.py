@@ -1,4 +1,4 @@
-"""Pretraining between processes, each with its own text: the bits of one process, and what crosses to the byte."""
+"""Pretraining between processes, each with its own text: the bits of one process, and the exact bytes that cross."""
 
 from __future__ import annotations
 

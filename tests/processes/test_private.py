@@ -1,4 +1,4 @@
-"""A translator whose texts stay at home: every frame of a run over mutual TLS is looked at for ids and words."""
+"""A translator with private texts: every frame of a run over mutual TLS is searched for ids and words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of rows in one cluster, divided over its workers, hot rows and the dense part in another: the bits of one
+"""Tables of rows in one cluster, sharded over its workers, hot rows and the dense part in another: the bits of one
 process, also after resumptions with other numbers of workers.
 """
 

@@ -1,6 +1,4 @@
-"""Workers that are started again: they go on from what they have saved, meet again, and keep out who belongs to an
-earlier epoch.
-"""
+"""Restarted workers resume from their checkpoint, reconnect, and refuse workers of an earlier epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results and metrics are the same in every process, and those of the uncut model, wherever they are made."""
+"""Results and metrics are the same in every process, and those of the uncut model, whichever worker computes them."""
 
 from __future__ import annotations
 

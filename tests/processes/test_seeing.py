@@ -1,4 +1,6 @@
-"""Several processes: each reports on its own stage, and each predicts the step of all, because all tell their pace."""
+"""Reports in several processes: each on its own stage, and each with a prediction of the whole step from shared
+timings.
+"""
 
 from __future__ import annotations
 

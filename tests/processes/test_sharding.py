@@ -1,4 +1,4 @@
-"""Workers that read their own rows leave, bit for bit, what workers leave that read all of them."""
+"""Workers that read only their own rows have, bit for bit, the results of workers that read all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sites over mutual TLS: what they come to, and what they do when one is killed, frozen, or cut off."""
+"""Two sites over mutual TLS: their results, and their behaviour when one is killed, frozen, or cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split stages whose devices are processes: the uncut model, each holding its pieces."""
+"""Split stages whose devices are processes, each holding its shards: the results of the uncut model."""
 
 from __future__ import annotations
 

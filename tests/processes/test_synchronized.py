@@ -1,4 +1,4 @@
-"""Synchronized batch normalisation between replicas that are processes of their own: the uncut step."""
+"""Synchronized batch normalisation between replicas in separate processes: the results of the uncut step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that are not equally fast have shares by their speed, and leave what they leave in one process."""
+"""Replicas of unequal speed have shares by their speed, with the results of one process."""
 
 from __future__ import annotations
 

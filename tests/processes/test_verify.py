@@ -1,4 +1,4 @@
-"""`nb.verify` in several processes: each holds the whole model for a while, and says what one process says."""
+"""`nb.verify` in several processes: each holds the whole model for a while, with the results of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes joined by sockets leave, bit for bit, what one process with actors over memory links leaves."""
+"""Processes joined by sockets have, bit for bit, the results of one process with actors over memory links."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What one plan saved, another plan or none goes on with, weights and optimizer, as if nothing had happened.
+"""Files saved under one plan are loaded under another plan or none, weights and optimizer, and training continues.
 
-Seeds are not in Keras's files, whoever writes them: a loaded model's dropout begins anew, under a plan and without.
+Seeds are not in Keras's files: a loaded model's dropout begins anew, under a plan and without.
 """
 
 from __future__ import annotations

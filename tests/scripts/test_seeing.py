@@ -1,4 +1,4 @@
-"""A user's script on a terminal: what is seen of it while it trains and afterwards, and that Keras's bar is its own."""
+"""Displays of a user's script on a terminal, during training and afterwards; Keras's progress bar is unchanged."""
 
 from __future__ import annotations
 

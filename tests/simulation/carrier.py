@@ -1,7 +1,7 @@
-"""Two carriers joined in memory, and a plan of what happens to frames between them: for tests of links.
+"""Two carriers joined in memory, with a plan of faults for the frames between them: for tests of links.
 
-It behaves as a network does: each way keeps its order unless the plan says otherwise, a sender feels that the line
-is full, a cut loses what is on its way, and after it there is another connection.
+It behaves like a network: each direction keeps its order unless the plan says otherwise, a sender notices that the line
+is full, a cut loses what is in flight, and is followed by a new connection.
 """
 
 from __future__ import annotations

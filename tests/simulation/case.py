@@ -1,4 +1,4 @@
-"""A simulated run: what goes wrong in it, as a line of text, and what came of it."""
+"""A simulated run: its faults as a line of text, and its result."""
 
 from __future__ import annotations
 

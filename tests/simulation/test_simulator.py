@@ -1,4 +1,4 @@
-"""Simulated runs: a sample of the cases of `python -m tests.soak.simulated`, and that the judge can find fault."""
+"""Simulated runs: a sample of the cases of `python -m tests.soak.simulated`, and tests of the judge itself."""
 
 import random
 from collections import Counter

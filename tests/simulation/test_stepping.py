@@ -1,4 +1,4 @@
-"""Threads that take turns: the clock, locks, conditions, deaths and hangs of a run."""
+"""Simulated threads: the clock, locks, conditions, deaths and hangs of a run."""
 
 import random
 

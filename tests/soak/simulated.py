@@ -1,4 +1,4 @@
-"""Simulated runs with faults, as many as you like: `python -m tests.soak.simulated --cases 20000 [--seed 1]`.
+"""Many simulated runs with faults: `python -m tests.soak.simulated --cases 20000 [--seed 1]`.
 
 First comes the grid: every failpoint, worker and action. Then random cases, whose numbers go up from the seed. A case
 that must not be prints the line that runs it again (`--case '...'`), and the exit code is 1.

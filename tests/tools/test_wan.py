@@ -1,4 +1,4 @@
-"""The slow line between real hosts: what is asked of it is what crosses."""
+"""The emulated slow line between hosts has the requested properties."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs the same step uncut and by a plan, from the same seeds, and holds the two against each other."""
+"""Run the same step uncut and by a plan, from the same seeds, and compare the results."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""What a step asserts of rows is asserted of each micro-batch, of all rows once, before anything is updated."""
+"""Assertions of a step about rows run for each micro-batch, those about all rows once, before any update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss in an earlier stage than the last, and a loss whose rows are allowed to depend on each other."""
+"""A loss in another stage than the last, and a loss with explicitly allowed coupling of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that fails leaves no trace: one error says where, and everything is as it was before."""
+"""A failing step has no effect: one error tells where, and all state is as before."""
 
 from __future__ import annotations
 

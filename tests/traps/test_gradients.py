@@ -1,4 +1,4 @@
-"""What a gradient tape means in TensorFlow, it means in a captured step."""
+"""Gradient tapes have TensorFlow's semantics in a captured step."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The seventeen traps of TensorFlow and Keras that a prototype fell into, each through the public face.
+"""Seventeen pitfalls of TensorFlow and Keras that a prototype met, each tested through the public API.
 
 Traps 2, 3, 6, 7, 9 and 10 are scripts of the parity harness, which `make test` always runs: `TRAPS` in
 tests/parity/test_cases.py.

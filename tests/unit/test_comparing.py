@@ -1,4 +1,4 @@
-"""How far two runs are from each other, and how far they may be."""
+"""The differences between two runs, and their tolerances."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The fixtures that guard every other test do their work."""
+"""The fixtures that isolate all other tests work."""
 
 import random
 import subprocess

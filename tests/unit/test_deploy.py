@@ -1,4 +1,4 @@
-"""The sample manifests: they are what their platforms read, and a run finds its workers in what they set."""
+"""The sample manifests: valid for their platforms, and sufficient for a run to find its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors: their codes, and how they read."""
+"""Errors: their codes, and their text."""
 
 import copy
 import inspect

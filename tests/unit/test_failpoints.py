@@ -1,4 +1,4 @@
-"""Failpoints: where they are, what a plan makes of them, and that a wrong word is an error."""
+"""Failpoints: their places, plans for them, and errors for invalid ones."""
 
 import ast
 import os

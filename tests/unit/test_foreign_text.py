@@ -1,4 +1,4 @@
-"""What another process says reaches terminals, logs and tables as short, printable text that cannot pass for ours."""
+"""Another process's text reaches terminals, logs and tables as short, printable text that cannot imitate ours."""
 
 from __future__ import annotations
 

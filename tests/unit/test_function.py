@@ -1,4 +1,4 @@
-"""`nb.function`: what it wraps, and what is said of a wrong use."""
+"""`nb.function`: what it wraps, and errors of invalid uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules and files that the documentation, docstrings and comments name are there."""
+"""Modules and files named in documentation, docstrings and comments exist."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""A pinned step runs as it was planned, or not at all."""
+"""A pinned step runs as planned, or not at all."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The public face is a contract: names, signatures, docstrings, error codes. It changes by addition only."""
+"""The public API as a contract: names, signatures, docstrings, error codes. It changes by addition only."""
 
 import importlib
 import inspect

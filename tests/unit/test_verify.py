@@ -1,4 +1,4 @@
-"""`nb.verify`: it agrees with a right plan, sees a wrong one, and leaves everything as it was."""
+"""`nb.verify`: it agrees with a correct plan, detects an incorrect one, and has no effects."""
 
 import math
 from typing import Any

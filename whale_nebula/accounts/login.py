@@ -135,7 +135,7 @@ class Desk(NamedTuple):
         return made
 
     def _check(self, account: Account, identity: Identity, present: Sequence[Certified]) -> None:
-        """Whether an account may be somebody."""
+        """Refuse an account that may not have an identity."""
         self.authority.check(identity)
         if account.role == AUDITOR or (account.role != OWNER and identity.role != WORKER):
             what = f"the role of the account is {account.role}, and a {identity.role} it may not be"

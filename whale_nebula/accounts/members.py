@@ -55,7 +55,7 @@ class Accounts(SignedRows):
             return [self._read(row) for row in self.database.execute(f"{_SELECT} order by name").fetchall()]
 
     def find(self, name: str) -> Account:
-        """An account, or an error that says which was meant."""
+        """Find an account; the error for an unknown name suggests one."""
         with self.look():
             account = self.look_up(name) if ACCOUNT.fullmatch(name) else None
             if account is None:
@@ -108,7 +108,7 @@ class Accounts(SignedRows):
             self._note_limits("limit", name, allowance, {"workers": workers})
 
     def _note_limits(self, action: str, name: str, allowance: Allowance, said: dict[str, Any]) -> None:
-        """Keep what an account may use, and that it was said."""
+        """Record new limits of an account in the events."""
         self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
         self.note_event(action, name, "", "", {**said, **allowance.limits})
 

@@ -26,7 +26,7 @@ def check_password(text: str) -> str:
 
 
 def hash_password(text: str) -> str:
-    """How a password is kept: scrypt with a salt of its own, and with its costs, which later ones may raise.
+    """Hash a password for storage: scrypt with its own salt and costs, which later hashes may raise.
 
     >>> kept = hash_password("a sentence to remember")
     >>> kept.split("$")[:4], verify_password("a sentence to remember", kept), verify_password("another", kept)

@@ -87,7 +87,7 @@ class Registry(Accounts):
         return self.find(name)
 
     def _refusal(self, account: Account | None, kind: str) -> str:
-        """Why an account cannot log in at present, whatever its credentials."""
+        """Why an account cannot log in at present, with any credentials."""
         if account is None:
             return "no such account"
         if account.state != ENABLED:
@@ -135,7 +135,7 @@ class Registry(Accounts):
 
 
 def refuse_login(reason: str = "") -> LoginError:
-    """The error of whoever may not log in: its text is always the same.
+    """The error of a refused login, whose text is always the same.
 
     >>> print(refuse_login("no such account"))
     NB-432 the account may not log in

@@ -1,9 +1,9 @@
 """The rows of a registry, in a SQLite file beside the authority that signs them.
 
-Every change is one transaction. It gives the registry the next number, and the authority's key signs that number and
-the digest of all rows: a file that was changed by other means is refused. So is an older copy, by the highest number
-that this host has had, which is kept beside it (`accounts.db.highest`). What was decided and changed is kept as well:
-events in a chain, whose last link is among the rows that are signed.
+Every change is one transaction. It increments the registry's number, and the authority's key signs that number and the
+digest of all rows: a file that was changed by other means is refused. So is an older copy, by the highest number that
+this host has seen, which is kept beside it (`accounts.db.highest`). Decisions and changes are recorded as events in a
+hash chain, whose last link is among the signed rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TABLES = ("about", "account", "certificate", "secret", "dataset", "permission")
 
 
 class SignedRows:
-    """The rows of an open registry. Any thread may use them; what changes them is written before the call returns."""
+    """The rows of an open registry. Thread-safe; changes are written before the call returns."""
 
     def __init__(
         self, folder: Path, authority: Authority | x509.Certificate, now: Callable[[], datetime] = files.now
@@ -85,7 +85,7 @@ class SignedRows:
         self._make_tables(fresh)
 
     def _make_tables(self, fresh: bool) -> None:
-        """The tables of a new registry; those of data also in one that was made before there were any."""
+        """Create the tables of a new registry; those of data also in one that predates them."""
         if self._authority is None:
             return
         try:
@@ -104,7 +104,7 @@ class SignedRows:
     # ------------------------------------------------------------------ integrity
     @contextmanager
     def change(self) -> Iterator[None]:
-        """A transaction, which is signed in its end; with an error nothing is changed."""
+        """A transaction that is signed at its end; an error rolls it back."""
         if self._authority is None:
             mend = "run this where the authority is"
             raise AccountError("this host does not have the authority's key", where=str(self.folder), mend=mend)
@@ -130,9 +130,9 @@ class SignedRows:
 
     @contextmanager
     def look(self) -> Iterator[None]:
-        """A transaction that reads: all of it is of one moment, while other processes write."""
+        """A read transaction, which sees a consistent snapshot while other processes write."""
         with self._lock:
-            highest = self._highest()  # before the rows are read, which are as new then
+            highest = self._highest()  # read before the rows, which are then at least as new
             try:
                 self.database.execute("begin")
                 if self._seen != self._version():
@@ -149,18 +149,18 @@ class SignedRows:
         return int(self.database.execute("pragma data_version").fetchone()[0])
 
     def find_note(self, name: str) -> str | None:
-        """A text that is kept under a name, within a transaction."""
+        """The text that is stored under a name, within a transaction."""
         found = self.database.execute("select value from about where name = ?", (name,)).fetchone()
         return None if found is None else str(found[0])
 
     def set_note(self, name: str, value: str | None) -> None:
-        """Keep a text under a name within a change, or none any more."""
+        """Store a text under a name within a change; None removes it."""
         self.database.execute("delete from about where name = ?", (name,))
         if value is not None:
             self.database.execute("insert into about values (?, ?)", (name, value))
 
     def _message(self) -> bytes:
-        """What is signed: the digest of all rows, the number among them."""
+        """The signed message: the digest of all rows, including the number."""
         digest = hashlib.sha256()
         query = "select name from sqlite_master where type = 'table'"
         there = {name for (name,) in self.database.execute(query)}
@@ -178,7 +178,7 @@ class SignedRows:
         return trust.highest_number(self.folder / FILE, self._signer)
 
     def _check(self, highest: int) -> int:
-        """Whether the rows are those that were signed, and no older ones than this host has had; gives their number."""
+        """Verify that the rows are signed and not older than what this host has seen; returns their number."""
         number, signature = int(self.find_note("number") or 0), self.find_note("signature") or ""
         try:
             right = files.verify_signature(self._certificate, base64.b64decode(signature), self._message())
@@ -192,12 +192,12 @@ class SignedRows:
 
     # ------------------------------------------------------------------ events
     def note(self, action: str, account: str, decision: str = "", reason: str = "", **more: Any) -> None:
-        """Keep what was decided or done about an account."""
+        """Record a decision about an account, or an action on it."""
         with self.change():
             self.note_event(action, account, decision, reason, more)
 
     def note_event(self, action: str, account: str, decision: str, reason: str, more: Mapping[str, Any]) -> None:
-        """The same within a change."""
+        """Like `note`, within a change."""
         said = {
             "time": format_time(self.now()),
             "action": action,
@@ -214,7 +214,7 @@ class SignedRows:
         return chain.Link(int(seq), digest) if seq else chain.START
 
     def list_events(self) -> list[dict[str, Any]]:
-        """All events, the first one first: each must follow from the one before, and the last one is signed."""
+        """All events in order: verifies that each follows from the one before, and that the last one is signed."""
         with self.look():
             lines = [str(line).encode() for (line,) in self.database.execute("select line from event order by seq")]
             last = self._last_link()
@@ -231,7 +231,7 @@ class SignedRows:
 
 
 def changed_error(folder: Path, why: str) -> AccountError:
-    """The error about rows that others have changed, or that are older ones."""
+    """The error for rows that were changed by other means, or that are older."""
     return AccountError(
         "the registry of accounts was changed by somebody else, or is an older copy",
         where=str(folder / FILE),

@@ -56,7 +56,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, if there are not too many; others end before their handshake."""
+        """Serve a connection in its own thread, unless there are too many; others are closed before the handshake."""
         if not self.opened.take(str(client_address[0]))[1] or not self.open.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -86,7 +86,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def server_close(self) -> None:
-        """Let no connection begin; those that there are end by themselves."""
+        """Accept no more connections; open ones end by themselves."""
         self.closed = True
         super().server_close()
 

@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as its base class has it
-        """What is decided stands in the audit log."""
+        """Log at debug level only, as decisions are in the audit log."""
         _LOG.debug("%s %s", self.address_string(), escape_foreign_text(format % args, 200))
 
 

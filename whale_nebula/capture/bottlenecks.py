@@ -31,7 +31,7 @@ _SUMS = ("AddV2", "Add", "BiasAdd")
 
 
 class Linear(NamedTuple):
-    """A product with a variable, by where both stand in the graph; and the bias variables added to it."""
+    """A product with a variable, by their ops in the graph; and the bias variables added to it."""
 
     product: Any
     kernel: Any
@@ -109,7 +109,7 @@ def _products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
             found for each in op.inputs if (found := _variable(each)) is not None and found.shape == [tensor.shape[-1]]
         ]
         inner: Sequence[Any] = [each for each in op.inputs if _variable(each) is None]
-        biases = (*biases, *own) if len(inner) == 1 else ()  # of two terms each has a bias of its own
+        biases = (*biases, *own) if len(inner) == 1 else ()  # of two terms each has its own bias
     elif op.type in _SAME:
         inner = [op.inputs[tensor.value_index if op.type == "IdentityN" else 0]]
     elif op.type == "SelectV2":  # of a dropout, between the number and zero
@@ -249,7 +249,7 @@ def kept_of(owner: Any) -> dict[str, Any]:
 def find_bottleneck(
     bottlenecks: Bottlenecks, tensor: Any, producer: str, frame: Frame, factors: Callable[[], Factors] | None = None
 ) -> Bottleneck:
-    """The bottleneck of a tensor of stage `producer` that goes over now."""
+    """The bottleneck of a tensor of stage `producer` that crosses now."""
     owner, call = _find_layer(tensor)
     owner = bottlenecks.owner if owner is None else owner
     if not isinstance(owner, keras.Layer):

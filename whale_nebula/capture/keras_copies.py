@@ -94,7 +94,7 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch(operation: Any) -> None:
-    """Hear when this layer or operation, which was called under scopes, gives its config."""
+    """Watch for the config of this layer or operation, which was called under scopes."""
     if not hasattr(operation.get_config, "nebula_heard"):
         tf_private.call_on_config(operation, find_copy_by_user)
         operation.get_config.nebula_heard = True

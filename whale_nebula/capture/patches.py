@@ -204,7 +204,7 @@ class _Builder:
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
-        """Around what stands in a scope."""
+        """Context of a scope."""
         keras_scopes.note_entry()
         with apply_patches(BUILDING if current() is None else ()):
             yield

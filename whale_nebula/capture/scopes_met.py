@@ -117,7 +117,7 @@ class ScopesMet:
         self.pipeline = replace(self.pipeline, **{**options, "micro_batch": options["micro_batch"] or 1})
 
     def enter_split(self, frame: Frame) -> int:
-        """A split scope is entered; gives its number."""
+        """Record the entry of a split scope; returns its number."""
         open_now = open_frames()
         self.replicas.home = home_of(open_now)
         stage = stage_of(open_now)
@@ -205,7 +205,7 @@ class Replicas:
         return [*self.met, *([self.around] if self.around is not None else [])]
 
     def enter(self, frame: Frame) -> None:
-        """A replica scope is entered. It may say that each cluster trains a copy: then it does so of the whole step."""
+        """Record the entry of a replica scope. If each cluster trains a copy, that holds for the whole step."""
         if frame not in self.all:
             self.met.append(frame)
             if self.around is not None and self.around.options != frame.options:
@@ -231,7 +231,7 @@ class Replicas:
         self.apart, self.slow, self.home = apart, frame, find_own_home(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
-        """A compress scope is entered: inside a copy that each cluster trains, it says how differences cross."""
+        """Record the entry of a compress scope, which inside a copy of each cluster gives the codec of differences."""
         within = self.slow is not None and self.slow in frames and stage_of(frames) is None
         found = find_apart(frames, self.slow) if within else None
         if self.apart is not None and found is not None:
@@ -312,7 +312,7 @@ class Replicas:
 
 
 def _count(frame: Frame | None) -> int:
-    """The number that a scope gives; 0 where it leaves it to the cluster."""
+    """The number that a scope gives; 0 if it depends on the cluster."""
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 

@@ -1,7 +1,7 @@
 """Files of checkpoints, on a local disk or in a file system that TensorFlow reaches (`gs://`, `s3://`, `ram://`).
 
-On a local disk what is written is synced before it gets its name, and so is the folder that the name stands in: after
-a power loss there is all of it or nothing. Other file systems make a file visible when it is complete.
+On a local disk a file is synced before it gets its name, and so is its folder: after a power loss it is complete or
+missing. Other file systems make a file visible when it is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is of this machine's own file system.
+    """Whether a path is in the local file system.
 
     >>> is_local("runs/a"), is_local("gs://bucket/a")
     (True, False)
@@ -38,7 +38,7 @@ def join(folder: str, *names: str) -> str:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder, and those that it stands in."""
+    """Make a folder and its parents."""
     if is_local(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     else:
@@ -46,7 +46,7 @@ def make_folder(path: str) -> None:
 
 
 def list_names(folder: str) -> list[str]:
-    """The names in a folder, sorted; none where there is no such folder."""
+    """The names in a folder, sorted; empty if the folder does not exist."""
     if is_local(folder):
         return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     remote = _remote()
@@ -54,7 +54,7 @@ def list_names(folder: str) -> list[str]:
 
 
 def read(path: str) -> bytes:
-    """All of a file; a `FileNotFoundError` where there is none."""
+    """The content of a file; raises `FileNotFoundError` if it does not exist."""
     if is_local(path):
         return Path(path).read_bytes()
     if not _remote().exists(path):
@@ -64,7 +64,7 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, content: bytes) -> None:
-    """Write a file, durably: one of that name is replaced at once or not at all."""
+    """Write a file durably and atomically: an existing one is replaced at once or not at all."""
     if not is_local(path):
         beside = f"{path}.new"
         with _remote().GFile(beside, "wb") as file:
@@ -97,13 +97,13 @@ def write_blocks(path: str, blocks: Iterable[bytes]) -> None:
 
 
 def sync(path: str) -> None:
-    """Let a file that was written be on the disk."""
+    """Flush a written file to the disk."""
     if is_local(path):
         _sync(path, os.O_RDONLY)
 
 
 def sync_folder(path: str) -> None:
-    """Let the names of a folder be on the disk."""
+    """Flush the entries of a folder to the disk."""
     if is_local(path):
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
@@ -117,7 +117,7 @@ def _sync(path: str, flags: int) -> None:
 
 
 def move(path: str, to: str) -> None:
-    """Give a file or folder another name."""
+    """Rename a file or folder."""
     if is_local(path):
         os.replace(path, to)
     else:
@@ -125,7 +125,7 @@ def move(path: str, to: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a folder with all that is in it; it may be gone."""
+    """Remove a file, or a folder with its contents; it may be missing."""
     if not is_local(path):
         with contextlib.suppress(tf.errors.NotFoundError):
             _remote().rmtree(path) if _remote().isdir(path) else _remote().remove(path)
@@ -136,7 +136,7 @@ def remove(path: str) -> None:
 
 
 def size(path: str) -> int | None:
-    """The bytes of a file; None where there is none."""
+    """The size of a file in bytes; None if it does not exist."""
     if is_local(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
     return int(_remote().stat(path).length) if _remote().exists(path) else None

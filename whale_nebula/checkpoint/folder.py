@@ -1,7 +1,7 @@
 """The folder of a run's checkpoints: a folder for each step, in which the manifest is written last.
 
-A folder without a manifest is no checkpoint: it was being written when the run ended. Processes of one host write
-together (a *group*), and each host has a manifest of its own where a run is on several, in one shared folder or many.
+A folder without a manifest is no checkpoint: the run ended while it was written. Processes of one host write together
+(a *group*), and each host of a run has its own manifest, in one shared folder or in several.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIES, _TURN_SECONDS = 20, 0.05
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint in a folder: its manifests by group, and what is wrong with those that cannot be read."""
+    """A checkpoint in a folder: its manifests by group, and the faults of those that cannot be read."""
 
     step: int
     path: str
@@ -37,16 +37,16 @@ class Found:
 
     @property
     def committed(self) -> bool:
-        """Whether it was written to its end here."""
+        """Whether it was written completely here."""
         return bool(self.manifests) and not self.problems
 
     @property
     def by_hand(self) -> bool:
-        """Whether `nb.save` has written it, and no run."""
+        """Whether it was written by `nb.save`, and not by a run."""
         return any(manifest.position == Position() for manifest in self.manifests.values())
 
     def check_name(self) -> Found:
-        """The same, and what is wrong with the name of its folder: another step than that of a manifest."""
+        """The same with a fault if the name of its folder has another step than a manifest."""
         steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
         said = [
             f"it was saved after step {step}, and the name of its folder says {self.step}" for step in sorted(steps)
@@ -54,7 +54,7 @@ class Found:
         return replace(self, problems=(*self.problems, *said))
 
     def check(self, *, digests: bool = True) -> tuple[str, ...]:
-        """What is wrong with the files: their sizes, and with `digests` their content; nothing where all is well."""
+        """The faults of the files: their sizes, and with `digests` their content; empty if there are none."""
         found = list(self.problems)
         for manifest in self.manifests.values():
             found += _check_files(self.path, manifest, digests)
@@ -79,8 +79,8 @@ def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
 
 @dataclass
 class Folder:
-    """A folder of checkpoints, or of a `single` one. `group` names the host within a run, and is empty if there is one
-    only. `run` identifies the run, on all its hosts alike.
+    """A folder of checkpoints, or of a `single` one. `group` names the host within a run, "" if there is only one.
+    `run` identifies the run, the same on all its hosts.
     """
 
     path: str
@@ -98,23 +98,23 @@ class Folder:
         return self.path if self.single else files.join(self.path, f"step-{step:08d}")
 
     def name_bundle(self, step: int) -> str:
-        """A name for the bundle of this group: not that of one which a manifest names, where a step is saved again."""
+        """A name for the bundle of this group that no manifest uses, as a step may be saved again."""
         base = f"state.{self.group}" if self.group else "state"
         taken = {manifest.bundle for manifest in self._look(step, self.step_path(step)).manifests.values()}
         return next(name for n in range(len(taken) + 1) if (name := f"{base}-{n}" if n else base) not in taken)
 
     def worker_path(self, step: int, worker: str) -> str:
-        """Where a worker writes its part, until all have."""
+        """The path of a worker's part, until all parts are written."""
         return files.join(self.step_path(step), f".{worker.replace('/', '-')}")
 
     def scan(self) -> list[Found]:
-        """All that looks like a checkpoint, the newest first."""
+        """All checkpoints and remains of such, the newest first."""
         steps = [(int(match[1]), name) for name in files.list_names(self.path) if (match := _STEP.fullmatch(name))]
         several = [self._look(step, files.join(self.path, name)) for step, name in sorted(steps, reverse=True)]
         return [each if each.by_hand else each.check_name() for each in several]
 
     def look(self) -> Found:
-        """The single checkpoint of this folder, if there is one."""
+        """The single checkpoint of this folder, if it exists."""
         return self._look(0, self.path)
 
     def _look(self, step: int, path: str) -> Found:
@@ -131,11 +131,11 @@ class Folder:
         return Found(step, path, manifests, tuple(problems))
 
     def manifest_path(self, step: int, group: str) -> str:
-        """The manifest of a group of a step."""
+        """The path of the manifest of a group of a step."""
         return files.join(self.step_path(step), f"{NAME}.{group}.json" if group else f"{NAME}.json")
 
     def commit(self, manifest: Manifest) -> None:
-        """Make what was written of a step a checkpoint: from here on it is one, whatever happens."""
+        """Commit a step: write its manifest, which makes it a checkpoint."""
         path = self.step_path(manifest.position.step)
         files.sync_folder(path)
         files.write(self.manifest_path(manifest.position.step, self.group), manifest.encode())
@@ -143,10 +143,10 @@ class Folder:
         _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
 
     def prune(self, keep: int, *, digests: bool = False) -> list[int]:
-        """Remove all checkpoints that are older than the newest `keep` whole ones; gives the steps of those that went.
-        Whether one is whole is seen by the sizes of its files, or by their `digests`.
+        """Remove all checkpoints older than the newest `keep` whole ones; returns the removed steps. Whether one is
+        whole is determined by the sizes of its files, or by their `digests`.
 
-        The manifest goes first, so that what is left of one that was not removed to its end is no checkpoint.
+        The manifest is removed first, so that a partly removed checkpoint is none.
         """
         committed = [found for found in self.scan() if found.committed]
         whole = [found for found in committed if not found.check(digests=digests)]
@@ -156,8 +156,8 @@ class Folder:
         return [found.step for found in gone]
 
     def clean(self, resumed: int | None) -> list[str]:
-        """Before a run goes on from a step: remove what was never finished, and give what is newer another name, as it
-        was not read. Gives the names of the latter.
+        """Before a run goes on from a step: remove incomplete checkpoints, and rename newer ones, as they were not
+        read. Returns the names of the latter.
         """
         aside = []
         for found in self.scan():
@@ -182,8 +182,8 @@ class Folder:
         return 2 * size <= about.f_bavail * about.f_frsize
 
     def lock(self) -> None:
-        """Let no other run write here as long as this process lives; the hosts of one run may share a folder. File
-        systems that are not local have no locks.
+        """Lock the folder against other runs as long as this process lives; the hosts of one run may share a folder.
+        Only local file systems have locks.
         """
         if not files.is_local(self.path):
             return
@@ -212,14 +212,14 @@ class Folder:
             ) from None
 
     def unlock(self) -> None:
-        """Let others write here."""
+        """Release the lock."""
         while self._locks:
             os.close(self._locks.pop())
 
 
 def _share_lock(opened: int, run: bytes) -> None:
-    """Hold a shared lock with other processes of a run. The lock file names the run: whoever holds the lock exclusively
-    for a moment writes that, and the others read it.
+    """Hold a shared lock with other processes of a run. The lock file names the run: a process that briefly holds the
+    lock exclusively writes that name, and the others compare it.
     """
     for tried in range(_TRIES):
         time.sleep(_TURN_SECONDS * (tried > 0))
@@ -235,7 +235,7 @@ def _share_lock(opened: int, run: bytes) -> None:
 
 
 def _remove_strangers(found: Found, start: str = "") -> None:
-    """Remove what is in a checkpoint's folder, begins so, and is in none of its manifests."""
+    """Remove files of a checkpoint's folder that have this prefix and are in none of its manifests."""
     known = {file.name for manifest in found.manifests.values() for file in manifest.files}
     own = re.compile(rf"{re.escape(start)}(-\d+)?\." if start else "")
     for name in files.list_names(found.path):
@@ -267,7 +267,7 @@ def offer_checkpoints(several: Iterable[Found]) -> list[dict[str, Any]]:
 
 
 def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | None:
-    """The newest step of which every part is with some host, and its identity; all hosts choose alike.
+    """The newest step whose parts are all available, and its identity; all hosts choose the same.
 
     >>> gpu = {"step": 8, "identity": "a", "parts": ["gpu/0"], "workers": ["gpu/0", "npu/0"]}
     >>> npu, newer = {**gpu, "parts": ["npu/0"]}, {**gpu, "step": 9, "identity": "b"}

@@ -1,8 +1,8 @@
-"""How often to save: so rarely that it costs little, and so often that little is lost.
+"""How often to save: the interval that minimises the expected loss of time.
 
-A failure costs half of the time between two savings on average; a saving costs what steps are slowed by it. The sum
-of both is least where `interval = sqrt(2 * cost * time between failures)` (Young), and a bound on the share of time
-that is spent on saving may ask for a longer one.
+A failure loses half of the time between two savings on average; a saving slows steps down. The sum of both is least at
+`interval = sqrt(2 * cost * time between failures)` (Young), and a bound on the share of time spent on saving may
+require a longer one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pace:
         return self.first if self.cost is None else choose_interval(self.cost, self.between_failures, self.overhead)
 
     def note_saving(self, step: int, now: float) -> None:
-        """A saving begins."""
+        """Record that a saving begins."""
         self.saved_step, self.saved_time = step, now
 
     def note_cost(self, seconds: float) -> None:

@@ -29,7 +29,7 @@ class File:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's form, as the uncut model has it."""
+    """The form of a tensor in the uncut model."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,10 +37,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: after `step` steps of training, in the `fit`-th call of `fit` after `batch` batches of an
-    `epoch` (`fit` is 0 in a loop of the user's own). If that call has `ended`, `epochs` is how many it was asked for.
-    `programs` counts the steps of each program, `logs` are the results of the last step. Where programs of a loop have
-    one name, `titles` says of each by which it is counted a variable that it trains.
+    """The position of a run: after `step` steps of training, in the `fit`-th call of `fit` after `batch` batches of an
+    `epoch` (`fit` is 0 in a custom loop). If that call has `ended`, `epochs` is the number that it was asked for.
+    `programs` counts the steps of each program, `logs` are the results of the last step. For programs of a loop that
+    share a name, `titles` gives, by the title under which each is counted, a variable that it trains.
     """
 
     step: int = 0
@@ -57,8 +57,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker wrote: the slices of each tensor (an empty text is all of it), its files of data, what it
-    remembers beside variables as documents (their arrays are tensors), and a fingerprint of the batch that comes next.
+    """The part of one worker: the slices of each tensor ("" is all of it), its data files, its states beside variables
+    as documents (their arrays are tensors), and a fingerprint of the next batch.
     """
 
     worker: str
@@ -69,19 +69,19 @@ class Part:
 
     @property
     def digest(self) -> str:
-        """By what others know this part."""
+        """A digest that identifies the part to other processes."""
         return hashlib.sha256(json.dumps(to_plain(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of a checkpoint but its tensors, as one host wrote it.
+    """A checkpoint without its tensors, as one host wrote it.
 
-    `workers` are all that wrote a part, with the parts' digests, the same in the manifest of every host; `parts` those
-    whose parts are here, in the bundle of TensorFlow's that is called `bundle`. `aliases` gives, by program, the names
-    of tensors that are not the paths of its variables, as other variables have these. `forms` gives, by program, the
-    shapes of the inputs of each of its traces in their order, where a trace may be for more than one shape. `at` is
-    when the values were taken, in seconds since 1970, and `spent` what the run's time was spent on until then.
+    `workers` are all that wrote a part, with the parts' digests, the same in the manifest of every host; `parts` are
+    those of this host, in the TensorFlow bundle `bundle`. `aliases` gives, by program, the names of tensors that are
+    not the paths of its variables, as other variables have these. `forms` gives, by program, the shapes of the inputs
+    of each of its traces in order, where a trace may be for more than one shape. `at` is when the values were taken, in
+    seconds since 1970, and `spent` how the run's time was spent until then.
     """
 
     position: Position
@@ -104,13 +104,13 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """The same for all manifests of one checkpoint, and for no other."""
+        """An identity that all manifests of one checkpoint share, and no other has."""
         said = json.dumps([self.position.step, self.attempt, sorted(self.workers.items())])
         return hashlib.sha256(said.encode()).hexdigest()[:32]
 
     @property
     def size(self) -> int:
-        """Of all files that are here."""
+        """The total bytes of this host's files."""
         return sum(file.size for file in self.files)
 
     def encode(self) -> bytes:
@@ -120,7 +120,7 @@ class Manifest:
 
 
 def decode_manifest(content: bytes, where: str) -> Manifest:
-    """The manifest that a file holds; one that is damaged, or of a format that this version has not, is refused."""
+    """Decode a manifest file; damaged ones and unknown formats are refused."""
     try:
         text = content.decode()
         document = text.partition("\n")[2].rpartition("\n}")[0]

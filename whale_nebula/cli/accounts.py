@@ -114,7 +114,7 @@ def parser(command: str = "") -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     command, made = choose_command(argv, _TEXT, parser)
     words = split(argv[1:], _OPTIONS)
     given = made.read(words.options)

@@ -80,7 +80,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     given, words = read_script(made, argv, _OPTIONS)
     if (words.script is not None) + given.list + (given.withdraw is not None) != 1:
@@ -224,7 +224,7 @@ def write_record(path: Path, program: Program) -> None:
 
 
 def read_record(path: Path) -> Program:
-    """What was found of a program, by whoever has written it."""
+    """Read the findings about a program from a file, of untrusted origin."""
     mend = "whale-nebula approve train.py --dry --record train.json"
     try:
         said = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Command lines: their options, exit codes, and how errors are printed."""
+"""Parse command lines, and print answers and errors with their exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Options = Mapping[str, tuple[str | None, str]]
 
 
 class Words(NamedTuple):
-    """Our options, the script (or file), and the arguments that are handed on to it."""
+    """The parts of a command line: our options, the script (or file), and the script's arguments."""
 
     options: list[str]
     script: str | None
@@ -29,7 +29,7 @@ class Words(NamedTuple):
 
 
 def split(argv: Sequence[str], known: Options) -> Words:
-    """Sort the words of a command line: our options may stand anywhere, but after "--" all is the script's.
+    """Split a command line: our options may be anywhere, but all after "--" is the script's.
 
     >>> known = {"--json": (None, ""), "--links": ("LINE", "")}
     >>> split(["--json", "train.py", "--epochs", "3", "--links", "10mbit"], known)
@@ -61,7 +61,7 @@ def split(argv: Sequence[str], known: Options) -> Words:
 
 
 def misspelt(argv: Sequence[str], words: Words, known: Collection[str]) -> list[tuple[str, str]]:
-    """Options behind the script, before any "--", that are nearly one of ours, each with the one that it looks like.
+    """Options behind the script, before any "--", that resemble one of ours, each with that one.
 
     >>> line = ["train.py", "--htlm", "a.html", "--epochs", "3", "--", "--jsno"]
     >>> misspelt(line, split(line, {"--json": (None, ""), "--html": ("FILE", "")}), ["--html", "--json", "--steps"])
@@ -74,7 +74,9 @@ def misspelt(argv: Sequence[str], words: Words, known: Collection[str]) -> list[
 
 
 def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, Words]:
-    """The options of a command that runs a script, and what is the script's; remarks on those that look like ours."""
+    """Parse the options of a command that runs a script, and the script's part; warns of script options that resemble
+    ours.
+    """
     words = split(argv, options)
     for word, meant in misspelt(argv, words, made.names):
         remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
@@ -84,7 +86,7 @@ def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[ar
 def choose_command(
     argv: Sequence[str], commands: Collection[str], parser: Callable[[str], Parser]
 ) -> tuple[str, Parser]:
-    """The command that a line begins with, and its parser; any other word is a usage error."""
+    """The command at the begin of a line, and its parser; any other word is a usage error."""
     command = argv[0] if argv else ""
     made = parser(command if command in commands else "")
     if command not in commands:
@@ -99,7 +101,7 @@ _NEARLY = 0.8
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command: it takes no abbreviations, and says what was meant."""
+    """The parser of a command: no abbreviations, and suggestions for misspelt options."""
 
     def __init__(
         self, command: str, description: str, options: Options, *, usage: str | None = None, epilog: str = ""
@@ -115,27 +117,27 @@ class Parser(argparse.ArgumentParser):
                 self.add_argument(name, metavar=value, help=text)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options in these words."""
+        """Parse the options in these words."""
         found, unknown = self.parse_known_args(list(words))
         if unknown:
             self.error(f"there is no option {unknown[0]!r}; {did_you_mean(unknown[0], self.names)}")
         return found
 
     def number(self, name: str, text: str | None) -> int | None:
-        """The number that an option is given; None where it is not given."""
+        """Parse the number of an option; None if it is not given."""
         if text is not None and not (text.isdecimal() and text.isascii() and int(text) < 65536):
             self.error(f"{name} takes a number, and {text!r} is none")
         return None if text is None else int(text)
 
     def address(self, name: str, text: str) -> tuple[str, int]:
-        """The host and the port that an option is given."""
+        """Parse the host and port of an option."""
         host, _, port = text.rpartition(":")
         if not host or not (port.isdecimal() and port.isascii() and int(port) < 65536):
             self.error(f"{name} takes HOST:PORT, and {text!r} is none")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
     def amount(self, name: str, text: str | None, usual: float) -> float:
-        """The amount that an option is given, or the usual one."""
+        """Parse the amount of an option; the default is `usual`."""
         try:
             return usual if text is None else float(text)
         except ValueError:
@@ -143,7 +145,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def user_name() -> str:
-    """Who runs this command; in a container it may be a number without a name."""
+    """The user who runs this command; in a container it may be a number without a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -171,7 +173,7 @@ SIGNALLED = 128
 
 
 def shell_code(code: int) -> int:
-    """How a shell shows the exit code of a process that a signal may have ended.
+    """The exit code as a shell shows it, if a signal may have ended the process.
 
     >>> shell_code(3), shell_code(-9)
     (3, 137)
@@ -183,7 +185,7 @@ PARTS = ("code", "what", "where", "why", "mend")
 
 
 def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
-    """Print an error; gives the exit status."""
+    """Print an error; returns the exit status."""
     if as_json:
         print(json.dumps({part: getattr(error, part) for part in PARTS}))
     else:
@@ -196,7 +198,9 @@ Answer = tuple[Any, str]
 
 
 def answer(given: argparse.Namespace, run: Callable[[], int | Answer]) -> int:
-    """Run a command and print its answer, or its error; gives the exit status. One that printed all gives its own."""
+    """Run a command and print its answer or its error; returns the exit status. A command that printed all itself
+    returns its own.
+    """
     as_json = getattr(given, "json", False)
     try:
         found = run()
@@ -223,5 +227,5 @@ def describe_time(left: timedelta) -> str:
 
 
 def remark(text: str) -> None:
-    """A line beside the output, for people only."""
+    """Print a line to stderr, for people only."""
     print(f"whale-nebula: {text}", file=sys.stderr)

@@ -59,7 +59,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     if argv[:1] == ["report"]:
         return audit_report.main(argv[1:])
     made = parser()

@@ -60,7 +60,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     words = split(argv, _OPTIONS)
     given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])

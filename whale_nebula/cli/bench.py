@@ -62,7 +62,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     words = list(argv)
     if not words or words[0].startswith("-"):
@@ -112,7 +112,7 @@ def _run(given: argparse.Namespace) -> int:
         path = path_of(given.config, *each.clusters)
         try:
             save(each, path)  # for `doctor`
-        except TransportError as error:  # no reason to throw it away
+        except TransportError as error:  # the measurement is valid nevertheless
             remark(f"{error.what} in {error.where}: {error.why}")
         else:
             remark(f"kept in {os.path.relpath(path)}")
@@ -143,7 +143,7 @@ _COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--told")
 
 
 def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Place:
-    """Where this end is, and where the others are."""
+    """The place of this end, and those of the others."""
     placement = resolve(config, os.environ, Asked(cluster, 0, local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None
     peers = {there: placement.addresses[there] for there in list_far_ends(list(placement.addresses), cluster, to)}
@@ -163,7 +163,7 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
 
 # ---------------------------------------------------------------------- both ends on this machine
 def measure_here(config: Config, clusters: Sequence[str], seconds: float) -> list[LineFound]:
-    """One process for each cluster; gives what was found between each two."""
+    """Start one process for each cluster; returns the measurement of each pair."""
     known = list(config.clusters) or list(clusters)
     if len(known) < 2:
         why, mend = "two clusters must be named", "bench link --all --clusters gpu,npu"
@@ -177,7 +177,7 @@ def measure_here(config: Config, clusters: Sequence[str], seconds: float) -> lis
         with start_placed([*_COMMAND, "--seconds", f"{seconds}"], ends, output=Echoed(echo=_echo)) as job:
             result = job.wait(limit).check()
     lines = [LineFound.from_json(text) for outcome in result.outcomes.values() for text in json.loads(outcome.out)]
-    found = {(each.first, each.second): each for each in lines}  # both ends have found the same
+    found = {(each.first, each.second): each for each in lines}  # both ends report the same
     return [found[pair] for pair in sorted(found)]
 
 
@@ -187,7 +187,7 @@ def _echo(worker: str, name: str, line: str) -> None:
 
 
 def _be_end(seconds: float) -> int:
-    """Be one of the ends that `measure_here` has started; the first of them says what it does."""
+    """Run as one of the ends that `measure_here` has started; the first of them reports progress."""
     own = attach()
     if own is None or own.listen is None:
         raise ConfigError("no launcher has started this end", mend="whale-nebula bench link --all --clusters gpu,npu")

@@ -120,7 +120,7 @@ def parser(command: str = "") -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     command, made = choose_command(argv, _COMMANDS, parser)
     words = split(argv[1:], {**_OPTIONS, **_SPECIAL.get(command, {})})
     paths = [each for each in (words.script, *words.arguments) if each is not None] if command == "sign" else []
@@ -242,7 +242,7 @@ def find_folder(given: argparse.Namespace) -> Path:
 
 
 def load_config(given: argparse.Namespace) -> Config:
-    """The config that is given, or one in which nothing is said."""
+    """The given config, or an empty one."""
     return load(given.config) if given.config is not None else Config()
 
 
@@ -280,7 +280,7 @@ def _apply_config(signs: Authority, config: Config, folder: Path) -> Authority:
 
 
 def _find_serials(folder: Path, who: Sequence[Identity]) -> list[str]:
-    """The serial numbers of all that somebody ever had: an old certificate serves a thief as well."""
+    """The serial numbers of all certificates of an identity, as old ones can be abused as well."""
     found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in who]
     if not found:
         said = ", ".join(each.worker for each in who)

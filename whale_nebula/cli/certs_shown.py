@@ -22,12 +22,12 @@ _SERIAL = 16
 
 
 def moment(at: datetime) -> str:
-    """A date as people read it."""
+    """Format a date."""
     return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def state(begin: datetime, end: datetime, at: datetime) -> str:
-    """What the dates say: the last quarter of its life is "ends soon"."""
+    """The state of a certificate by its dates; "ends soon" in the last quarter of its life."""
     if at < begin:
         return "not yet valid"
     if at > end:
@@ -37,7 +37,7 @@ def state(begin: datetime, end: datetime, at: datetime) -> str:
 
 # ---------------------------------------------------------------------- show
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """Every certificate of a folder as the fields of its row."""
+    """The fields of every certificate of a folder."""
     issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), files.now(), []
     current = _find_current(folder).values()
     for peer in issued:
@@ -62,7 +62,7 @@ def _find_current(folder: Path) -> dict[Identity, str | None]:
 
 
 def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
-    """The serial number in the file that a process would use; where it was moved to its host, the newest while good."""
+    """The serial number in the file that a process would use; if that was moved to its host, the newest valid one."""
     identity = newest.identity
     path = files.Files.under(folder, identity).cert
     if not path.exists():
@@ -77,7 +77,7 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
 
 
 def renewable(folder: Path) -> list[Identity]:
-    """Who has a certificate in use, not revoked."""
+    """The identities with a certificate in use that is not revoked."""
     used, revoked = _find_current(folder), _list_revoked(folder)
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
 
@@ -94,18 +94,18 @@ def deny_list(folder: Path) -> SignedList | None:
 
 
 def deny_list_document(found: SignedList | None) -> dict[str, Any] | None:
-    """The deny list, for other programs."""
+    """The deny list as JSON."""
     return None if found is None else {"number": found.number, "certificates": len(found.revoked)}
 
 
 def document(folder: Path) -> dict[str, Any]:
-    """The whole of `show`, for other programs."""
+    """The output of `show` as JSON."""
     found = deny_list_document(deny_list(folder))
     return {**authority_document(folder), "deny_list": found, "certificates": rows(folder)}
 
 
 def authority_document(folder: Path) -> dict[str, Any]:
-    """The authority, for other programs."""
+    """The authority as JSON."""
     found = authority.load_certificate(folder)
     at = files.now()
     return {
@@ -122,7 +122,7 @@ def authority_document(folder: Path) -> dict[str, Any]:
 
 
 def table(folder: Path) -> str:
-    """All of `show` as text; colours on a terminal only."""
+    """The output of `show` as text; colours on a terminal only."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -170,13 +170,13 @@ def describe_authority(new: Authority, folder: Path) -> str:
 
 
 def line(each: Issued, verb: str) -> str:
-    """The text about one certificate that was made."""
+    """The line about a new certificate."""
     peer = each.peer
     return f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   good until {moment(peer.not_after)}"
 
 
 def describe_destinations(made: Sequence[Issued]) -> str:
-    """Which files go to which host."""
+    """Which files must be copied to which host."""
     lines = [""]
     for each in made:
         lines += [
@@ -209,7 +209,7 @@ def describe_requests(found: Sequence[Requested]) -> str:
 
 
 def describe_signed(made: Sequence[Issued]) -> str:
-    """Which files go back, and what is to be compared first."""
+    """Which files to return, and what to compare first."""
     lines = ["", "are these the digests that the hosts say? Then to each of them:"]
     for each in made:
         lines.append(f"  {each.files.cert}   key {each.peer.key[:32]}")
@@ -231,6 +231,6 @@ def signed_list(found: SignedList, folder: Path) -> str:
 
 
 def issued_document(each: Issued) -> dict[str, Any]:
-    """One certificate that was made, for other programs."""
+    """A new certificate as JSON."""
     paths = {part: str(path) for part, path in each.files._asdict().items()}
     return {**_identify(each.peer), "files": paths, "clipped": each.clipped}

@@ -61,7 +61,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     words = split(argv, _OPTIONS)
     given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _find(path: str) -> list[Found]:
-    """The checkpoints of a run, the newest first, or the one whose folder it is."""
+    """The checkpoints in a run's folder, the newest first; or the one whose folder it is."""
     here = Folder(path.rstrip("/"), single=True).look()
     found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
     if not found:
@@ -170,7 +170,7 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
 
 
 def _tell_skipped(found: list[Found], chosen: Found, *, digests: bool = True) -> None:
-    """Name on the error stream what is newer than the chosen checkpoint, and why it is not that."""
+    """Report on stderr each checkpoint newer than the chosen one, and why it was skipped."""
     for each in found[: found.index(chosen)]:
         print(f"{each.path} is passed over: {each.check(digests=digests)[0]}", file=sys.stderr)
 
@@ -221,7 +221,7 @@ def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     arrays = dict(_read(source, given, made))
     try:
         _write_npz(arrays, given.to) if given.to.endswith(".npz") else _write_safetensors(arrays, given.to)
-    except Exception as error:  # safetensors has errors of its own
+    except Exception as error:  # safetensors raises its own errors
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         failure = CheckpointError("the tensors could not be written", where=given.to, why=why, mend="--to another/file")
         return tell(failure, as_json=given.json, code=arguments.FAILED)
@@ -237,7 +237,7 @@ def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tupl
 
 
 def _write_npz(arrays: Mapping[str, Any], path: str) -> None:
-    """NumPy's files have no short floats (bfloat16, float8): they are written as float32, which holds them all."""
+    """Write NumPy's format, which has no short floats (bfloat16, float8): they are written as float32, without loss."""
     import zipfile
 
     import numpy as np

@@ -58,7 +58,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     given = made.read(argv)
     if given.cluster is not None and given.config is None:

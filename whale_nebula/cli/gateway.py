@@ -84,7 +84,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     given = made.read(argv)
     if not given.told and (given.config is None or given.cluster is None):
@@ -160,7 +160,7 @@ def _wait(asked: queue.SimpleQueue[str]) -> str:
 
 
 def _read_site(asked: queue.SimpleQueue[str]) -> Site:
-    """A launcher says where we stand in one line, and holds the pipe open as long as it wants us."""
+    """Read the gateway's place from a line of a launcher, which holds the pipe open as long as it needs the gateway."""
     site = Site.from_json(sys.stdin.readline())
 
     def wait() -> None:

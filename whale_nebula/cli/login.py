@@ -68,7 +68,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     given = made.read(argv)
     if given.cluster is None or given.at is given.config is None:
@@ -124,7 +124,7 @@ class Login:
         self.given, self.hours = given, hours
 
     def log_in(self) -> datetime:
-        """Get certificates; gives when they end."""
+        """Get certificates; returns their end."""
         account = self.given.account or user_name()
         for identity in self.wanted:
             self._check_own(identity, account)
@@ -195,7 +195,7 @@ def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], no
 
 
 def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
-    """The kind of the secret, the secret, and a new password where there is one."""
+    """Ask for the kind of the secret, the secret, and a new password if needed."""
     if given.token_file is not None:
         return TOKEN, read_secret(given.token_file, "token").strip(), None
     if given.invitation:

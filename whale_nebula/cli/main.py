@@ -15,7 +15,7 @@ from whale_nebula import __version__
 from whale_nebula.cli.arguments import DONE, INTERRUPTED, SIGNALLED
 from whale_nebula.errors.text import did_you_mean
 
-COMMANDS = {  # each is a module of its own here
+COMMANDS = {  # by name: modules of this package
     "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",
     "show": "show a script's plan: stages, boundaries, schedule, what crosses the line; or a saved plan or report",
     "plan": "find the best plan for a script without scopes: whale-nebula plan train.py --config clusters.yaml",
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; gives the exit code.
+    """Run a command; returns the exit code.
 
     >>> main(["--version"])
     Traceback (most recent call last):
@@ -78,7 +78,7 @@ def _run_command(command: str, words: Sequence[str]) -> int:
     except BrokenPipeError:
         ends = select.poll()
         ends.register(sys.stdout.fileno(), 0)
-        if not ends.poll(0):  # somebody reads our output still: it is another pipe that broke
+        if not ends.poll(0):  # stdout is still read: another pipe broke
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGNALLED + signal.SIGPIPE

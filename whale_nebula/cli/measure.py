@@ -62,7 +62,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     given = made.read(list(argv))
     if given.cluster is not None and given.config is None:
@@ -100,7 +100,7 @@ def _run(given: argparse.Namespace) -> int:
 
 # ---------------------------------------------------------------------- this machine
 def _measure(told: Clusters, *, again: bool, quick: bool) -> Measurement:
-    """What is known of this machine, with what has to be measured for these clusters."""
+    """The known measurements of this machine, completed by measuring what these clusters need."""
     known, why = (None, "") if again or quick else read_kept()
     if why:
         remark(f"{why}; it is measured anew")
@@ -123,7 +123,7 @@ _Measure = Callable[[Measurement, bool], Measurement]
 
 
 def _missing(told: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure]]:
-    """What these clusters need of this machine, and nothing says."""
+    """The measurements of this machine that these clusters need and that are unknown."""
     local = [worker for worker in told.workers if is_local(worker.machine)]
     if not local:
         remark("no worker of this config is on this machine, so its kernels are not measured")

@@ -1,4 +1,4 @@
-"""`whale-nebula plan`: find the best plan for a script that says nothing of clusters, and tell why."""
+"""`whale-nebula plan`: find the best plan for a script without scopes, and explain it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     given, words = read_script(made, argv, _OPTIONS)
     if words.script is None:

@@ -39,7 +39,7 @@ from whale_nebula.security.approval import check_script
 
 
 def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
-    """Say how a run ended, if it did not end well; gives the exit status."""
+    """Report how a run ended, if it failed; returns the exit status."""
     result = ended.result
     code, worker, why = _ending(ended, asking)
     for line in _describe_others(result, worker):
@@ -204,7 +204,7 @@ def words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     options, script = words(argv)
     given = made.read(options)
@@ -414,7 +414,7 @@ class Asking:
     _resting: queue.SimpleQueue[int] | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. It may come in the middle of a print, so it writes by itself."""
+        """Handle a signal, which may arrive in the middle of a print: writes to the descriptor directly."""
         name = signal.Signals(number).name
         between = self.job is None and self.ended is not None  # two starts, or after the last one
         if self.job is None and not between:
@@ -443,7 +443,7 @@ class Asking:
             self.job.ask(signal.SIGTERM, self.patience)
 
     def rest(self, seconds: float) -> bool:
-        """Wait for some seconds, or until a signal comes; gives whether none came."""
+        """Wait for some seconds, or until a signal arrives; returns whether none did."""
         self._resting = queue.SimpleQueue()
         try:
             if not self.rested:

@@ -64,7 +64,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command; returns the exit status."""
     made = parser()
     given, words = read_script(made, argv, _OPTIONS)
     _check(made, given, words)

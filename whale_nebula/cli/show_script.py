@@ -33,7 +33,7 @@ PLANS = "whale_nebula shown plans 1"
 
 
 def show_report(path: str, *, as_json: bool) -> int:
-    """Show the reports in a file that a run left."""
+    """Show the reports in a file of a run."""
     if not os.path.exists(path):
         return _no_file(path, as_json, _NO_REPORT)
     reports, broken = read(path)
@@ -45,7 +45,7 @@ def show_report(path: str, *, as_json: bool) -> int:
 
 
 def show_script(given: argparse.Namespace, words: Words, command: str = "show") -> int:
-    """Show the plan of a script, or of a file that one was saved in, for `whale-nebula show` or `whale-nebula plan`."""
+    """Show the plan of a script, or of a saved plan, for `whale-nebula show` or `whale-nebula plan`."""
     path = words.script or ""
     if not os.path.isfile(path):
         return _no_file(path, given.json, f"whale-nebula {command} path/to/train.py")
@@ -61,9 +61,9 @@ def show_script(given: argparse.Namespace, words: Words, command: str = "show") 
 
 
 def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> Ending:
-    """Run a script, and let the onlooker plan its steps."""
+    """Run a script, whose steps the onlooker plans."""
     check_script(path)
-    if onlooker.config is not None:  # what is wrong with it is said before a script runs for minutes
+    if onlooker.config is not None:  # report its faults before a script runs for minutes
         load(onlooker.config)
     if onlooker.links is not None:
         parse_links(onlooker.links)
@@ -75,7 +75,7 @@ def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> En
 
 
 def tell_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
-    """The script ended, and there is no plan."""
+    """Report that the script ended without a plan."""
     kind = "step with scopes" if command == "show" else "step"
     if isinstance(ending.error, KeyboardInterrupt):
         return exits.INTERRUPTED
@@ -90,7 +90,7 @@ def tell_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, c
 
 
 def _tell_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
-    """Its traceback, or what it had to say, is on stderr already."""
+    """Report that the script failed; its traceback or message is on stderr already."""
     how = f"ended with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
     what = f"{path} {how} before its first {kind}"
     if not as_json:
@@ -141,7 +141,7 @@ def _print(plans: Sequence[Plan], given: argparse.Namespace, *, explained: bool 
 
 
 def _numbered_path(path: str, number: int) -> str:
-    """The file of one of several plans: plan.html, plan-2.html ...
+    """The path of one of several plans: plan.html, plan-2.html ...
 
     >>> _numbered_path("out/plan.html", 0), _numbered_path("out/plan.html", 1)
     ('out/plan.html', 'out/plan-2.html')
@@ -153,10 +153,10 @@ def _numbered_path(path: str, number: int) -> str:
 # ---------------------------------------------------------------------- the script, which is run up to its steps
 @dataclass
 class Onlooker:
-    """Plans the first `wanted` steps that differ; `config` and `links` stand for what the script opens its run with.
+    """Plans the first `wanted` distinct steps; `config` and `links` replace what the script opens its run with.
 
-    Steps beyond the first are reached by answering those before with zeros; so a script that is about to save what
-    it has "trained" is ended, too. `ended` says why, where it is not that all was seen.
+    Steps return zeros, so that later ones are reached; a script that is about to save what it has "trained" is
+    therefore ended. `ended` is the reason if not all steps were reached.
     """
 
     wanted: float = 1
@@ -166,7 +166,7 @@ class Onlooker:
 
     @cached_property
     def shown(self) -> Shown:
-        """The plans so far. TensorFlow is there by now: the script has made a step of it."""
+        """The plans so far. TensorFlow is loaded by now, as the script has created a step."""
         from whale_nebula.runtime.show import Shown
 
         def stop(what: str) -> None:
@@ -177,26 +177,26 @@ class Onlooker:
 
     @property
     def plans(self) -> list[Plan]:
-        """The plans that were made."""
+        """The plans so far."""
         return self.shown.plans if "shown" in self.__dict__ else []
 
     def close(self) -> None:
-        """Let savers save again."""
+        """Restore functions that save."""
         if "shown" in self.__dict__:
             self.shown.guarded.close()
 
     def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
-        """What the command line says goes before what the script says."""
+        """The configuration and links: the command line overrides the script."""
         if self.config is not None:
             return self.config, self.links
         return config, links if self.links is None else self.links
 
     def begins(self) -> None:
-        """Leave the script's callbacks out: they write files, of a training that there is not."""
+        """Drop the script's callbacks, which would write files about a training that does not happen."""
         self.shown.without_callbacks()
 
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
-        """Plan a step, and give zeros for its results."""
+        """Plan a step, and return zeros as its results."""
         found = self.shown.look(step, layout, tensors, unpack)
         if found is None:
             return None
@@ -209,11 +209,11 @@ class Onlooker:
         return (self.shown.zeros(found, tensors),)
 
     def report(self) -> Any:
-        """What stands for the report of a step that was not run."""
+        """A placeholder for the report of a step that was not run."""
         return unrun(self.plans)
 
     def plain(self, name: str, kind: str) -> None:
-        """Let a model without scopes predict, but not train: that would be for real."""
+        """Let a model without scopes predict, but refuse to train it, as that would not be simulated."""
         if kind == "train":
             self.ended = f"{name} has no scopes, and was about to be trained"
             raise PlanShown
@@ -232,14 +232,14 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How a script ended: by the error it raised, or with an exit status."""
+    """How a script ended: the error it raised, or its exit status."""
 
     error: BaseException | None = None
     status: int = 0
 
 
 def check_script(path: str) -> None:
-    """Refuse a file that is no script. One that ends in .py is one: Python says best what is wrong with it."""
+    """Refuse a file that is no script. One that ends in .py is accepted: Python reports its errors best."""
     if path.endswith(_SCRIPTS):
         return
     ending = os.path.splitext(path)[1]
@@ -252,7 +252,7 @@ def check_script(path: str) -> None:
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
-    """Run a script; what it prints goes to stderr, so that stdout is ours."""
+    """Run a script, with its output sent to stderr to keep stdout free."""
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
     with _output_aside(), observed_by(observer):
@@ -275,7 +275,7 @@ def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Endi
 
 @contextlib.contextmanager
 def _output_aside() -> Iterator[None]:
-    """Send what is written to stdout to stderr, by Python, by TensorFlow and by processes that the script starts."""
+    """Redirect stdout to stderr, for Python, TensorFlow and child processes."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -289,13 +289,13 @@ def _output_aside() -> Iterator[None]:
 
 
 class UnrunReport(Report):
-    """The report of a step that was planned and not run. It prints, and writes no file."""
+    """The report of a step that was planned and not run. It can be printed, but writes no file."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Nothing is written: nothing was measured."""
+        """Write nothing, as nothing was measured."""
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Nothing is written: nothing was measured."""
+        """Write nothing, as nothing was measured."""
 
     def __str__(self) -> str:
         return "no report: the script is only shown, and no step was run"

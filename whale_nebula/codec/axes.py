@@ -162,7 +162,7 @@ def make_axes(gram: Matrix) -> Made:
 
 
 def restore_axes(numbers: Numbers, largest: Largest) -> AxisColumns:
-    """The axes that these are, at right angles and of length one: what either side goes by.
+    """The orthonormal axes of decoded numbers, which both sides use.
 
     >>> axes = restore_axes(*make_axes(np.float32([[2, 1], [1, 2]]))[1:])
     >>> bool(np.allclose(axes.T @ axes, np.eye(2), atol=1e-6)), bool(np.allclose(np.abs(axes), 0.5**0.5, atol=1e-2))

@@ -93,7 +93,9 @@ class Cache:
         return np.fromiter((each in taken for each in ids.tolist()), np.bool_, len(ids))
 
     def saw(self, ids: Ids) -> None:
-        """Samples are about to come. Where no known one did for very long, all that is held goes: other data came."""
+        """Note the ids that are about to arrive. If no known one has occurred for very long, the cache is cleared, as
+        the data are others.
+        """
         if not self._rows or self.known(ids).any():
             self._missed = 0
             return

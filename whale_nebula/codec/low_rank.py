@@ -87,7 +87,7 @@ def factor(x: Any, k: int) -> tuple[Any, Any]:
 
 
 def restore(left: Any, right: Any) -> Any:
-    """The matrix [m, n] that two factors stand for."""
+    """The product [m, n] of two factors."""
     if left.dtype.size < 4:
         return tf.cast(restore(tf.cast(left, tf.float32), tf.cast(right, tf.float32)), left.dtype)
     return tf.matmul(left, right, transpose_b=True)

@@ -201,7 +201,7 @@ def _bad_chain(members: tuple[Codec, ...]) -> OptionError:
 
 
 class Precision(Codec, ABC):
-    """Fewer bits for each number.
+    """A reduced precision of numbers.
 
     `encode` and `decode` are TensorFlow functions; `parts` says beforehand, from the sizes alone, what `encode` makes.
     """
@@ -238,7 +238,7 @@ class Precision(Codec, ABC):
 
 @dataclass(frozen=True)
 class Plain(Precision):
-    """The identity: numbers without loss, after a structure that has no precision of its own."""
+    """The identity: numbers without loss, after a structure without its own precision."""
 
     name = "none"
 

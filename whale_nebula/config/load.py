@@ -156,7 +156,7 @@ def _config(place: Place) -> Config:
 
 
 def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
-    """A rule as "y -> npu", or as a table that says what may go there nevertheless."""
+    """Parse a rule such as "y -> npu", or a table with exceptions."""
     if isinstance(place.value, str):
         words = [word.strip() for word in place.value.split("->")]
         if len(words) != 2 or not all(words):
@@ -174,7 +174,7 @@ def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
 
 
 def _data_home(name: str, place: Place, clusters: Mapping[str, Cluster]) -> DataHome:
-    """Where data of a cluster is read, as a table; at the cluster's gateway, if nothing else is said."""
+    """Parse where a cluster's data is read; by default at the cluster's gateway."""
     table = place.table(field.name for field in fields(DataHome))
     found = DataHome(
         table.key("at").read_or(address, None),

@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A value with the path of keys that leads to it, "clusters.gpu.workers[0]", and the file's name.
+    """A value with its path of keys, "clusters.gpu.workers[0]", and the file's name.
 
-    `lines` says for each path on which line of the file it stands, where that is known.
+    `lines` gives the line in the file by path, where known.
     """
 
     value: Any
@@ -32,19 +32,19 @@ class Place:
         return ConfigError(what, where=where, why=why, mend=mend)
 
     def _line(self) -> str:
-        """The line of this value, or of what it is missing in."""
+        """The line of this value, or of the table in which it is missing."""
         path = self.path
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return f":{self.lines[path]}" if path else ""
 
     def key(self, name: str) -> Place:
-        """What stands under a key; its value is None where there is no such key."""
+        """The value of a key; None if there is no such key."""
         path = f"{self.path}.{name}" if self.path else name
         return Place(self.value.get(name), path, self.source, self.lines)
 
     def table(self, known: Iterable[str] | None = None) -> Place:
-        """The place itself, if it holds a mapping of words, all known; nothing at all is an empty one."""
+        """The place itself if it holds a mapping with known keys only; None counts as empty."""
         if self.value is None:
             return Place({}, self.path, self.source, self.lines)
         names = None if known is None else list(known)
@@ -58,7 +58,9 @@ class Place:
         return self
 
     def _mapping(self, known: Sequence[str] | None) -> str:
-        """The mapping that was probably meant: of its keys the first one; names in a list are names without more."""
+        """The mapping that was probably meant, for an error: its first key; a list of names becomes names with empty
+        values.
+        """
         if self.path and known:
             return f"{self.path}: {{{known[0]}: ...}}"
         names = self.value if isinstance(self.value, list | tuple) else ()
@@ -66,42 +68,42 @@ class Place:
         return f"{self.path or 'clusters'}: {{{inside}}}"
 
     def entries(self) -> dict[str, Place]:
-        """The places in a table whose keys are free names."""
+        """The values of a table with free keys."""
         table = self.table()
         return {name: table.key(name) for name in table.value}
 
     def read_or(self, read: Callable[[Place], T], otherwise: T) -> T:
-        """What `read` makes of the value, if there is one."""
+        """`read` of the value, or the default if there is none."""
         return otherwise if self.value is None else read(self)
 
     def items(self) -> Iterator[Place]:
-        """The places in a list; nothing at all is an empty one."""
+        """The items of a list; None counts as empty."""
         if self.value is not None and not isinstance(self.value, list | tuple):
             raise self.wrong(f"{self.value!r} is no list", mend=f"{self.path}: [{self.value!r}]")
         for number, each in enumerate(self.value or ()):
             yield Place(each, f"{self.path}[{number}]", self.source, self.lines)
 
     def text(self) -> str:
-        """A word or a line of text."""
+        """A string of one line."""
         if not isinstance(self.value, str) or not self.value:
             raise self.wrong(f"{self.value!r} is no text", mend=f'{self._key}: "..."')
         return self.value
 
     def truth(self) -> bool:
-        """True or False; what is wrong is better left off than on."""
+        """A boolean; the mend of an invalid value suggests false, which is the safer one."""
         if not isinstance(self.value, bool):
             raise self.wrong(f"{self.value!r} is neither true nor false", mend=f"{self._key}: false")
         return self.value
 
     def choice(self, known: Iterable[str]) -> str:
-        """One of the words that are known."""
+        """One of the known words."""
         names = list(known)
         if self.value not in names:
             raise self.wrong(f"{self.value!r} is not known here", mend=did_you_mean(self.value, names))
         return str(self.value)
 
     def number(self, *, least: float, most: float = math.inf, whole: bool = False) -> Any:
-        """A number between two others."""
+        """A number within bounds."""
         kinds = int if whole else int | float
         right = isinstance(self.value, kinds) and not isinstance(self.value, bool)
         if not right or not least <= self.value <= most:
@@ -119,7 +121,7 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")
 
 
 def address(place: Place) -> str:
-    """A host and a port; IPv6 in brackets.
+    """Parse a host and a port; IPv6 in brackets.
 
     >>> address(Place("10.77.0.2:7101")), address(Place("[::1]:7101"))
     ('10.77.0.2:7101', '[::1]:7101')
@@ -137,7 +139,7 @@ _KINDS = ("CPU", "GPU")
 
 
 def device(place: Place) -> str:
-    """A device in its short form: a kind, and which one of that kind the host has.
+    """Parse a device in its short form: its kind, and its index among the host's devices of that kind.
 
     >>> device(Place("/GPU:1")), device(Place("cpu")), device(Place("/device:GPU:0"))
     ('GPU:1', 'CPU', 'GPU:0')

@@ -18,7 +18,7 @@ _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.
 
 
 def kind(word: str) -> str | None:
-    """What a word is by its unit: "rate", "delay" or "loss".
+    """The kind of a quantity by its unit: "rate", "delay" or "loss".
 
     >>> kind("60mbit"), kind("20ms"), kind("1%"), kind("20")
     ('rate', 'delay', 'loss', None)
@@ -32,7 +32,7 @@ def kind(word: str) -> str | None:
 
 
 def rate(place: Place) -> float:
-    """Bits a second.
+    """Parse bits a second.
 
     >>> rate(Place("60mbit")), rate(Place("1.5 Gbit/s"))
     (60000000.0, 1500000000.0)
@@ -47,7 +47,7 @@ def rate(place: Place) -> float:
 
 
 def seconds(place: Place) -> float:
-    """A time.
+    """Parse a time.
 
     >>> seconds(Place("20ms")), seconds(Place("1.5s")), seconds(Place(0))
     (0.02, 1.5, 0.0)
@@ -65,7 +65,7 @@ _SHORT_SIZE = re.compile(r"\s*([\d.]+)\s*([kmgt])i?\s*", re.IGNORECASE)
 
 
 def memory(place: Place) -> int:
-    """Bytes of memory.
+    """Parse bytes of memory.
 
     >>> memory(Place("16GiB")), memory(Place("1.5 GB"))
     (17179869184, 1500000000)
@@ -84,7 +84,7 @@ _FLOPS = re.compile(r"flop(s|/s)?\s*$", re.IGNORECASE)
 
 
 def flops(place: Place) -> float:
-    """Floating-point operations a second.
+    """Parse floating-point operations a second.
 
     >>> flops(Place("5T")), flops(Place("90 GFLOP/s"))
     (5000000000000.0, 90000000000.0)
@@ -138,7 +138,7 @@ _BYTES = re.compile(r"([kmgtKMGT]?)(?:B|[Bb]ytes?|Bps)")
 
 
 def convert_to_bits(word: str) -> str | None:
-    """A rate that is written in bytes, in bits; None where it is not. A capital B is a byte, a small one a bit.
+    """A rate written in bytes converted to bits; None if it is not one. A capital B is a byte, a small one a bit.
 
     >>> convert_to_bits("60MB/s"), convert_to_bits("2.5 Gbyte"), convert_to_bits("60Mb")
     ('480mbit', '20gbit', None)
@@ -149,7 +149,7 @@ def convert_to_bits(word: str) -> str | None:
 
 
 def explain_bytes(word: str) -> str:
-    """Why a word in bytes is refused, and not taken for one or the other.
+    """Why a rate in bytes is refused as ambiguous.
 
     >>> explain_bytes("60MB")
     'a rate is in bits a second, and B is a byte of 8 bits: 60MB a second are 480mbit'
@@ -159,7 +159,7 @@ def explain_bytes(word: str) -> str:
 
 
 def meant(word: str) -> str | None:
-    """The quantity that a word was probably meant to be: its number, with a unit that there is.
+    """The quantity that was probably meant: the same number with a known unit.
 
     >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("60MB/s"), meant("fast")
     ('60mbit', '60mbit', '20ms', '480mbit', None)
@@ -173,7 +173,7 @@ def meant(word: str) -> str | None:
 
 
 def _meant(place: Place, units: dict[str, float], example: str) -> str:
-    """What a number without a unit probably meant."""
+    """The quantity that a number without a unit probably meant."""
     value = place.value
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
         return f"say in what: {', '.join(f'{value:g}{unit}' for unit in list(units)[:4])} ..."

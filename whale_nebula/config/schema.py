@@ -15,8 +15,8 @@ from whale_nebula.errors.text import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link: bits a second (None: as fast as memory), seconds of delay, share that is lost, and
-    money for each gigabyte (10^9 bytes) that crosses.
+    """One direction of a link: bits a second (None: as fast as memory), seconds of delay, packet loss, and cost of a
+    gigabyte (10^9 bytes).
 
     >>> str(Line(60e6, 0.02)), str(Line())
     ('60mbit, 20ms', 'free')
@@ -39,14 +39,14 @@ FREE = Line()
 
 @dataclass(frozen=True)
 class Links:
-    """All lines: those named by their two ends, and the one for all other pairs."""
+    """All lines: those of named pairs, and the default for all others."""
 
     default: Line | None = None
     pairs: Mapping[tuple[str, str], Line] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clusters that are named as an end of a link.
+        """The clusters that links name.
 
         >>> parse_links({("gpu", "npu"): "free", ("npu", "tpu"): "free"}).names
         ('gpu', 'npu', 'tpu')
@@ -54,7 +54,7 @@ class Links:
         return tuple(dict.fromkeys(end for pair in self.pairs for end in pair))
 
     def between(self, a: str, b: str) -> Line:
-        """The line from cluster `a` to cluster `b`; one that is named for one direction holds for both.
+        """The line from cluster `a` to cluster `b`; one named in one direction holds for both.
 
         >>> links = parse_links({("gpu", "npu"): "60mbit,20ms"})
         >>> links.between("npu", "gpu").delay, links.between("gpu", "gpu") is FREE
@@ -68,7 +68,7 @@ class Links:
 def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") -> Links:
     """The `links` of `nb.init`: a line for all pairs, or a dict from pairs to lines.
 
-    Where `clusters` are known, ends of a link must be among them. `source` is where it was written.
+    If `clusters` are known, the ends of a link must be among them. `source` is where it was written.
 
     >>> parse_links("60mbit,20ms").default
     Line(rate=60000000.0, delay=0.02, loss=0.0, cost=0.0)
@@ -86,7 +86,7 @@ def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") ->
 
 
 def line(place: Place) -> Line:
-    """A line from "60mbit,20ms" (rate, delay and loss in any order), or a Line as it is."""
+    """Parse a line such as "60mbit,20ms" (rate, delay and loss in any order); a Line is returned as it is."""
     if isinstance(place.value, Line):
         return place.value
     if place.value == "free":
@@ -137,7 +137,7 @@ def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, st
 
 
 def cluster_of(worker: str) -> str:
-    """The cluster of a worker or gateway, by its name.
+    """The cluster of a worker or gateway, from its name.
 
     >>> cluster_of("gpu/0"), cluster_of("npu/gateway")
     ('gpu', 'npu')
@@ -150,7 +150,7 @@ OTHER_PORT = "give one of them another port"
 
 
 def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each worker that would listen where another one does, and that in words.
+    """Workers with the address of another one, each with a description of the conflict.
 
     >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": "a:7102", "npu/0": "a:7101"}))
     [('npu/0', 'gpu/0 and npu/0 have the same address, a:7101')]
@@ -173,8 +173,8 @@ SHOWS = ("none", "lines", "live")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One process of a cluster: where it listens, its device, its speed beside that of the others; and, where it is
-    said, how many bytes of memory it has and how many floating-point operations it does a second.
+    """One process of a cluster: its address, its device, its relative speed; optionally its bytes of memory and its
+    floating-point operations a second.
     """
 
     address: str
@@ -188,8 +188,8 @@ class WorkerSpec:
 class Cluster:
     """A site: its workers, and the gateway through which others reach them.
 
-    Of each worker that does not say it itself, `memory` is the bytes and `flops` the FLOP/s of one of average speed;
-    `inside` is what joins two of them.
+    `memory` (bytes) and `flops` (FLOP/s at average speed) are defaults for workers without their own; `inside` is the
+    line between two of them.
     """
 
     name: str
@@ -204,7 +204,7 @@ class Cluster:
 class Security:
     """Files of the certificates; `insecure` turns TLS off, and every start says so.
 
-    `revoked` is the deny list, `revoked.json` beside `ca` unless it is given; "none" says that there is none.
+    `revoked` is the deny list, by default `revoked.json` beside `ca`; "none" if there is none.
     """
 
     ca: str | None = None
@@ -229,8 +229,8 @@ CHECKPOINT_OVERHEAD = 0.035
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """Where checkpoints are written, how many are kept, and how often: every so many `steps` or `seconds`, or as often
-    as saving takes no more than the share `overhead` of the time. In `memory`, where a launcher starts workers again,
-    they are written as well, unless that is False.
+    as saving stays within the share `overhead` of the time. With `memory`, they are also kept in memory if a launcher
+    restarts workers.
     """
 
     folder: str
@@ -245,9 +245,7 @@ class Checkpointing:
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How often `whale-nebula run` starts workers again after a failure, and how many seconds it waits before the first
-    time.
-    """
+    """How often `whale-nebula run` restarts workers after a failure, and the delay in seconds before the first time."""
 
     most: int = 0
     wait: float = 1.0
@@ -255,7 +253,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """How many workers a cluster may have while a run goes on; one with none has left, and others run its stages."""
+    """How many workers a cluster may have during a run; one with none has left, and others run its stages."""
 
     least: int
     most: int
@@ -263,8 +261,8 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True)
 class DataHome:
-    """Where published datasets of a cluster's owner are read: at the address of his service, with the certificate of an
-    account in `folder`; in his own cluster by the `registry` in a folder of his.
+    """Where published datasets of a cluster's owner are read: at the address of the owner's service, with an account's
+    certificate in `folder`; in the owner's cluster by the `registry` in a local folder.
     """
 
     at: str | None = None
@@ -280,7 +278,7 @@ weights; it is a gradient of what is; or it is a single number made of it, such 
 
 @dataclass(frozen=True, slots=True)
 class Forbid:
-    """An input of which nothing may go to a cluster, but in the ways that `allow` has; "*" is every input.
+    """An input from which nothing may go to a cluster, except in the ways of `allow`; "*" is every input.
 
     >>> str(Forbid("y", "npu", (GRADIENT,)))
     'y -> npu, but gradient'
@@ -296,7 +294,7 @@ class Forbid:
 
 @dataclass(frozen=True)
 class Config:
-    """All of clusters.yaml; each part has a value that means nothing special.
+    """The content of clusters.yaml, with defaults.
 
     >>> Config().patience
     120.0
@@ -325,17 +323,17 @@ class Config:
 
     @property
     def run_name(self) -> str:
-        """What the run is called, in certificates too."""
+        """The name of the run, also in certificates."""
         return self.run or "run"
 
     def gateway_of(self, cluster: str) -> str | None:
-        """Where a cluster's gateway is, if it has one."""
+        """The address of a cluster's gateway, if it has one."""
         found = self.clusters.get(cluster)
         return None if found is None else found.gateway
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the workers listen that are listed, by the names of these: the cluster and a number."""
+        """The addresses of the listed workers by name: cluster and number."""
         clusters = self.clusters.values()
         return {f"{each.name}/{n}": worker.address for each in clusters for n, worker in enumerate(each.workers)}
 

@@ -1,6 +1,6 @@
-"""The frames of the line between an owner's service of data and who reads: a header, JSON, and rows as plain bytes.
+"""The frames between an owner's data service and its readers: a header, JSON, and rows as plain bytes.
 
-What a header says is checked against what is expected before anything is allocated.
+Headers are checked against what is expected before memory is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAGIC = b"NBD1"
 
 
 class Frame(NamedTuple):
-    """A frame: its kind, what it says, and its bytes."""
+    """A frame: its kind, its JSON, and its bytes."""
 
     kind: int
     said: dict[str, Any]
@@ -38,7 +38,7 @@ def write_frame(line: ssl.SSLSocket, kind: int, said: dict[str, Any], parts: Seq
 
 
 def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JSON) -> Frame:
-    """The next frame; `EOFError` where the line ends, `AccessError` where it is none of ours, or too large."""
+    """Read the next frame; `EOFError` at the end of the line, `AccessError` for an invalid or too large one."""
     magic, kind, text, data = _HEADER.unpack(_read(line, _HEADER.size))
     if magic != _MAGIC or text > most_json or data > most_data:
         raise AccessError(
@@ -56,7 +56,7 @@ def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JS
 
 
 def _read(line: ssl.SSLSocket, size: int) -> memoryview:
-    """So many bytes."""
+    """Read exactly `size` bytes."""
     whole = memoryview(np.empty(size, np.uint8).data)
     at = 0
     while at < size:

@@ -62,7 +62,7 @@ class Grants:
 
     # ------------------------------------------------------------------ the owner's datasets
     def publish(self, interface: Interface, folder: Path) -> Dataset:
-        """Publish an interface; under a name that there is already it takes the place of the one before."""
+        """Publish an interface; it replaces an existing one of the same name."""
         rows, now = self.registry, format_time(self.registry.now())
         if interface.expires <= now:
             raise AccessError(f"this interface ended at {interface.expires}", mend="expires: a later day")
@@ -88,7 +88,7 @@ class Grants:
             return [Dataset(*row) for row in self.registry.database.execute("select * from dataset order by name")]
 
     def find(self, name: str) -> Dataset:
-        """A dataset, or an error that says which was meant."""
+        """Find a dataset; the error for an unknown name suggests one."""
         with self.registry.look():
             return self._look_up(name)
 

@@ -1,7 +1,7 @@
-"""Files inside a folder: what a pattern of an interface finds is opened there, or not at all.
+"""Access to files within a folder: files that match a pattern of an interface are opened inside it, or refused.
 
-A pattern cannot name a folder above, and a file is looked at once it is open: one that lies elsewhere, by a symbolic
-link or because it was swapped meanwhile, is refused.
+A pattern cannot name a parent folder, and a file is checked once it is open: one outside, by a symbolic link or because
+it was swapped meanwhile, is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLAIN = re.compile(r"[^\0-\x1f\\~]+")
 
 
 def check_pattern(pattern: str) -> str:
-    """Why a pattern may not stand in an interface; nothing if it may.
+    """Why a pattern is not allowed in an interface; "" if it is.
 
     >>> [bool(check_pattern(each)) for each in ("a/*.txt", "../a", "/etc/passwd", "~/a", "a/../../b", "")]
     [False, True, True, True, True, True]
@@ -30,7 +30,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:
-    """The files that a pattern finds, in their order; links and what is no file are refused."""
+    """The files that match a pattern, in order; links and other non-files are refused."""
     if why := check_pattern(pattern):
         raise _outside(pattern, folder, why)
     found = sorted(folder.glob(pattern))
@@ -44,7 +44,7 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def open_inside(folder: Path, path: Path) -> BinaryIO:
-    """A file of a folder, open for reading."""
+    """Open a file of a folder for reading."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

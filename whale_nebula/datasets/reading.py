@@ -107,7 +107,7 @@ class Remote:
             return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def request(self, name: str, purpose: str) -> str:
-        """Ask to read a dataset; gives the number of the request."""
+        """Request access to a dataset; returns the number of the request."""
         with self._open() as line:
             return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).said.get("number"))
 

@@ -39,7 +39,7 @@ class Period:
 
 
 def parse_moment(text: str, option: str) -> datetime:
-    """A day or a moment, in UTC where nothing else is said.
+    """Parse a day or a time, by default in UTC.
 
     >>> parse_moment("2026-11-26", "--since").isoformat()
     '2026-11-26T00:00:00+00:00'

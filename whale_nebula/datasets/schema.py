@@ -144,7 +144,7 @@ def write_schema(schema: Schema) -> list[list[Any]]:
 
 
 def read_schema(said: Any) -> Schema:
-    """The schema in a message; `ValueError` where it is none."""
+    """Parse the schema in a message; `ValueError` if it is invalid."""
     found = []
     for row in said if isinstance(said, Sequence) else ():
         name, dtype, shape = row

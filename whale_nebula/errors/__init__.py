@@ -1,7 +1,7 @@
 """All errors and warnings, as one tree: a class for each cause.
 
-Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. One that is
-raised without a mend has that of its class. `NebulaWarning` (NB-900) is for what goes on anyway.
+Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. An error raised
+without a mend has its class's. `NebulaWarning` (NB-900) is for conditions that do not stop the program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whale_nebula.errors.text import NebulaWarning as NebulaWarning
 
 
 class NotYetError(NebulaError):
-    """A feature that has its name and its place, but no engine yet; it never runs as something else.
+    """A feature that has a name in the API, but no implementation yet; it never falls back to another one.
 
     >>> error = NotYetError("nb.split")
     >>> error.feature, error.what
@@ -39,7 +39,7 @@ class NotYetError(NebulaError):
 
 
 class ScopeError(NebulaError):
-    """How scopes are written."""
+    """Scopes that are written wrongly."""
 
     code = "NB-100"
     recurs = True
@@ -47,28 +47,28 @@ class ScopeError(NebulaError):
 
 
 class NestingError(ScopeError):
-    """A scope inside one that must not hold it."""
+    """A scope inside one that must not contain it."""
 
     code = "NB-101"
     usual_mend = "nest scopes as cluster > replica > pipeline > stage > split, each at most once"
 
 
 class StageOrderError(ScopeError):
-    """A later stage feeds an earlier one."""
+    """A later stage whose output feeds an earlier one."""
 
     code = "NB-102"
     usual_mend = "give the second part a name of its own: nb.stage(cluster=..., name=...)"
 
 
 class StageIdentityError(ScopeError):
-    """Two stages that would be one, or one that would be two."""
+    """Two stages that cannot be told apart, or a stage that is defined in two ways."""
 
     code = "NB-103"
     usual_mend = "give each stage a name of its own: nb.stage(cluster=..., name=...)"
 
 
 class OptionError(ScopeError):
-    """An option that does not exist, or a value that it cannot have."""
+    """An option that does not exist, or an invalid value of one."""
 
     code = "NB-104"
     usual_mend = "help(nb.cluster), help(nb.pipeline) ... say what may be written"
@@ -83,37 +83,37 @@ class CaptureError(NebulaError):
 
 
 class BatchAxisError(CaptureError):
-    """Inputs that cannot be split along one batch axis."""
+    """Inputs that cannot be divided along one batch axis."""
 
     code = "NB-201"
     usual_mend = "name what is no batch: @nb.function(whole=('table',)), or use micro_batch=1"
 
 
 class StaticBatchError(CaptureError):
-    """A batch size that is baked into the model."""
+    """A batch size that is a constant in the model."""
 
     code = "NB-202"
     usual_mend = "use tf.shape(x)[0] or -1 where the number of rows stands"
 
 
 class GradientError(CaptureError):
-    """A gradient request that cannot be answered."""
+    """A gradient request that cannot be fulfilled."""
 
     code = "NB-203"
     usual_mend = "ask for gradients with tape.gradient(loss, variables) inside the step"
 
 
 class BoundaryInBodyError(CaptureError):
-    """A scope inside a loop, a branch or a nested function, where no boundary can lie."""
+    """A scope inside a loop, a branch or a nested function, where no boundary is possible."""
 
     code = "NB-204"
     usual_mend = "enter the scope around the loop, the branch or the nested tf.function"
 
 
 class BatchCoupledError(CaptureError):
-    """Rows of a batch that depend on each other and would be cut apart.
+    """Rows of a batch that depend on each other and would be divided.
 
-    `op` and `line` say which operation couples them, `mends` holds each way out.
+    `op` and `line` say which operation couples them, `mends` holds the possible mends.
 
     >>> error = BatchCoupledError("the loss couples the rows of a batch", op="loss/MatMul", line="train.py:7")
     >>> error.where
@@ -145,14 +145,14 @@ class BatchCoupledError(CaptureError):
 
 
 class UnsupportedError(CaptureError):
-    """A setting of TensorFlow or Keras that we cannot honour: refused, not ignored."""
+    """A setting of TensorFlow or Keras that is not supported, and therefore refused instead of ignored."""
 
     code = "NB-206"
     usual_mend = "leave that setting out, or take the scopes out"
 
 
 class DataDependentError(CaptureError):
-    """Python code that needs the value of a tensor, while there is none: `if`, `for`, `float()`, NumPy."""
+    """Python code that needs a tensor's value while the step is traced: `if`, `for`, `float()`, NumPy."""
 
     code = "NB-207"
     usual_mend = "say it with TensorFlow: tf.cond, tf.where, tf.while_loop, tf.map_fn"
@@ -167,35 +167,37 @@ class PlanError(NebulaError):
 
 
 class PlanMismatchError(PlanError):
-    """Programs or plans that differ, of two workers or of a step and its pin: the message says in what first."""
+    """Programs or plans that differ between two workers, or between a step and its pin; the message has the first
+    difference.
+    """
 
     code = "NB-211"
     usual_mend = "start the same script with the same versions and thread counts in every cluster"
 
 
 class PlacementError(PlanError):
-    """Something that has no place, or two."""
+    """An op, variable or layer without a place, or with two."""
 
     code = "NB-212"
     usual_mend = "name a cluster for it: nb.stage(cluster=...)"
 
 
 class ForbiddenCrossingError(PlanError):
-    """A step in which something would go to a cluster that depends on an input which the config forbids to go there."""
+    """A step that would send to a cluster data that depends on an input which the config forbids to go there."""
 
     code = "NB-213"
     usual_mend = "keep the stages that read it in its own cluster, or allow in the config what may go there"
 
 
 class NotApprovedError(PlanError):
-    """A program that the owner of this cluster has not approved: the message says in what it differs first."""
+    """A program that the owner of this cluster has not approved; the message has the first difference."""
 
     code = "NB-214"
     usual_mend = "whale-nebula approve SCRIPT --config clusters.yaml, where the authority's key is"
 
 
 class DataError(NebulaError):
-    """Text to learn from, or a vocabulary, that is not as it must be: files that are missing or do not fit together.
+    """Invalid training text or vocabulary: files that are missing or do not fit together.
 
     >>> print(DataError("train.en has an empty sentence", where="train.en.gz:17", mend='empty="skip"'))
     NB-220 train.en has an empty sentence (train.en.gz:17)
@@ -208,7 +210,7 @@ class DataError(NebulaError):
 
 
 class WeightsError(NebulaError):
-    """A folder of trained weights that is not as it must be: files or tensors are missing, or fit no such model."""
+    """An invalid folder of trained weights: files or tensors are missing, or do not fit the model."""
 
     code = "NB-221"
     recurs = True
@@ -216,14 +218,14 @@ class WeightsError(NebulaError):
 
 
 class RunError(NebulaError):
-    """A run that cannot go on."""
+    """A run that cannot continue."""
 
     code = "NB-300"
     usual_mend = "start the run again"
 
 
 class StageFailedError(RunError):
-    """The user's model raised inside a stage.
+    """An exception of the user's model inside a stage.
 
     `torn` says whether an update had begun: if not, variables, metrics and seeds are as before the step.
 
@@ -261,7 +263,7 @@ class StageFailedError(RunError):
 
 
 class RemoteFailureError(RunError):
-    """Another worker failed, and this one stopped with it. `cause` is the code of its error, if it was one of these."""
+    """A failure of another worker that stopped this one. `cause` is the code of its error, if it is one of these."""
 
     code = "NB-302"
     cause: str = ""
@@ -269,7 +271,7 @@ class RemoteFailureError(RunError):
 
 
 class CollectiveReadError(RunError):
-    """A value that lives in another cluster was read by one process alone."""
+    """A read by one process alone of a value that another cluster holds."""
 
     code = "NB-303"
     recurs = True
@@ -277,7 +279,7 @@ class CollectiveReadError(RunError):
 
 
 class InputMismatchError(RunError):
-    """Clusters that were fed different batches in the same step."""
+    """Clusters that were given different batches in the same step."""
 
     code = "NB-304"
     recurs = True
@@ -293,7 +295,7 @@ class StateError(RunError):
 
 
 class AbsentInputError(RunError):
-    """An input that a cluster reads, or needs the rows of, and was not given."""
+    """A missing input that a cluster reads, or whose rows it needs."""
 
     code = "NB-306"
     recurs = True
@@ -301,7 +303,7 @@ class AbsentInputError(RunError):
 
 
 class NonFiniteError(RunError):
-    """A NaN or an infinity that would have entered what a boundary's codec remembers.
+    """A NaN or an infinity that would have entered the state of a boundary's codec.
 
     Nothing was updated, as this is found while stages compute.
 
@@ -333,7 +335,7 @@ class NonFiniteError(RunError):
 
 
 class VerificationError(RunError):
-    """The plan and the uncut model do not agree."""
+    """A difference between the results of the plan and of the uncut model."""
 
     code = "NB-310"
     recurs = True
@@ -341,7 +343,7 @@ class VerificationError(RunError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint that is damaged, or of something else than what is to be restored."""
+    """A checkpoint that is damaged, or that does not match what is to be restored."""
 
     code = "NB-320"
     recurs = True
@@ -349,77 +351,77 @@ class CheckpointError(RunError):
 
 
 class TransportError(NebulaError):
-    """What joins two workers."""
+    """A failure of communication between two workers."""
 
     code = "NB-400"
     usual_mend = "see that the other worker runs and that the network between them is up"
 
 
 class LinkClosedError(TransportError):
-    """A link that is no more."""
+    """A link that is closed."""
 
     code = "NB-401"
     usual_mend = "look at the output of the worker at the other end: it has ended"
 
 
 class DeadlineError(TransportError):
-    """A wait that took too long; every wait has a deadline and a name."""
+    """A wait that exceeded its deadline; every wait has a deadline and a name."""
 
     code = "NB-402"
     usual_mend = "look at what the other side is doing, or allow more time: 'patience' in the config"
 
 
 class WireError(TransportError):
-    """Bytes on a link. Whose fault it is, is a type: see the two below."""
+    """Invalid bytes on a link; the two subclasses say which side is at fault."""
 
     code = "NB-410"
     usual_mend = "run the same version of this library in every cluster"
 
 
 class LocalProtocolError(WireError):
-    """Our side was about to break the protocol."""
+    """A violation of the protocol by this side, before it was sent."""
 
     code = "NB-411"
     usual_mend = "report this: no script should be able to bring it about"
 
 
 class RemoteProtocolError(WireError):
-    """The other side broke the protocol: another version, a broken line, or an attack."""
+    """A violation of the protocol by the other side: another version, a broken line, or an attack."""
 
     code = "NB-412"
     usual_mend = "run the same version of this library in every cluster, and look at the line between them"
 
 
 class DamagedFrameError(RemoteProtocolError):
-    """A frame that is not what was sent: the connection is made again, and the frame comes again."""
+    """A frame that was damaged on its way: the connection is made again and the frame is sent again."""
 
     code = "NB-413"
     usual_mend = "look at the line and at what relays it: TCP alone lets such damage through rarely"
 
 
 class PeerRestartedError(RemoteProtocolError):
-    """The worker at the other end is another process than before, and knows nothing of this run."""
+    """A worker at the other end that is another process than before, without the state of this run."""
 
     code = "NB-414"
     usual_mend = "start all workers again, from the last checkpoint"
 
 
 class EpochOverError(RemoteProtocolError):
-    """The run was started again without this process: what it does belongs to an earlier epoch."""
+    """A process whose run was restarted without it: its work belongs to an earlier epoch."""
 
     code = "NB-415"
     usual_mend = "end this process: whale-nebula run --restarts starts one of the run's epoch in its place"
 
 
 class StaleWorkerError(RemoteProtocolError):
-    """The worker at the other end belongs to an earlier epoch, and is kept out. A `fresh` one is in no session."""
+    """A worker at the other end from an earlier epoch, which is refused. A `fresh` one is in no session."""
 
     code, fresh = "NB-416", False
     usual_mend = "end what is left of an earlier epoch at the other end, and start its worker again"
 
 
 class OtherWorkersError(RemoteProtocolError):
-    """Clusters have other numbers of workers (`counts`) than this process was told: it has to be started again."""
+    """Clusters with other numbers of workers (`counts`) than this process was told; it must be restarted."""
 
     code = "NB-417"
     counts: Mapping[str, int] = MappingProxyType({})
@@ -427,7 +429,7 @@ class OtherWorkersError(RemoteProtocolError):
 
 
 class IdentityError(TransportError):
-    """Who may speak on a link: what is wrong with a certificate or a role. Trying again does not mend it.
+    """A certificate or a role that may not use a link. Retrying does not help.
 
     >>> issubclass(ExpiredError, IdentityError), ExpiredError("the certificate of gpu/0 has expired").mend
     (True, 'whale-nebula certs renew, where the authority is; then copy the new certificate to its host')
@@ -439,42 +441,42 @@ class IdentityError(TransportError):
 
 
 class WrongAuthorityError(IdentityError):
-    """A certificate that another authority signed than the one in `ca`."""
+    """A certificate signed by another authority than the one in `ca`."""
 
     code = "NB-421"
     usual_mend = "give every cluster the same ca.pem, and certificates that were issued beside it"
 
 
 class SelfSignedError(IdentityError):
-    """A certificate that nobody but its owner signed."""
+    """A self-signed certificate."""
 
     code = "NB-422"
     usual_mend = "whale-nebula certs issue, where the authority is, and use what it made"
 
 
 class ExpiredError(IdentityError):
-    """A certificate outside its dates, or a clock that is wrong."""
+    """A certificate outside its dates, or a wrong clock."""
 
     code = "NB-423"
     usual_mend = "whale-nebula certs renew, where the authority is; then copy the new certificate to its host"
 
 
 class WrongNameError(IdentityError):
-    """A certificate of somebody else than who was expected."""
+    """A certificate of another identity than expected."""
 
     code = "NB-424"
     usual_mend = "compare the addresses in clusters.yaml with the certificates: whale-nebula certs show"
 
 
 class NoCertificateError(IdentityError):
-    """A side that shows no certificate."""
+    """A side that presents no certificate."""
 
     code = "NB-425"
     usual_mend = "security: {ca: certs/ca.pem, cert: ..., key: ...} in its clusters.yaml, without insecure: true"
 
 
 class PlaintextError(IdentityError):
-    """A side that speaks without TLS, where the other wants it."""
+    """A side that speaks without TLS where the other requires it."""
 
     code = "NB-426"
     usual_mend = "take insecure: true out of clusters.yaml; both sides must have the same"
@@ -488,49 +490,49 @@ class RevokedError(IdentityError):
 
 
 class CredentialsError(IdentityError):
-    """Files of certificates and keys: missing, readable by others, or not belonging together."""
+    """Files of certificates and keys that are missing, readable by others, or not a pair."""
 
     code = "NB-428"
     usual_mend = "whale-nebula certs issue, once certs init has made an authority: it prints which files go where"
 
 
 class NotAllowedError(IdentityError):
-    """A call that a role may not make; what is not allowed by name is denied."""
+    """A call that a role may not make; only calls on its list are allowed."""
 
     code = "NB-429"
     usual_mend = "issue a certificate of the role that may: whale-nebula certs issue --role ..."
 
 
 class AccountError(NebulaError):
-    """An account, or the registry of accounts, that is not as it must be."""
+    """An invalid account, or an invalid registry of accounts."""
 
     code, recurs = "NB-431", True
     usual_mend = "whale-nebula accounts --help"
 
 
 class LoginError(AccountError):
-    """Somebody who may not log in. He is not told why: `reason` is for the log of the owner."""
+    """A refused login. The client is not told why: `reason` is for the owner's log."""
 
     code, reason = "NB-432", ""
     usual_mend = "try again in some minutes, or ask the owner of the cluster"
 
 
 class AccessError(NebulaError):
-    """Data of an owner that may not be read: not granted, over its limits, expired, or asked for in a wrong way."""
+    """A refused read of an owner's data: not granted, over its limits, expired, or an invalid request."""
 
     code, recurs = "NB-433", True
     usual_mend = "whale-nebula data request gpu://NAME --purpose TEXT, or ask the owner of the data"
 
 
 class InterfaceError(NebulaError):
-    """A dataset whose rows, files or functions are not as its published interface says: nothing of it leaves."""
+    """A dataset whose rows, files or functions do not match its published interface; none of it is sent."""
 
     code, recurs = "NB-434", True
     usual_mend = "mend what the interface names, then: whale-nebula data publish FILE"
 
 
 class AuditError(TransportError):
-    """An audit log that is not as it was written, or that cannot be written."""
+    """An audit log that was changed, or that cannot be written."""
 
     code = "NB-430"
     usual_mend = "whale-nebula audit verify FILE names the first record that is wrong"
@@ -545,7 +547,7 @@ class ConfigError(NebulaError):
 
 
 class VersionError(ConfigError):
-    """A TensorFlow or Keras that this version is not made for."""
+    """An unsupported version of TensorFlow or Keras."""
 
     code = "NB-501"
     usual_mend = "pip install whale-nebula brings the versions that fit"

@@ -1,5 +1,5 @@
-"""Text in messages: the four parts and the code of every error and warning, and how they read; suggestions for misspelt
-names, and text from outside made safe to print.
+"""Text of messages: the four parts and the code of every error and warning, and their format; suggestions for misspelt
+names, and escaping of text from outside.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 class Named(dict[str, Value]):
-    """Things by their names. Asking for one that there is not says which there are.
+    """A dict by name whose error for a missing key lists the existing ones.
 
     >>> stages = Named(gpu=1, npu=2)
     >>> stages["gpuu"]
@@ -27,7 +27,7 @@ class Named(dict[str, Value]):
 
 
 def closest(word: object, known: Iterable[str], near: float = 0.6) -> str | None:
-    """The known word that `word` was probably meant to be, or None. `near`, up to 1, says how like they have to be.
+    """The known word that `word` most probably means, or None. `near`, up to 1, is the least similarity.
 
     >>> closest("micro_batchs", ["micro_batch", "schedule"]), closest("x", ["schedule"])
     ('micro_batch', None)
@@ -40,7 +40,7 @@ def closest(word: object, known: Iterable[str], near: float = 0.6) -> str | None
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """A mend for a word that is not known: the one that was meant, or all there are.
+    """A mend for an unknown word: the closest known one, or the list of all.
 
     >>> did_you_mean("1f1B", ["gpipe", "1f1b"])
     "did you mean '1f1b'?"
@@ -59,7 +59,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Names as a message says them.
+    """Names as messages list them.
 
     >>> list_names(["gpu", "npu"])
     "'gpu', 'npu'"
@@ -79,10 +79,10 @@ _AFTER = re.compile(rf"[{_ENDS}]|$")
 
 
 def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False) -> str:
-    r"""Text of another process as printable characters of one line, at most `limit` of them; the rest is counted.
+    r"""Escape another process's text to printable characters of one line, at most `limit` of them; counts the rest.
 
-    What is not printable is written as Python's escapes write it: control characters, line ends, and those that turn
-    the direction of writing. `lines` leaves line ends and tabs as they are.
+    Unprintable characters are written as Python's escapes: control characters, line ends, and those that change
+    the direction of writing. `lines` keeps line ends and tabs.
 
     >>> escape_foreign_text("x\x1b[2J\ny"), escape_foreign_text("a" * 9, limit=4), escape_foreign_text("señal")
     ('x\\x1b[2J\\ny', 'aaaa... (5 characters more)', 'señal')
@@ -102,7 +102,7 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
 
 
 def align_columns(rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> list[str]:
-    """Rows as lines whose cells stand under each other; columns of `numbers` are flush right.
+    """Format rows as lines with aligned columns; columns of `numbers` are flush right.
 
     >>> align_columns([["gpu", "8"], ["a", "16"]], numbers={1})
     ['gpu   8', 'a    16']
@@ -116,8 +116,8 @@ def align_columns(rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -
 
 
 def remove_folders(text: str, known: Iterable[str] = ()) -> str:
-    """A text whose paths are names of files, without the folders that these lie in. Folders whose names have spaces
-    are found where they are `known`, or the whole path is quoted.
+    """Reduce paths in a text to file names. Folders with spaces in their names are found if they are `known`, or if the
+    whole path is quoted.
 
     >>> remove_folders("at /home/ana/train.py:12, see https://host/a/b and encoder/.*")
     'at train.py:12, see https://host/a/b and encoder/.*'
@@ -132,7 +132,7 @@ def remove_folders(text: str, known: Iterable[str] = ()) -> str:
 
 
 def _shorten_path(found: re.Match[str]) -> str:
-    """Nothing before a file's name; the last folder's name where the path ends with a folder."""
+    """Remove all before a file's name, or before the last folder's if the path ends with a folder."""
     if not _AFTER.match(found.string, found.end()):
         return ""
     return _last_name(found.group())
@@ -156,16 +156,16 @@ _LONGEST = 20_000
 
 
 class _FourParts(Exception):
-    """What errors and warnings have in common: the four parts, and how they read.
+    """Common base of errors and warnings: the four parts, and their format.
 
-    A part that is not known is an empty text; a mend that is not given is that of the class.
+    An unknown part is ""; a missing mend is that of the class.
     """
 
     code: ClassVar[str] = "NB-000"
     usual_mend: ClassVar[str] = "report this with the script that shows it"
-    # Keras makes an error that leaves a layer anew, from its first argument alone, unless it bears this mark.
+    # Keras makes a new error from the first argument of one that a layer raises, unless it has this attribute.
     _keras_call_info_injected: ClassVar[bool] = True
-    # AutoGraph makes every error anew, as a StagingError, unless it bears this one.
+    # AutoGraph converts every error to a StagingError, unless it has this one.
     ag_pass_through: ClassVar[bool] = True
 
     def __init__(self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None) -> None:
@@ -177,11 +177,11 @@ class _FourParts(Exception):
         self.mend = what.partition(MEND)[2] or to_printable(mend or self.usual_mend)
 
     def __str__(self) -> str:
-        if MEND in self.what:  # Keras made it anew from our text, while it inferred a layer's output
+        if MEND in self.what:  # Keras made it from our text, while it inferred a layer's output
             return self.what
         lines = [f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")]
         for name, text in (("why", self.why), ("mend", self.mend)):
-            if text:  # further lines stand under the first
+            if text:  # further lines are aligned with the first
                 lines.append(f"  {name}: " + textwrap.indent(text, " " * len(f"  {name}: ")).lstrip(" "))
         return "\n".join(lines)
 
@@ -190,15 +190,14 @@ class _FourParts(Exception):
 
 
 def to_printable(text: str) -> str:
-    """A part of an error as it may be written to a terminal, whoever's words are in it."""
+    """Escape a part of an error for a terminal, whatever its source."""
     return text if text.isascii() and text.isprintable() else escape_foreign_text(text, _LONGEST, lines=True)
 
 
 class NebulaError(_FourParts):
-    """Everything that this library raises on purpose.
+    """Base of all errors that this library raises on purpose.
 
-    `recurs` says of a class that the same script ends by such an error again when it is started again. `peer` is the
-    worker that is missed, where it is one.
+    `recurs`: a restarted script is expected to end with the same error. `peer` is the missing worker, if any.
 
     >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
     NB-000 the line is cut (gpu->npu)
@@ -211,9 +210,9 @@ class NebulaError(_FourParts):
 
 
 class NebulaWarning(_FourParts, UserWarning):
-    """Something that goes on, but probably not as it was meant.
+    """A condition that does not stop the program, but is probably not what was intended.
 
-    Python writes the line that it is about before it, so its text leaves that line out.
+    Python prints the line of the script before it, so its text leaves that line out.
 
     >>> print(NebulaWarning("stage 'gpu' runs uncut", where="train.py:3", mend="call it in a step"))
     NB-900 stage 'gpu' runs uncut

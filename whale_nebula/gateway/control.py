@@ -1,6 +1,6 @@
 """The control stream between two gateways: heads of their audit logs, and notices about dead workers.
 
-Whoever has the other's address dials, and dials again; if both have one there are two.
+A gateway that has the other's address dials, and redials; if both have one there are two streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST = 64 << 10
 
 
 def encode_control(message: Mapping[str, Any]) -> bytes:
-    """A message as a frame.
+    """Encode a message as a frame.
 
     >>> read(encode_control({"kind": "KEPT", "seq": 99}))
     {'kind': 'KEPT', 'seq': 99}
@@ -37,7 +37,7 @@ def encode_control(message: Mapping[str, Any]) -> bytes:
 
 
 def read(frame: bytes) -> dict[str, Any]:
-    """The message in a frame; anything else is the other side's mistake."""
+    """Decode the message in a frame; anything else is a protocol error of the other side."""
     if not HEADER_BYTES <= len(frame) <= _MOST:
         raise RemoteProtocolError(f"a message of {len(frame)} bytes is no word between gateways")
     header, crc = unpack(frame[:HEADER_BYTES])
@@ -47,17 +47,17 @@ def read(frame: bytes) -> dict[str, Any]:
     return decode_message(data)
 
 
-_WAITING = 256  # words; heads are cumulative, so an old one may be lost
+_WAITING = 256  # messages; heads are cumulative, so an old one may be lost
 _STREAMS = 4  # of one other gateway; it needs one, or two where both dial
-_ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # streams that it opens
-_WORDS, _WORDS_A_SECOND = 1024, 1.0  # that it says
+_ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # of new streams
+_WORDS, _WORDS_A_SECOND = 1024, 1.0  # of messages
 _PAUSE_SECONDS = 0.25
-_DIGITS = 10  # the number of a worker has fewer
+_DIGITS = 10  # limit for the number of a worker
 _ENDED = "this gateway has ended"
 
 
 class ControlStream:
-    """One stream between two gateways, with messages that wait for it and a thread that sends them."""
+    """One stream between two gateways, with a queue of messages and a thread that sends them."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
@@ -66,13 +66,13 @@ class ControlStream:
         threading.Thread(target=self._send, name="nebula-control", daemon=True).start()
 
     def say(self, frame: bytes) -> None:
-        """Send a word when there is room for it."""
+        """Queue a message if there is room."""
         with self._changed:
             self._words.append(frame)
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """The stream is over."""
+        """End the stream."""
         with self._changed:
             self._changed.notify_all()
 
@@ -86,9 +86,9 @@ class ControlStream:
 
 
 class ControlStreams:
-    """All streams to one other gateway: what is said goes over each of them, and is heard once.
+    """All streams to one other gateway: messages are sent on each of them, and handled once.
 
-    `gone(worker, why)` hears which of its workers are; `noted(action, **said)` writes down what becomes of heads.
+    `gone(worker, why)` is called for lost workers of the other side; `noted(action, **said)` records the fate of heads.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class ControlStreams:
         self._kept, self._gone, self._noted = kept, gone, noted
         self._changed = threading.Condition()
         self._streams: list[ControlStream] = []
-        self._of_gone: dict[str, bytes] = {}  # what is said of those that are gone, by worker
+        self._of_gone: dict[str, bytes] = {}  # messages about lost workers, by worker
         self._heard: deque[str] = deque(maxlen=_WAITING)
         self._last_head: Head | None = None
-        self._confirmed = self._denied = -1  # the last head of ours that was kept over there, and that was not
+        self._confirmed = self._denied = -1  # our last heads that the other side has kept, and refused
         self._closed = False
         self._adoptions = TokenBucket(_ADOPTIONS, _ADOPTIONS_A_SECOND)
         self._words = TokenBucket(_WORDS, _WORDS_A_SECOND)
@@ -119,14 +119,14 @@ class ControlStreams:
             return [stream.lane for stream in self._streams]
 
     def check_rate(self) -> None:
-        """The other gateway opens one more stream: raises if it does so too often, as each is written down."""
+        """Raise if the other gateway opens streams too often, as each is recorded."""
         if not self._adoptions.take():
             raise TransportError(f"streams of {self.there.worker} come too often", why="each is written down")
 
     def adopt(self, lane: Lane, over: Callable[[], None] = lambda: None) -> None:
-        """Take in a stream, which the other gateway has dialled or this one; `over` is called when it ends.
+        """Add a stream that either gateway has dialled; `over` is called when it ends.
 
-        One too many ends the oldest.
+        Beyond the limit the oldest one is ended.
         """
         stream = ControlStream(lane)
 
@@ -151,25 +151,25 @@ class ControlStreams:
             drop(lane.why)
 
     def send_head(self, head: Head) -> None:
-        """Have a head of our log kept over there."""
+        """Send a head of our log to be kept by the other side."""
         with self._changed:
             self._last_head = head
         self._say(_encode_head(head))
 
     def send_gone(self, worker: str, why: str) -> None:
-        """Say that one of our workers is gone: now, and over every stream to come while it is."""
+        """Announce that one of our workers is gone: now, and on every later stream while it is."""
         said = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
         with self._changed:
             self._of_gone[worker] = encode_control(said)
         self._say(encode_control(said))
 
     def unsay(self, worker: str) -> None:
-        """A worker is there again."""
+        """Withdraw the announcement for a worker that is back."""
         with self._changed:
             self._of_gone.pop(worker, None)
 
     def wait_kept(self, seconds: float) -> bool:
-        """Wait until the other gateway has kept the last head of our log, at most so long."""
+        """Wait at most `seconds` until the other gateway has kept the last head of our log."""
         with self._changed:
             wanted = self._last_head.seq if self._last_head is not None else -1
             self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._streams, seconds)
@@ -183,7 +183,7 @@ class ControlStreams:
         self.end(_ENDED)
 
     def end(self, why: str) -> None:
-        """Break the streams; if it is not closed, they are dialled again."""
+        """Break the streams, which are dialled again unless this is closed."""
         with self._changed:
             streams = list(self._streams)
         for stream in streams:
@@ -203,7 +203,7 @@ class ControlStreams:
             stream.say(frame)
 
     def hear(self, frame: bytes) -> None:
-        """A word of the other gateway. It is not read sooner than the rate of words allows: most end up on the disk."""
+        """Handle a message of the other gateway, at a limited rate, as most are written to the disk."""
         while not (self._words.take() or self._closed):
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
@@ -225,7 +225,7 @@ class ControlStreams:
                 digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _DIGITS
                 if cluster != self.there.cluster or not digits:
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
-                with self._changed:  # it may have been heard over another stream
+                with self._changed:  # it may have come over another stream
                     new = number[:16] not in self._heard
                     self._heard.append(number[:16])
                 if new:
@@ -234,7 +234,7 @@ class ControlStreams:
                 raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
 
     def _keep(self, said: dict[str, Any]) -> None:
-        """Keep a head; a log that went back is written down, loudly, and the work goes on."""
+        """Keep a head; a log that went back is recorded with a warning, and work goes on."""
         if self._kept is None:
             return
         head = Head.from_dict(said)

@@ -99,7 +99,7 @@ class Gateway:
         return f"the authority {keys}, until {credentials.not_after:%Y-%m-%d %H:%M} UTC"
 
     def start(self) -> str:
-        """Serve from now on; gives the address."""
+        """Start to serve; returns the address."""
         try:
             self.address = self._listener.start()
         except NebulaError:
@@ -237,7 +237,7 @@ class Gateway:
             return pair
 
     def _remove_pairs(self) -> None:
-        """Forget the pairs that are over, and what was to be said to their workers."""
+        """Remove pairs that have ended, with pending messages to their workers."""
         with self._lock:
             self._pairs = {names: pair for names, pair in self._pairs.items() if not pair.retire()}
             workers = {*self.site.workers, *(name for names in self._pairs for name in names)}
@@ -284,7 +284,7 @@ class Gateway:
             route.control.send_gone(worker, said)
 
     def _gone_there(self, worker: str, why: str) -> None:
-        """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
+        """Handle another gateway's notice about one of its workers; notices about others are ignored."""
         pairs = [pair for pair in self._list_pairs() if pair.there == worker]
         if pairs:
             self._final_errors.forget(worker)
@@ -354,7 +354,7 @@ class Gateway:
             self._look_at_guests(self._current())
 
     def _end_waits(self, route: Route) -> None:
-        """The route to a cluster is closed: waiting workers request again, and are then told why."""
+        """End waits for a closed route to a cluster: workers request again, and then get the reason."""
         for pair in self._list_pairs():
             near = pair.half(Side.NEAR)
             if near is not None and near.fresh and cluster_of(pair.there) == route.cluster:

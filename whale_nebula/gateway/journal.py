@@ -20,7 +20,7 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 _BURST, _AGAIN_SECONDS, _MOST = 8, 10.0, 1000
 _SUMMARY_SECONDS, _SPACE_SECONDS = 60.0, 30.0
 _LOW_BYTES = 1 << 30
-_TEXT = 200  # characters of what somebody who is refused says
+_TEXT = 200  # characters of a refused client's text
 
 
 class Refusals:
@@ -39,7 +39,7 @@ class Refusals:
         self._unwritten: Counter[str] = Counter()
 
     def count(self, who: str) -> int:
-        """One more refusal of somebody: how many there were since one was written down, 0 if this is not to be."""
+        """Count a refusal of an identity: returns the number since the last record, 0 if none is due."""
         with self._lock:
             who, written = self._buckets.take(who)
             if not written:
@@ -66,7 +66,7 @@ class Journal:
         self._next_summary = self._next_space = time.monotonic()
 
     def note_opened(self, pair: Pair, half: Half) -> None:
-        """A half has come. A stream that cannot be written down is not taken."""
+        """Record a new half. A stream that cannot be recorded is refused."""
         with self._changed:
             if self._ending:
                 raise TransportError("this gateway is ending")
@@ -117,7 +117,7 @@ class Journal:
             self.note("refuse", decision="deny", durable=False, **said)
 
     def look_after(self, now: float) -> None:
-        """Write down once a minute how many refusals were left out, and say when the disk is nearly full."""
+        """Record once a minute the number of omitted refusals, and warn when the disk is nearly full."""
         if now >= self._next_summary:
             self._next_summary = now + _SUMMARY_SECONDS
             self._note_unwritten()
@@ -151,7 +151,7 @@ class Journal:
             return self._changed.wait_for(lambda: not self._open, seconds)
 
     def note(self, action: str, **said: Any) -> None:
-        """Anything else; where it cannot be written, the log for people says so."""
+        """Record any other event; if that fails, the plain log says so."""
         _LOG.info("%s %s", action, said)
         if self._closed:
             return
@@ -162,7 +162,7 @@ class Journal:
                 _LOG.error("%s", error)
 
     def close(self, why: str) -> None:
-        """The last record, and the last head. What happens afterwards stands in the log for people alone."""
+        """Write the last record and the last head. Later events are only in the plain log."""
         self._note_unwritten()
         self._closed = True
         try:

@@ -88,7 +88,7 @@ class Half:
         return any(lane.in_order or lane.finished for lane in list(self._lanes.values()))
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
-        """Take in a lane of the connection; gives what hears its frames. Raises if there is such a lane."""
+        """Add a lane of the connection; returns the handler of its frames. Raises if the lane exists."""
         if number:
             lane.begin = self._wait_greeted  # so that nothing is kept for a greeting that may never come
         elif self.side is Side.FAR and not self.dialled:

@@ -199,7 +199,7 @@ class Lines:
         self._pacers: dict[str, Pacer] = {}
 
     def find(self, site: Site, cluster: str) -> Pacer:
-        """The pacer of a line; all runs must say the same of its rate."""
+        """The pacer of a line, whose rate must be the same in all runs."""
         rate = site.rates.get(cluster)
         found = self._pacers.setdefault(cluster, Pacer(rate))
         if found.rate != rate:

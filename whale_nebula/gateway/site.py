@@ -67,7 +67,7 @@ class Site:
 
     @property
     def roster(self) -> tuple[str, ...] | None:
-        """All workers of the run, as frames number them; None if some cluster does not say how many it has."""
+        """All workers of the run, as frames number them; None if the number of some cluster's workers is unknown."""
         named = {cluster_of(worker) for worker in self.workers}
         return tuple(sorted(self.workers)) if named >= {self.cluster, *self.gateways} else None
 

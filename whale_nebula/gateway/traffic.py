@@ -82,7 +82,7 @@ class Traffic:
             self._day, self._counts, self._changed = day, {}, True
 
     def check(self, guest: Peer | None) -> None:
-        """Whether somebody may send more today, as the certificate of his account says."""
+        """Check whether an identity may send more today, by its account's certificate."""
         most = None if guest is None else guest.allowance.line
         if guest is None or most is None:
             return

@@ -185,8 +185,8 @@ class Clusters:
 
     @classmethod
     def of(cls, config: Config, links: Links | None = None, sizes: Mapping[str, int] | None = None) -> Clusters:
-        """What a configuration says. `sizes` are the clusters of a run, by how many workers each has; without it they
-        are those of the config.
+        """The clusters of a configuration. `sizes` are the clusters of a run with their numbers of workers; the default
+        is the config's.
         """
         joined = config.links if links is None else links
         names = dict(sizes) if sizes is not None else dict.fromkeys(config.clusters or joined.names, 1)
@@ -328,7 +328,7 @@ def machine_of(address: str) -> str:
 
 
 def _check(found: Clusters) -> None:
-    """Refuse what no cluster object can hold: numbers below zero, names that stand twice or that nothing has."""
+    """Refuse invalid contents: negative numbers, duplicate names, and unknown names."""
     names = [each.name for each in found.clusters] + [each.name for each in found.workers]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:

@@ -187,7 +187,7 @@ class _Forms:
         self.program, self.names = program, _held_names(program)
 
     def __call__(self, op: Op) -> _Form:
-        """What is said of an op: stamped by a scope, part of a backward, after which requests."""
+        """The annotations of an op: whether it is stamped by a scope, part of a backward, and after which requests."""
         program, name = self.program, self.names.get(op.index, "")
         if op.role:
             return _Form(name, None, op.compress)

@@ -109,7 +109,9 @@ def index_strided(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: S
 
 
 def _stitch(_: Op, *inputs: Array) -> Array:
-    """The first half of the inputs says where the entries of the second half go; at one place the last counts."""
+    """Dynamic stitch: the first half of the inputs are indices of the second half's entries; for equal indices the last
+    counts.
+    """
     pairs = list(zip(inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :], strict=True))
     found: dict[int, Array] = {}
     for places, given in pairs:

@@ -42,7 +42,7 @@ _JSON = {"(": "[", ")": "]", "=": ":", "inf": "Infinity", "nan": "NaN"}
 
 
 class TextError(ValueError):
-    """A line of a graph's text that says nothing we know."""
+    """An unknown line in a graph's text."""
 
 
 # ---------------------------------------------------------------------- reading

@@ -181,7 +181,7 @@ class Sizes:
         return Placement(tuple(worker for worker in self.placement.here if worker in kept), kept)
 
     def find_absent(self) -> dict[str, str]:
-        """The addresses of the workers without which the run goes on."""
+        """The addresses of absent workers, without which the run goes on."""
         return {worker: address for worker, address in self.placement.addresses.items() if not self._runs(worker)}
 
     def _runs(self, worker: str) -> bool:

@@ -82,7 +82,7 @@ class Result:
         return {name: outcome.code for name, outcome in self.outcomes.items()}
 
     def check(self) -> Result:
-        """Give this result if every worker ended well; otherwise raise the error that says which did not."""
+        """Return this result if every worker ended well; otherwise raise the error that names the one that did not."""
         if self.culprit is not None:
             outcome = self.outcomes[self.culprit]
             raise RemoteFailureError(

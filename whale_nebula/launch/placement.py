@@ -54,7 +54,7 @@ class Placement:
 
 
 class Declined(NamedTuple):
-    """A resolver has nothing to say, and why."""
+    """A resolver without a result, and the reason."""
 
     why: str
 

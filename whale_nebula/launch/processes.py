@@ -76,7 +76,7 @@ _START_UP = re.compile(
 
 
 def is_start_up_line(line: bytes) -> bool:
-    """Whether TensorFlow writes this line whenever it starts, whatever its log level is.
+    """Whether this is a line that TensorFlow writes at its start, at any log level.
 
     >>> is_start_up_line(b"I0000 00:00:17.5 1 port.cc:153] oneDNN custom operations are on. You may see")
     True
@@ -192,7 +192,7 @@ class Picture:
         with contextlib.suppress(BlockingIOError):
             try:
                 data = data[os.write(self._fd, data) :]
-            except BrokenPipeError:  # nobody looks any more
+            except BrokenPipeError:  # the reader has ended
                 data = b""
         self._left = data
 

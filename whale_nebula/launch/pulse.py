@@ -213,7 +213,7 @@ class Ward:
             self._thread.start()
 
     def close(self) -> None:
-        """Listen no more, once all is read that was said before."""
+        """End monitoring after all pending messages were read."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()

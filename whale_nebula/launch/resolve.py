@@ -187,7 +187,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def nodes(text: str) -> list[str]:
-    """All the names that a node list stands for, in its order.
+    """The names of a node list, in order.
 
     >>> nodes("gpu[01-03,07]"), nodes("a,b[1-2]c[0,5]")
     (['gpu01', 'gpu02', 'gpu03', 'gpu07'], ['a', 'b1c0', 'b1c5', 'b2c0', 'b2c5'])
@@ -271,7 +271,7 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
 
 
 def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[int]]:
-    """The nodes, and how many tasks each has; one where nothing is said."""
+    """The nodes with their numbers of tasks, by default 1."""
     names = nodes(listed)
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
     counts = tasks(text) if text else [1] * len(names)

@@ -269,7 +269,7 @@ def _remove(group: Path) -> None:
 
 
 def _find_processes(workers: Collection[int]) -> Iterator[int]:
-    """These processes, their groups, and all their descendants, in whatever group or session."""
+    """These processes, their groups, and all their descendants, in any group or session."""
     found = set(workers)
     groups = set(workers)
     children: dict[int, list[int]] = {}

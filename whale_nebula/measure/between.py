@@ -1,6 +1,6 @@
 """Measure collectives of TensorFlow between two processes of this machine.
 
-`python -m whale_nebula.measure.between SIZE... RUNS` is one of the two; the launcher tells it who it is.
+`python -m whale_nebula.measure.between SIZE... RUNS` is one of the two processes; the launcher assigns its place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = "measure"
 
 @dataclass(frozen=True)
 class Among:
-    """What collectives take between two workers, and the spread of each kind, that of its largest tensor."""
+    """Seconds of collectives between two workers, and the spread of each kind at its largest tensor."""
 
     collectives: tuple[Collective, ...]
     spreads: Mapping[str, float]
@@ -59,7 +59,7 @@ def measure_collectives(sizes: Sizes = FULL, tell: Callable[[str], None] = lambd
 
 
 def main(words: Sequence[str]) -> None:
-    """Be one of the two; writes the seconds of each run, by kind and size."""
+    """Run as one of the two processes; writes the seconds of each run, by kind and size."""
     import tensorflow as tf
 
     from whale_nebula.runtime.replicas.collectives import open_collectives
@@ -82,7 +82,7 @@ def main(words: Sequence[str]) -> None:
     found: dict[str, list[list[float]]] = {kind: [] for kind in halves}
     key = itertools.count(1)
     with joined.explain_failures("measuring the collectives"), tf.device(device):
-        for kind, (do, rows, parts) in halves.items():  # of a tensor that is cut in halves each has one
+        for kind, (do, rows, parts) in halves.items():  # each process has half of a tensor
             for size in sizes:
                 x = tf.ones([rows, size // 4 // parts])
                 run = tf.function(functools.partial(do, size=WORKERS, group=1, instance=next(key)), autograph=False)
@@ -91,7 +91,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _time_alike(run: Callable[[Any], Any], x: Any, runs: int) -> list[float]:
-    """Seconds of each run; both processes make the same number of calls."""
+    """Seconds of each run, with the same number of calls in both processes."""
     found = []
     for number in range(WARM_UP + runs):
         started = time.perf_counter()

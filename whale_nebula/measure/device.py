@@ -1,4 +1,4 @@
-"""Measure the device that TensorFlow takes: rates of kernels, of its memory, seconds of a call; and codecs."""
+"""Measure TensorFlow's device: rates of kernels and of memory, seconds of a call; and codecs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHANNELS, _IMAGES = 32, 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large is what is measured: sides of square matrices, sides of images, numbers of element-wise kernels and of
+    """Sizes of the measured operands: sides of square matrices, sides of images, numbers of element-wise kernels and of
     the memory's, rows and columns of the tensor for codecs; and runs of each.
     """
 
@@ -43,14 +43,14 @@ QUICK = Sizes((32, 64), (8, 16), (1 << 10, 1 << 14), 1 << 16, (64, 64), 3)
 
 @dataclass(frozen=True)
 class Found:
-    """A device and the spread of each of its numbers, by "rates.matmul", "call_seconds" ..."""
+    """A measured device, with the spread of each of its numbers, by "rates.matmul", "call_seconds" ..."""
 
     device: Device
     spreads: Mapping[str, float]
 
 
 def measure_device(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Found:
-    """Measure what TensorFlow computes with in this process."""
+    """Measure the device that TensorFlow uses in this process."""
     gpus = tf.config.list_physical_devices("GPU")
     spreads, rates = {}, {}
     for kernel, points in _kernels(sizes).items():
@@ -74,7 +74,7 @@ def measure_device(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Found
 
 
 def _kernels(sizes: Sizes) -> dict[str, list[tuple[float, Callable[[], Any]]]]:
-    """By kind of kernel, calls with the floating-point operations of each."""
+    """By kind of kernel, calls with their floating-point operations."""
     images = [(side, (_IMAGES, side, side, _CHANNELS)) for side in sizes.conv]
     window = tf.constant(_draw(3, 3, _CHANNELS, _CHANNELS))
     return {
@@ -88,7 +88,7 @@ def _kernels(sizes: Sizes) -> dict[str, list[tuple[float, Callable[[], Any]]]]:
 
 
 def _compile(function: Callable[..., Any], *forms: Any) -> Callable[[], Any]:
-    """A call of a function that TensorFlow has compiled, with drawn tensors of these forms."""
+    """A call of a compiled TensorFlow function on random tensors."""
     tensors = [tf.constant(_draw(*np.atleast_1d(form))) for form in forms]
     traced = tf.function(function, autograph=False).get_concrete_function(
         *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors)
@@ -101,7 +101,7 @@ def _draw(*form: int) -> Any:
 
 
 def _time(call: Callable[[], Any], sizes: Sizes) -> Timed:
-    """Time a call until the device has done it."""
+    """Time a call until the device has finished it."""
 
     def run() -> None:
         call()
@@ -112,7 +112,7 @@ def _time(call: Callable[[], Any], sizes: Sizes) -> Timed:
 
 
 def total_memory() -> int | None:
-    """Bytes of memory of this machine, within what the container allows; None where neither is known."""
+    """Bytes of memory of this machine, within the container's limit; None if unknown."""
     known = []
     with suppress(OSError):
         found = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
@@ -125,14 +125,14 @@ def total_memory() -> int | None:
 # ---------------------------------------------------------------------- codecs
 @dataclass(frozen=True)
 class Coding:
-    """What codecs take: seconds for a byte of a tensor, to encode and to decode it; and the spread of each."""
+    """Costs of codecs: seconds for a byte of a tensor, to encode and to decode it; and the spread of each."""
 
     seconds_per_byte: Mapping[str, float]
     spreads: Mapping[str, float]
 
 
 def measure_codecs(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Coding:
-    """Measure all codecs of the registry that stand alone and need no state of a run but a basis."""
+    """Measure all codecs of the registry that can be used alone, and need no state of a run but a basis."""
     x = tf.constant(_draw(*sizes.codec))
     found, spreads = {}, {}
     for codec in _codecs(sizes.codec[1]):

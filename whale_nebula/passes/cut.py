@@ -189,7 +189,7 @@ class Cutter:
         return all(worker in self.homes.of(op) and op not in self.parts.effects for op in made)
 
     def _ask_results(self, draft: Draft) -> None:
-        """Every worker gives the user the same results, in its last update."""
+        """Request the same results from every worker's last update."""
         _, phase, worker, _ = draft.key
         for value in self.program.returns:
             op = self.program.graph.ops[value.op]

@@ -110,8 +110,8 @@ _SILENT = _CHECKS | {"Print", "PrintV2"}
 
 
 def touches_outside(op: Op, graph: Graph) -> bool:
-    """Whether an op may read or write what no captured handle stands for: Python's memory, a file, a resource that the
-    trace makes by its name.
+    """Whether an op may read or write state without a captured handle: Python's memory, a file, a resource that the
+    trace creates by name.
     """
     if op.functions:
         bodies = [graph.functions[name] for name in op.functions]

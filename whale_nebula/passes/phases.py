@@ -39,7 +39,7 @@ def has_known_size(spec: Spec) -> bool:
 
 
 def is_small(spec: Spec) -> bool:
-    """Whether a tensor is of few numbers, whatever the batch is."""
+    """Whether a tensor has few numbers, independent of the batch."""
     return has_known_size(spec) and spec.nbytes() <= SMALL
 
 

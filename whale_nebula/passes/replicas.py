@@ -101,7 +101,7 @@ def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> l
 
 
 def orders(program: Program) -> tuple[Order, ...]:
-    """For each stage, which replica takes which micro-batch; none where all take turns."""
+    """For each stage, which replica takes which micro-batch; empty if all take turns."""
     found = tuple(order_by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
     return found if any(found) else ()
 
@@ -143,7 +143,7 @@ def refusal(program: Program, where: Where) -> BatchCoupledError | None:
 
 
 def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> None:
-    """Between processes each replica needs one of its own, and a `worker` that has one needs collectives."""
+    """Verify that, between processes, each replica has its own, and a `worker` with one has collectives."""
     for stage, ops in sums_of(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
         key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
         if len(hosts) < replicas:

@@ -224,7 +224,7 @@ def _name_gradient(cut: Cut, holder: Value) -> str:
 
 
 def _find_axis(spec: Spec, count: int) -> int | None:
-    """The first axis that is long enough for `count` pieces; none where a size is not known, or no real numbers."""
+    """The first axis that is long enough for `count` pieces; None for unknown sizes or non-real numbers."""
     sizes = [axis or 0 for axis in spec.shape or ()]
     known = None not in (spec.shape or ()) and "float" in spec.dtype
     return next((axis for axis, size in enumerate(sizes) if known and size >= count), None)
@@ -263,7 +263,7 @@ def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]
 
 
 def _find_whole_reader(cut: Cut, variable: int) -> str:
-    """The type of an op that reads or writes a variable, and cannot do so in pieces; none where there is no such."""
+    """The type of an op that reads or writes a variable and cannot be sharded; None if there is none."""
     readers = (op.type for op in cut.program.graph.consumers(Value(variable)))
     return next((kind for kind in readers if kind not in ASSIGNS | _READS), "")
 

@@ -52,7 +52,7 @@ _WORDS: Mapping[str, str] = {
 
 
 def find_breaches(crossings: Collection[InputCrossing], rules: Sequence[Forbid]) -> Iterator[Breach]:
-    """All that goes where a rule does not let it."""
+    """All crossings that a rule forbids."""
     for rule in rules:
         for each in crossings:
             if each.destination in (rule.cluster, EVERY):

@@ -79,7 +79,7 @@ class Pins:
         )
 
     def close(self) -> None:
-        """At the end of the run, say which pins no step was held against."""
+        """At the end of the run, warn of pins without a matching step."""
         for name, (_, source) in self.plans.items():
             if name not in self.met:
                 steps = f"the steps that ran with scopes are {list_names(sorted(self.met))}" if self.met else ""

@@ -403,7 +403,7 @@ def _describe_codec(codec: str, *, back: bool = False) -> str:
 
 
 def _label(plan: Plan, stage: PlanStage) -> str:
-    """A stage, and a line for each thing that there is to say of its devices."""
+    """A stage, with a line for each fact about its devices."""
     facts = [f"{_text(_shorten(name))}: {_text(value)}" for name, value in list_device_facts(plan, stage)]
     return "<br/>".join([f"stage {_text(stage.name)}", f"{stage.parameters:,} parameters", *facts])
 

@@ -63,7 +63,7 @@ class Names:
         return "/".join(found[:DEPTH])
 
     def maker(self, name: str) -> str:
-        """The layer of an op, or the op itself where it stands in none, as a mask does that Keras makes.
+        """The layer of an op, or the op itself if it belongs to none, such as Keras's masks.
 
         >>> Names("model").maker("model_1/embed_1/GatherV2"), Names("model").maker("model_1/NotEqual")
         ('embed', 'NotEqual')

@@ -459,7 +459,7 @@ class _Chaining:
         return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later)
 
     def _list_shapes(self, op: Op) -> list[tuple[int, ...]]:
-        """The shapes of what an op reads and gives that have rows of the batch."""
+        """The shapes of an op's inputs and outputs that have rows of the batch."""
         return [self.sizes.shape(value) for value in (*op.inputs, *op.values) if self._has_rows(value)]
 
     def _has_rows(self, value: Value) -> bool:

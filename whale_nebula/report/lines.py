@@ -30,7 +30,7 @@ class Rate:
     _before: Report | None = None
 
     def add(self, report: Report) -> float | None:
-        """Take in a step; gives the rate, or None where no two steps of its program came one after the other yet.
+        """Add a step; returns the rate, or None before two consecutive steps of its program.
 
         >>> from whale_nebula.report.report import Report
         >>> rate, steps = Rate(), [("fit", 5.0), ("fit", 5.5), ("test", 9.0), ("fit", 20.0), ("fit", 20.5)]
@@ -66,7 +66,7 @@ log = logging.getLogger("whale_nebula.steps")
 
 
 class Lines:
-    """Says at sensible intervals how it goes, where `here` says that this process is the one to say it."""
+    """Logs the progress at suitable intervals, if `here` selects this process."""
 
     def __init__(
         self,

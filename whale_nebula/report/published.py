@@ -35,7 +35,7 @@ class Audience(Protocol):
     """Receiver of every step's report, such as a metrics file or a table on the terminal."""
 
     def tell(self, report: Report) -> None:
-        """A step has ended."""
+        """Publish a finished step."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ def begin(step: UnderWay) -> None:
 
 
 def find_running_step() -> UnderWay | None:
-    """The step that runs now, if somebody watches."""
+    """The running step, if there are watchers."""
     return _published.under_way
 
 

@@ -121,7 +121,7 @@ class Program:
 
     @property
     def steady(self) -> tuple[Report, ...]:
-        """The steps that say how fast it goes."""
+        """The steps from which rates are computed."""
         return self.reports[1:] or self.reports
 
     @property

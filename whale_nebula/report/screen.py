@@ -50,7 +50,7 @@ class Screen:
         self._lock = threading.RLock()
         self._height = 0
         self._ended = True
-        self._waiting: str | None = None  # for the end of somebody's line: the last that was to be drawn
+        self._waiting: str | None = None  # the last drawing, deferred until another writer's line ends
         self._left = False  # whether that is to stay once it is drawn
         self._beside: dict[str, _Beside] = {}
 
@@ -90,7 +90,7 @@ class Screen:
 
     @contextlib.contextmanager
     def room(self, *, ended: bool) -> Iterator[None]:
-        """Room for what somebody writes; `ended` says whether that ends with a line."""
+        """Make room for other output; `ended`: it ends with a line."""
         with self._lock:
             self._erase()
             self._ended = ended
@@ -101,7 +101,7 @@ class Screen:
                     self.leave()
 
     def leave(self) -> None:
-        """Keep the drawing; later output stands below it."""
+        """Keep the drawing; later output is below it."""
         with self._lock:
             self._height, self._left = 0, True
 

@@ -55,7 +55,7 @@ class Watching:
         self._thread.start()
 
     def tell(self, report: Report) -> None:
-        """A step has ended."""
+        """Pass on a finished step."""
         self._told.put(report)
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ def _try_stages(
 
 
 def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
-    """A better plan is refused after all: the one before goes on."""
+    """Return to the previous plan, as a better one was refused after all."""
     stays = replace(before, replan=False, replaces=refused)
     run.decisions[:] = [stays if each is refused else each for each in run.decisions]
     return stays

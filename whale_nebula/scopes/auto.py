@@ -1,4 +1,4 @@
-"""What `nb.auto_parallel` has said: the limits within which steps without scopes are planned."""
+"""The state of `nb.auto_parallel`: the limits within which steps without scopes are planned."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Limits:
     replan: bool | None = None
 
     def words(self) -> list[str]:
-        """What was said, as options of a call."""
+        """The given options, as in a call."""
         said = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "site")
         return [f"{name}={value!r}" for name, value in said if value is not None]
 
     def complete_from(self, other: Limits) -> Limits:
-        """With what they leave open taken from others."""
+        """The limits with None replaced by those of `other`."""
         left = [each.name for each in fields(self) if getattr(self, each.name) is None]
         return replace(self, **{name: getattr(other, name) for name in left})
 
@@ -49,7 +49,7 @@ def check_limits(
     split: bool | None = None,
     replan: bool = False,
 ) -> Limits:
-    """The limits that a call states, or what is wrong with them."""
+    """Validate the options of a call; raises for invalid ones."""
     return Limits(
         site,
         clusters=None if clusters is None else _check_clusters(clusters),
@@ -64,7 +64,7 @@ def check_limits(
 
 
 def _check_clusters(given: Iterable[str]) -> tuple[str, ...] | None:
-    """Names of clusters, each once; None for all."""
+    """Validate names of clusters, each once; None for all."""
     if given in ("all", ["all"]):
         return None
     mend = "clusters=['gpu', 'npu'], or without it for all"
@@ -81,20 +81,20 @@ _standing: Limits | None = None
 
 
 def current_limits() -> Limits | None:
-    """The limits that hold now; None where steps are cut by scopes alone."""
+    """The limits in effect; None if steps are cut by scopes alone."""
     if _current is None or _standing is None:
         return _current or _standing
     return _current.complete_from(_standing)
 
 
 def said_limits() -> Limits | None:
-    """What `nb.auto_parallel` has said that still holds."""
+    """The limits of `nb.auto_parallel` that are in effect."""
     return _current
 
 
 @contextlib.contextmanager
 def standing_limits(limits: Limits) -> Iterator[None]:
-    """Plan steps without scopes for a while, whatever a script says; its own limits go before these."""
+    """Plan steps without scopes while this context is open; the script's own limits take precedence."""
     global _standing
     before, _standing = _standing, limits
     try:
@@ -104,14 +104,14 @@ def standing_limits(limits: Limits) -> Iterator[None]:
 
 
 def set_limits(limits: Limits | None) -> Limits | None:
-    """Let these limits hold from now on; gives those that held before."""
+    """Set the limits; returns the previous ones."""
     global _current
     before, _current = _current, limits
     return before
 
 
 class AutoParallel:
-    """What `nb.auto_parallel` returns: it holds from the call on, and as a context manager until its block ends."""
+    """The result of `nb.auto_parallel`, in effect from the call on; as a context manager until its block ends."""
 
     def __init__(self, limits: Limits, before: Limits | None) -> None:
         self._limits, self._before = limits, before

@@ -1,6 +1,6 @@
 """Detect scopes that were created and never entered, such as `nb.stage(cluster="gpu")` without `with`.
 
-That is said where a model or a step is about to run, for then it is known that it is missing there.
+The warning is given when a model or a step is about to run, as it is certain then that the scope is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _idle: set[Site] = set()
 
 
 def note_made(written: str) -> Site:
-    """A scope is made here, as it is `written`; gives the place by which it is known."""
+    """Record that a scope is created here, as it is `written`; returns its place."""
     site = calling_site()
     if site not in _entered:
         _waiting.setdefault(site, written)
@@ -27,31 +27,31 @@ def note_made(written: str) -> Site:
 
 
 def note_entered(site: Site) -> None:
-    """The scope that was made there is entered: so will be the others that are made there."""
+    """Record that the scope created at a place was entered, which holds for all that are created there."""
     _waiting.pop(site, None)
     _entered.add(site)
 
 
 def forget() -> None:
-    """Begin anew."""
+    """Discard all records."""
     _waiting.clear()
     _entered.clear()
     _idle.clear()
 
 
 def warn_unscoped(model: str) -> None:
-    """Say once of each scope that was never entered that it held nothing; `model` is about to run without scopes."""
+    """Warn once of each scope that was never entered; `model` is about to run without scopes."""
     _tell(f"model {model!r} runs uncut")
 
 
 def tell_beside(step: str) -> None:
-    """The same where a `step` is about to run that has others."""
+    """Like `warn_unscoped`, for a `step` that is about to run and has other scopes."""
     _tell(f"step {step!r} runs without it")
 
 
 def tell_idle(frame: Frame, written: str) -> None:
-    """Clusters are to train copies, and no step came for that: a loop without @nb.function, say. It is said once for
-    each place.
+    """Warn once for each place that clusters shall train copies but no step did: a loop without @nb.function, for
+    example.
     """
     if frame.touched or frame.building or frame.site in _idle:
         return
@@ -86,7 +86,7 @@ _said: set[tuple[Site, str]] = set()
 
 @contextlib.contextmanager
 def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
-    """Around a stage: warn when it ends without having caught anything."""
+    """Context around a stage: warn if it ends without having caught any op."""
     code = "the build of a layer" if frame.building else running()
     try:
         yield
@@ -102,7 +102,7 @@ def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
 
 
 def running() -> str | None:
-    """What kind of code runs, as far as TensorFlow knows; nothing is said where it is not even loaded."""
+    """The kind of code that runs, as far as TensorFlow knows; None if it is not loaded."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return None
@@ -115,7 +115,7 @@ def builds() -> bool:
 
 
 def _method() -> str:
-    """Which it is, "" where none of them runs; what Keras's own layers build is no `build` of the user's."""
+    """The innermost such method, or ""; the `build` of Keras's own layers does not count."""
     keras = sys.modules.get("keras")
     frame = sys._getframe(1) if keras is not None else None
     while frame is not None and keras is not None:
@@ -139,7 +139,7 @@ _INSIDE = (
 
 
 def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site, mend: str | None = None) -> None:
-    """Say that a stage runs uncut: once for a program and kind of code, not for each of its stages."""
+    """Warn that a stage runs uncut: once for a program and kind of code, not for each of its stages."""
     if (program, code) in _said:
         return
     _said.add((program, code))

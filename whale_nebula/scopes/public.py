@@ -21,9 +21,9 @@ Codecs = Any  # "auto", a codec, or its text form
 
 @scope
 def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> Opens:
-    """Open a program: what is inside runs on these clusters.
+    """Open a program whose stages run on these clusters.
 
-    `layout` is "all" or names of clusters; `name` is the cluster of stages inside that name none.
+    `layout` is "all" or names of clusters; `name` is the cluster of inner stages that name none.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(["gpu", "npu"]) as frame:
@@ -51,25 +51,25 @@ def replica(
     shard: str | None = None,
     exchange: str | None = None,
 ) -> Opens:
-    """Copy what is inside; each copy works on its share of the micro-batches.
+    """Replicate what is inside; each replica works on its share of the micro-batches.
 
-    It stands around a whole model, around a pipeline, or around single stages, each with a count of its own. Without
-    a count there are as many replicas as the cluster has workers for what is inside; with an `nb.split(count)` inside,
-    a replica takes `count` of them. A batch is cut into at least as many micro-batches as there are replicas.
+    It stands around a whole model, a pipeline, or single stages, each with its own count. Without a count there are as
+    many replicas as the cluster has workers for what is inside; with an `nb.split(count)` inside, a replica takes
+    `count` of them. A batch is divided into at least as many micro-batches as there are replicas.
 
-    With `shard="optimizer"` each replica holds a part of the optimizer's slots, is given that part of the summed
-    gradients, updates that part of the weights, and gives it to the others: the same numbers and bytes, with less
-    memory. With `shard="gradients"` that goes for gradients of weights without slots, too.
+    With `shard="optimizer"` each replica holds a part of the optimizer's slots, receives that part of the summed
+    gradients, updates that part of the weights, and sends it to the others: the same numbers and bytes, with less
+    memory. `shard="gradients"` does so for gradients of weights without slots, too.
 
-    With `sync_every` each *cluster* of the layout trains a copy of its own, on its share of each batch, and tells the
-    others how far it has come only every so many steps; `count` then is the number of copies within each. `outer` makes
-    one step of what they say: "average", "nesterov", or an object of `nb.outer`. `nb.compress` around it says how the
-    differences cross, and what a codec leaves out goes with the next ones. They cross in `fragments` that take turns,
-    each with `delay` steps to arrive in. With `mode="async"` a server in the first cluster takes each difference as it
-    comes; no cluster is more than `staleness` rounds ahead of the slowest.
+    With `sync_every` each *cluster* of the layout trains its own copy, on its share of each batch, and sends the others
+    its weight differences only every so many steps; `count` then is the number of replicas within each. `outer` is the
+    optimizer that applies their mean: "average", "nesterov", or an object of `nb.outer`. `nb.compress` around it is the
+    codec of the differences, with error feedback. They are sent in `fragments` by turns, each with `delay` steps to
+    arrive. With `mode="async"` a server in the first cluster applies each difference as it arrives; no cluster is more
+    than `staleness` rounds ahead of the slowest.
 
     With `exchange="1bit"` each cluster trains a copy, too, and all exchange the momenta of their optimizers after each
-    step, in a bit a number once these have warmed up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`.
+    step, at one bit a number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`.
 
     >>> import whale_nebula as nb
     >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]
@@ -109,12 +109,12 @@ def pipeline(
     recompute: bool = False,
     coupled: str = "error",
 ) -> Opens:
-    """Cut each batch into `micro_batch` pieces, so that the stages inside work at the same time.
+    """Divide each batch into `micro_batch` micro-batches, so that the stages inside work at the same time.
 
-    Without a number it stays whole, or, under `nb.auto_parallel`, has as many pieces as the planner finds best.
-    `schedule` is "gpipe", "1f1b", "eager-1f1b" or "zero-bubble"; `in_flight` limits the micro-batches that a stage
-    holds; `recompute` saves memory by computing a stage's forward again; `coupled="allow"` lets the rows of a batch
-    depend on each other within a micro-batch.
+    Without a number the batch stays whole, or, under `nb.auto_parallel`, the planner chooses. `schedule` is "gpipe",
+    "1f1b", "eager-1f1b" or "zero-bubble"; `in_flight` limits the micro-batches that a stage holds; `recompute` saves
+    memory by computing a stage's forward again; `coupled="allow"` lets the rows of a batch depend on each other within
+    a micro-batch.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.pipeline(4, schedule="gpipe") as frame:
@@ -133,11 +133,11 @@ def pipeline(
 
 @scope
 def split(count: int | None = None, *, axis: int = -1) -> Opens:
-    """Divide the variables that are made or used inside, along `axis` of theirs, over `count` devices of the stage.
+    """Shard the variables that are created or used inside, along their `axis`, over `count` devices of the stage.
 
-    Every other tensor of the stage follows: its layout is completed from those of the variables. Without a `count`
-    there are as many devices as the stage's cluster has workers; inside `nb.replica(n)`, as many for each replica. Of
-    the two one has to say its count.
+    The layouts of all other tensors of the stage are inferred from those of the variables. Without a `count` there are
+    as many devices as the stage's cluster has workers; inside `nb.replica(n)`, as many for each replica. One of the two
+    must give its count.
 
     >>> import whale_nebula as nb
     >>> nb.split(2, axis=0)
@@ -168,19 +168,18 @@ def compress(
     zstd: bool = False,
     nonfinite: str = "raise",
 ) -> Opens:
-    """Make the boundaries inside small while they cross.
+    """Compress the tensors that cross boundaries inside.
 
-    Flags are sugar for one codec: at most one structure (svd, rank, topk), then at most one precision (fp16,
-    bf16, int8, int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient crosses in the
-    same subspace or at the same positions; `backward` is the precision of what is left of it (int8 by default, None:
-    as it is), and an object replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
+    Flags are sugar for one codec: at most one structure (svd, rank, topk), then at most one precision (fp16, bf16,
+    int8, int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient is projected to the same
+    subspace or positions; `backward` is its precision (int8 by default, None: unchanged), and a codec object there
+    replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
 
-    The codec is used from `start_step` on. `ramp` begins with milder precisions and goes on to the next as soon as its
-    relative error is below a bound. `mask` names the input that marks the rows to be sent, or is True for the mask
-    that Keras gives a tensor. `delta` names the input with the ids of samples: both sides hold up to 1 GiB of samples
-    a boundary, as they were last, and send differences to them. `zstd` packs the bytes once more where that makes them
-    fewer. `nonfinite` says what to do about a NaN that would enter a codec's state: "raise", or "skip" the step in all
-    processes.
+    The codec is used from `start_step` on. `ramp` begins with milder precisions and continues with the next as soon as
+    its relative error is below a bound. `mask` names the input that marks the rows to send, or is True for Keras's mask
+    of a tensor. `delta` names the input with the ids of samples: both sides cache up to 1 GiB of samples a boundary and
+    send differences to them. `zstd` compresses the bytes where that makes them fewer. `nonfinite` says what to do about
+    a NaN that would enter a codec's state: "raise", or "skip" the step in all processes.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(fp16=True) as frame:
@@ -202,19 +201,20 @@ def auto_parallel(
     recompute: bool | None = None,
     replan: bool = False,
 ) -> AutoParallel:
-    """Let the planner find the stages of steps: one line before the model. Scopes of a script are kept, and completed.
+    """Let the planner choose the stages of steps: one line before the model. Scopes of a script are kept, and
+    completed.
 
-    What is None the planner chooses: which `clusters` take part, how many micro-batches a batch is cut into and how
-    many replicas a stage has, whether its variables are split over workers instead, and whether forwards are computed
-    again to save memory. `memory` ("16GiB", or bytes) is what a worker may need, where the config does not say it.
-    Nothing that loses anything is chosen: `compress` says what crosses smaller, as `nb.compress` takes it ("auto": the
-    mildest codec of each boundary that hides), and a batch is cut only where that gives the same numbers.
+    The planner chooses all that is None: which `clusters` take part, the numbers of micro-batches and of replicas of a
+    stage, whether its variables are sharded over workers instead, and whether forwards are recomputed to save memory.
+    `memory` ("16GiB", or bytes) is the limit of a worker, if the config has none. Nothing lossy is chosen by itself:
+    `compress` is the codec of boundaries, as in `nb.compress` ("auto": for each boundary the mildest codec whose time
+    hides behind computation), and a batch is divided only if that gives the same numbers.
 
-    Where steps take much longer or shorter than predicted, that is told once, with a better plan if what was measured
-    shows one; with `replan` it is taken between two steps, and the numbers stay what they are.
+    If steps take much longer or shorter than predicted, a warning says so once, with a better plan if the measurements
+    show one; with `replan` the run changes to it between two steps, and the numbers stay the same.
 
-    It holds until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)` shows
-    what was chosen, and `.explain()` of that plan why.
+    It is in effect until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)`
+    shows the choice, and `.explain()` of that plan the reasons.
 
     >>> import whale_nebula as nb
     >>> with nb.auto_parallel(memory="16GiB", micro_batch=8) as found:

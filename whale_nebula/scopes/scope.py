@@ -33,10 +33,9 @@ _INSTEAD = {
 
 
 def settle(kind: str, site: Site, stack: Stack) -> Stack:
-    """The stack on which a new scope may stand, or the error that says why there is none.
+    """The stack on which a new scope opens; raises if it may not open here.
 
-    Frames that were only replayed give way: a scope that is entered in a layer's `call` beats those in which
-    the layer was built.
+    Replayed frames are dropped: a scope entered in a layer's `call` overrides those in which the layer was built.
     """
     replayed = tuple(frame for frame in stack.frames[: stack.replayed] if not excludes(frame.kind, kind))
     entered = stack.frames[stack.replayed :]
@@ -47,7 +46,7 @@ def settle(kind: str, site: Site, stack: Stack) -> Stack:
 
 
 def excludes(outer: str, inner: str) -> bool:
-    """Whether a scope of kind `inner` must not stand inside one of kind `outer`.
+    """Whether a scope of kind `inner` must not be inside one of kind `outer`.
 
     >>> excludes("stage", "pipeline"), excludes("pipeline", "stage"), excludes("stage", "compress")
     (True, False, False)
@@ -87,18 +86,18 @@ def _nesting_error(kind: str, site: Site, outer: Frame, *, around_step: bool) ->
 
 
 class Missing(NamedTuple):
-    """A feature that has no engine yet."""
+    """A feature that is not implemented yet."""
 
     feature: str
     mend: str
 
     def error(self, site: Site) -> NotYetError:
-        """The error for a use of it."""
+        """The error for using it."""
         return NotYetError(self.feature, where=str(site), mend=self.mend)
 
 
 class Scope(contextlib.AbstractContextManager[Frame]):
-    """A scope as it was written: its `kind` and `options`, already checked. Each entry of it makes a frame."""
+    """A scope as it was written: its `kind` and validated `options`. Each entry of it makes a frame."""
 
     def __init__(self, kind: str, options: Mapping[str, object], missing: Missing | None = None) -> None:
         self.kind = kind
@@ -112,12 +111,12 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         return f"nb.{self.kind}({', '.join(said)})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Scopes are no decorators: what they hold is written inside them."""
-        hints.note_entered(self._made)  # this error says more than that it was never entered
+        """Refuse to be a decorator: a scope holds what is written inside its block."""
+        hints.note_entered(self._made)  # this error replaces the warning that it was never entered
         raise no_decorator(self.kind)
 
     def note_placed(self) -> None:
-        """It is not to be entered: a map of places takes what it says."""
+        """Record that it is used in a map of places instead of being entered."""
         hints.note_entered(self._made)
 
     @short_traceback
@@ -153,7 +152,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
                 frames[-2].touched = True
 
     def _close_out_of_order(self, frames: Sequence[Frame], error: BaseException | None) -> None:
-        """Close all the same, with what is open inside, so that the stack is clean; and say so, once."""
+        """Close the scope with all open scopes inside, so that the stack is clean, and report the wrong order once."""
         ended = next((frame for frame in self._open if frame.closed), None)
         if ended is not None:
             with keep_stack():

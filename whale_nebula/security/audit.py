@@ -1,8 +1,8 @@
 """The audit log of a process: decisions with time and subject, in a hash chain that others can verify.
 
-Each line holds `seq`, `time` (UTC), `mono_ns`, `site` (whose log it is), `actor`, `action`, `object`, `decision`,
-`reason` and `prev`. The first says for which run, and with which certificates. Nothing is ever removed: a log that
-has become large is given a new file, and the chain goes on in it.
+Each line holds `seq`, `time` (UTC), `mono_ns`, `site` (the log's owner), `actor`, `action`, `object`, `decision`,
+`reason` and `prev`. The first names the run and the certificates. Nothing is ever removed: a log that has become large
+continues in a new file, with the same chain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TAKEN = "the audit log is taken"
 MOST_BYTES = 64 << 20
 _LONGEST = 1000
 _SIGNED = b'{"action":"head",'
-_REMEMBERED = 1024  # heads of one sender, to know one that comes twice
+_REMEMBERED = 1024  # heads of one sender, to detect duplicates
 _OURS = frozenset({"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"})
 
 Signer = Credentials | CurrentCredentials
@@ -45,11 +45,11 @@ _START_AGAIN = "mend the disk, then start this process again: it goes on after w
 
 
 class AuditLog:
-    """A log that is open for writing: by one process at a time, from any of its threads.
+    """An audit log open for writing: by one process at a time, from any of its threads.
 
-    A record with a decision is on disk when `record` returns. Once the disk has failed to keep what was written, the
-    log is closed for good: nothing is said to be on disk that may not be. `on_head` is given each signed head, to be
-    sent to a peer that keeps it; it is called in their order, outside the lock, by a thread that wrote.
+    A record with a decision is on disk when `record` returns. After a failure of the disk the log is closed for good,
+    as records might be missing. `on_head` receives each signed head, in order, to be sent to a peer that keeps it; it
+    is called outside the lock, by a thread that wrote.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AuditLog:
         self._lock = threading.Lock()
         self._telling = threading.RLock()
         self._signed: list[Head] = []  # not on disk yet
-        self._untold: deque[Head] = deque()  # on disk, and not given away yet
+        self._untold: deque[Head] = deque()  # on disk, but not passed to `on_head` yet
         self._closed_why: str | None = None
         self._unsigned = 0
         self._fingerprint = ""
@@ -92,9 +92,9 @@ class AuditLog:
         durable: bool | None = None,
         **more: Any,
     ) -> int:
-        """Write what happened; gives its number. `decision` is "allow", "deny" or nothing; `more` is plain JSON.
+        """Write a record; returns its number. `decision` is "allow", "deny" or ""; `more` is plain JSON.
 
-        `target` stands in the line as `object`: what the action was about.
+        `target` is the line's `object`: what the action was about.
         """
         if not _OURS.isdisjoint(more):
             raise AuditError(f"{sorted(_OURS & set(more))} are fields of every record", mend="choose another name")
@@ -113,7 +113,7 @@ class AuditLog:
         return seq
 
     def head(self) -> Head | None:
-        """Sign how far the log is, now."""
+        """Sign the current position of the log."""
         with self._lock:
             head = self._head()
             self._sync()
@@ -121,7 +121,7 @@ class AuditLog:
         return head
 
     def close(self, reason: str = "") -> None:
-        """Say that the log ends here, and sign it, in one write: an unsigned end would look forged. Closing twice does
+        """Write and sign the end of the log, in one write: an unsigned end would look forged. Closing twice does
         nothing.
         """
         with self._lock:
@@ -138,7 +138,7 @@ class AuditLog:
 
     # ------------------------------------------------------------------ inside the lock
     def _begin(self) -> Link:
-        """Go on where the file ends, or where the file before it does, or from nothing."""
+        """Continue where the file ends, or where the file before it does, or begin a new chain."""
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
             data = file.read(self._size)
@@ -150,7 +150,7 @@ class AuditLog:
             raise _broken_error(self.path, str(error)) from None
         self._first = before.seq + 1
         since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
-        # where there is no head in this file, it is time for one: the last is in the file before
+        # a file without a head needs one: the last is in the file before
         self._unsigned = next(since, len(lines) if before == START else self._head_every)
         if rest and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
@@ -166,7 +166,7 @@ class AuditLog:
         return self._link
 
     def _set_aside(self, rest: bytes) -> dict[str, Any]:
-        """Move what a crash has left of a record to a file of its own; gives what is written of it."""
+        """Move the remains of a record after a crash to a separate file; returns the fields that describe it."""
         if not chain.is_torn_record(rest):
             raise _broken_error(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
         digest = chain.digest(rest)
@@ -176,7 +176,7 @@ class AuditLog:
         return {"torn": digest, "bytes": len(rest)}
 
     def _about(self) -> dict[str, Any]:
-        """The run and the certificates, as their fingerprints."""
+        """The run and the fingerprints of the certificates."""
         present = self._current()
         if present is None:
             return {"run": self.identity.run, "insecure": True}
@@ -194,7 +194,7 @@ class AuditLog:
         self._unsigned += 1
 
     def _forge(self, before: Link, action: str, said: dict[str, Any]) -> tuple[bytes, Link]:
-        """The line of a record that follows another one, and where the log is after it."""
+        """The line of the next record, and the link after it."""
         if self._file < 0:
             raise AuditError(
                 "the audit log is closed",
@@ -218,7 +218,7 @@ class AuditLog:
         return line + b"\n", link
 
     def _put(self, data: bytes) -> None:
-        """Add lines, whole or not at all: what half fits on the disk is taken back."""
+        """Append lines, completely or not at all: a partial write is truncated."""
         try:
             if os.write(self._file, data) != len(data):
                 raise OSError(28, "the disk is full")
@@ -234,7 +234,7 @@ class AuditLog:
         self._size += len(data)
 
     def _head(self, *, end: dict[str, Any] | None = None) -> Head | None:
-        """Sign how far the log is, or that it ends here."""
+        """Sign the current position of the log, or its end."""
         present = self._current()
         if present is None:
             self._unsigned = 0
@@ -277,11 +277,11 @@ class AuditLog:
         self._file = -1
 
     def _rotate(self) -> None:
-        """Give the file its own name, and go on in a new one. The lock on the file goes with it."""
+        """Rename the full file, and continue in a new one. The lock on the file goes with it."""
         self._sync()
         named = piece(self.path, self._first)
         try:
-            if self.path.exists():  # an attempt before this one may have come so far
+            if self.path.exists():  # an earlier attempt may have got this far
                 os.rename(self.path, named)
         except OSError as error:
             raise AuditError(f"{named} cannot be made", why=error.strerror) from None
@@ -294,7 +294,7 @@ class AuditLog:
 
     # ------------------------------------------------------------------ outside the lock
     def _tell(self) -> None:
-        """Give the heads away in their order, whichever thread signed them."""
+        """Pass heads to `on_head` in order, whichever thread signed them."""
         with self._telling:
             while self._untold:
                 head = self._untold.popleft()
@@ -311,7 +311,7 @@ def _follows(line: bytes, before: Link) -> bool:
 
 
 def _open(path: Path) -> tuple[int, int]:
-    """The file for adding lines, locked, and its size."""
+    """Open the file for appending, locked; returns its size too."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -338,7 +338,7 @@ def _broken_error(path: Path, why: str) -> AuditError:
 
 # ---------------------------------------------------------------------- several files, one chain
 def piece(path: Path, first: int) -> Path:
-    """The name of a file that is full, by the number of its first record.
+    """The name of a full file, by the number of its first record.
 
     >>> piece(Path("audit.jsonl"), 4100).name
     'audit.000000004100.jsonl'
@@ -347,7 +347,7 @@ def piece(path: Path, first: int) -> Path:
 
 
 def pieces(path: Path) -> list[Path]:
-    """All files of a log, in the order of its chain, up to this one."""
+    """All files of a log up to this one, in the order of its chain."""
     named = re.fullmatch(r"(.+)\.\d{12}", path.stem)
     stem = named[1] if named else path.stem
     full = sorted(path.parent.glob(f"{_literal(stem)}.{'[0-9]' * 12}{_literal(path.suffix)}"))
@@ -359,7 +359,7 @@ def _literal(text: str) -> str:
 
 
 def _find_start(path: Path, data: bytes) -> Link:
-    """Where the chain was before this file began: at its start, or at the end of the file before."""
+    """The link before the first record of this file: at the chain's start, or at the end of the file before."""
     older = pieces(path)[:-1]
     if not older:
         return START
@@ -389,13 +389,13 @@ class Head(NamedTuple):
 
     @classmethod
     def sign(cls, credentials: Credentials, seq: int, digest: str) -> Head:
-        """The head of one's own log."""
+        """Sign a head of this process's log."""
         signature = credentials.sign(_message(credentials.identity, seq, digest))
         return cls(seq, digest, base64.b64encode(signature).decode("ascii"), credentials.cert_pem.decode("ascii"))
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Head:
-        """Parse a head that a peer sent, or that a file holds."""
+        """Parse a head from a peer or from a file."""
         match dict(said):
             case {
                 "seq": int(seq),
@@ -408,14 +408,15 @@ class Head(NamedTuple):
         raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
 
     def trim(self) -> Head:
-        """The same without what a peer may have written around the certificate."""
+        """The head without a peer's text around the certificate."""
         shown = files.certificate(self.certificate, "the head of an audit log")
         return self._replace(certificate=shown.public_bytes(serialization.Encoding.PEM).decode("ascii"))
 
     def check(self, trust: Trust | None = None) -> Identity:
-        """Whose log this is about, if the signature is right and, with `trust`, an authority of it made the signer.
+        """The identity of the log's owner, if the signature is valid and, with `trust`, an authority of it issued the
+        signer's certificate.
 
-        Dates are not looked at: a log is read long after its certificates have ended.
+        Dates are not checked: a log is read long after its certificates have expired.
         """
         shown = files.certificate(self.certificate, "the head of an audit log")
         identity = files.peer(shown).identity
@@ -435,10 +436,10 @@ def _message(identity: Identity, seq: int, digest: str) -> bytes:
 
 
 class KeptHeads:
-    """The heads of others, in a file to which lines are only added. Any thread may call it.
+    """The heads of other logs, in an append-only file. Thread-safe.
 
-    `trust` is whose heads count or, for a process that outlives its authority's certificate, a function that gives
-    whose do at present.
+    `trust` is the authority for heads or, for a process that outlives its authority's certificate, a function that
+    returns the current one.
     """
 
     def __init__(self, path: str | os.PathLike[str], trust: Trust | Callable[[], Trust]) -> None:
@@ -454,7 +455,7 @@ class KeptHeads:
                 _remember(self._kept.setdefault(head.check(), {}), head)
 
     def keep(self, head: Head, sender: Identity) -> bool:
-        """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""
+        """Keep a head of the sender's log; False if it is known. Raises `AuditError` if that log went back."""
         trust = self._trust if isinstance(self._trust, Trust) else self._trust()
         trust.check(head.certificate, sender, whose="the sender of a head")
         head.check(trust)
@@ -487,7 +488,7 @@ class KeptHeads:
             raise AuditError(f"{self.path} cannot be written", why=error.strerror) from None
 
     def _is_torn(self) -> bool:
-        """Whether a crash left half a line: the next one begins on a line of its own."""
+        """Whether a crash left a partial line, so that the next one must begin on a new line."""
         with open(self.path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             if not end:
@@ -503,7 +504,7 @@ def _remember(kept: dict[int, str], head: Head) -> None:
 
 
 def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
-    """The heads in a file; a line that a crash tore holds none."""
+    """The heads in a file; partial lines of a crash are skipped."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:

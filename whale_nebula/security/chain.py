@@ -16,7 +16,7 @@ GENESIS, RECOVERED, HEAD, END = "genesis", "recovered", "head", "end"
 
 
 class Link(NamedTuple):
-    """Where a chain has come to: the number of its last record and the SHA-256 of that line."""
+    """A position in a chain: the number of its last record and the SHA-256 of that line."""
 
     seq: int
     digest: str
@@ -26,16 +26,16 @@ START = Link(-1, "0" * 64)
 
 
 class BrokenError(Exception):
-    """A line that does not continue the chain; its text says why."""
+    """A line that does not continue the chain; its text is the reason."""
 
 
 def digest(line: bytes) -> str:
-    """The digest of a line, its newline left out."""
+    """The digest of a line without its newline."""
     return hashlib.sha256(line).hexdigest()
 
 
 def canonical(record: Mapping[str, Any]) -> bytes:
-    r"""The one way to write a record.
+    r"""Encode a record in its canonical form.
 
     >>> canonical({"b": "x\ny", "a": 1})
     b'{"a":1,"b":"x\\ny"}'
@@ -44,13 +44,13 @@ def canonical(record: Mapping[str, Any]) -> bytes:
 
 
 def forge(before: Link, said: Mapping[str, Any]) -> tuple[bytes, Link]:
-    """The next line of a chain, and where the chain has come to with it."""
+    """The next line of a chain, and the link after it."""
     line = canonical({**said, "seq": before.seq + 1, "prev": before.digest})
     return line, Link(before.seq + 1, digest(line))
 
 
 def follow(line: bytes, before: Link) -> tuple[Record, Link]:
-    """The record in a line, if it is the next of the chain."""
+    """Parse a line as the next record of the chain."""
     record = parse(line)
     if record is None:
         raise BrokenError("this is no record: not canonical JSON, or torn")
@@ -62,7 +62,7 @@ def follow(line: bytes, before: Link) -> tuple[Record, Link]:
 
 
 def parse(line: bytes) -> Record | None:
-    """The record in a line; None unless it is written in the one way."""
+    """Parse a line; None unless it is canonical."""
     try:
         record = json.loads(line)
         written = canonical(record) if isinstance(record, dict) else None
@@ -72,7 +72,7 @@ def parse(line: bytes) -> Record | None:
 
 
 def is_torn_record(line: bytes) -> bool:
-    r"""Whether these bytes are what a crash leaves of one record: its beginning, then NULs that a disk put there.
+    r"""Whether these bytes are the remains of one record after a crash: its beginning, then NULs of the disk.
 
     >>> [is_torn_record(line) for line in (b'{"act', b'{"act\0\0', b'["action"', b"", b'{"action":"end"}')]
     [True, True, False, False, False]
@@ -83,13 +83,13 @@ def is_torn_record(line: bytes) -> bool:
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
-    """The whole lines in these bytes, and what stands after the last newline."""
+    """Split bytes into whole lines and the rest after the last newline."""
     *lines, rest = data.split(b"\n")
     return lines, rest
 
 
 def follow_all(lines: Iterable[bytes], start: Link) -> Link:
-    """Where a chain has come to with these lines; raises `BrokenError` if one of them is not its next record."""
+    """The link after these lines; raises `BrokenError` if one of them is not the next record."""
     for line in lines:
         _, start = follow(line, start)
     return start

@@ -1,4 +1,4 @@
-"""The code that a process runs: the files of its script and the packages that are installed, with their digests."""
+"""The code that a process runs: the files of its script and the installed packages, with their digests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def code_digest() -> str:
 
 
 def digest_file(path: str | Path) -> str:
-    """The SHA-256 of a file, or a word that is the digest of none."""
+    """The SHA-256 of a file, or a word that is no digest."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
@@ -49,14 +49,14 @@ def digest_file(path: str | Path) -> str:
 
 
 def find_script() -> Path | None:
-    """The script that this process runs, if it is one in a file."""
+    """The script that this process runs, if it is a file."""
     file = getattr(sys.modules.get(SCRIPT), "__file__", None)
     return None if file is None else Path(file)
 
 
 def list_files(script: str | Path | None = None) -> dict[str, str]:
-    """The digests of a script and of the modules that are loaded, but for those that are as the installer of a package
-    has recorded them. The script is the one that this process runs, unless another is given.
+    """The digests of a script and of loaded modules, except those that match their installer's record. The default
+    script is the one that this process runs.
     """
     main = find_script() if script is None else Path(script)
     found = {} if main is None else {SCRIPT: digest_file(main)}
@@ -67,7 +67,7 @@ def list_files(script: str | Path | None = None) -> dict[str, str]:
 
 
 def list_beside(script: str | Path, modules: Iterable[str]) -> dict[str, str]:
-    """The digests of a script that does not run yet, and of those of the modules that lie beside it."""
+    """The digests of a script that does not run yet, and of modules in its folder."""
     found, folder = {SCRIPT: digest_file(script)}, Path(script).resolve().parent
     for name in modules:
         path = folder.joinpath(*name.split("."))
@@ -113,7 +113,7 @@ def _recorded_digest(path: str, changed: int | None) -> str:
 
 @cache
 def _records() -> Mapping[str, Mapping[str, str]]:
-    """The installed packages, each with its files of code and their digests, as its installer has recorded them."""
+    """The installed packages, each with its code files and their digests by its installer's record."""
     found: dict[str, dict[str, str]] = {}
     for each in metadata.distributions():
         name = normalize_name(each.metadata["Name"] or "")
@@ -134,7 +134,7 @@ def _is_code(path: str) -> bool:
 
 @cache
 def list_packages() -> Mapping[str, str]:
-    """The installed packages and Python: of each its version and the first digits of the digest of its code."""
+    """The installed packages and Python: for each its version and the first digits of the digest of its code."""
     found = {"python": platform.python_version()}
     for each in metadata.distributions():
         name = normalize_name(each.metadata["Name"] or "")
@@ -150,7 +150,9 @@ _NAMED = ("whale-nebula", "tensorflow", "keras", "numpy")
 
 
 def describe_versions() -> str:
-    """The versions with which this process computes, in a line; of this package the first digits of its code, too."""
+    """The versions that this process computes with, in one line; for this package with the first digits of its code's
+    digest.
+    """
     found = [f"python {platform.python_version()}"]
     for name in _NAMED:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -165,7 +167,7 @@ def is_loaded(package: str) -> bool:
 
 
 def normalize_name(name: str) -> str:
-    """The name of a package in the one way that installers compare.
+    """The name of a package, normalised as installers compare it.
 
     >>> normalize_name("Whale_Nebula")
     'whale-nebula'
@@ -174,7 +176,7 @@ def normalize_name(name: str) -> str:
 
 
 def first_difference(here: Mapping[str, str], approved: Mapping[str, str]) -> str | None:
-    """In words, the first file or package here that is not as it was approved.
+    """Describe the first file or package that differs from what was approved.
 
     >>> first_difference({"__main__": "ab" * 32}, {"__main__": "cd" * 32})
     'the script is abababababab here, and cdcdcdcdcdcd was approved'

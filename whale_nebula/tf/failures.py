@@ -1,6 +1,6 @@
-"""Errors of ours that are raised in functions which TensorFlow calls: it would tell them as text in an error of its
-own, below its own traceback. They come out as they are, wherever TensorFlow raises: in a loop over a dataset, in
-Keras's `fit` and in a `tf.function`. A contract test is in tests/contract.
+"""Errors of this library in functions that TensorFlow calls, which it would convert to text in its own error and
+traceback. They are re-raised unchanged wherever TensorFlow raises: in a loop over a dataset, in Keras's `fit` and in a
+`tf.function`. A contract test is in tests/contract.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.tf import require_supported
 from whale_nebula.tf.patch import Patch, apply_patches
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # what follows depends on these versions
 
 from tensorflow.python.eager import core  # noqa: E402
 from tensorflow.python.framework import error_interpolation  # noqa: E402
@@ -30,7 +30,7 @@ _make_exception, _parse_message = core._status_to_exception, error_interpolation
 
 @contextlib.contextmanager
 def carry_errors() -> Iterator[None]:
-    """Around what TensorFlow calls: errors of ours that are raised inside come out of TensorFlow as they are."""
+    """Context of a function that TensorFlow calls: this library's errors raised inside leave TensorFlow unchanged."""
     try:
         yield
     except NebulaError as error:
@@ -45,7 +45,7 @@ def carry_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leave_errors() -> Iterator[None]:
-    """Around a step of ours, which says itself what has failed by TensorFlow's errors: they are not looked at."""
+    """Context of a step of ours, which explains TensorFlow's errors itself, so that they are not replaced."""
     token = object()
     _running.add(token)
     try:
@@ -55,7 +55,7 @@ def leave_errors() -> Iterator[None]:
 
 
 def _find_carried(message: str) -> NebulaError | None:
-    """Our error that a message of TensorFlow's refers to; None while a step runs, which raises it itself."""
+    """The error of ours that a message of TensorFlow's refers to; None while a step runs, which raises it itself."""
     with _lock:
         found = next((said for said in _carried if said in message), None)
         error = None if found is None else _carried.pop(found)
@@ -65,13 +65,13 @@ def _find_carried(message: str) -> NebulaError | None:
 
 
 def _to_exception(status: Any) -> BaseException:
-    """The exception for an op that has failed, the op that reads a dataset included."""
+    """The exception for a failed op, including one that reads a dataset."""
     made: BaseException = _find_carried(status.message) or _make_exception(status)
     return made
 
 
 def _parse(message: str) -> Any:
-    """What is called with the message of each error that leaves a `tf.function`."""
+    """Parse the message of each error that leaves a `tf.function`."""
     carried = _find_carried(message)
     if carried is not None:
         raise carried from None

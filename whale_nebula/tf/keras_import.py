@@ -1,8 +1,8 @@
-"""The one inert wrapper on Keras, put on when Keras is loaded, whichever is imported first.
+"""The only wrapper on Keras, installed when Keras is loaded, whichever package is imported first.
 
-Importing this package loads no TensorFlow (a gateway's host has none), and yet a subclassed model whose first act is
-`fit` needs the wrapper to be there before Keras traces it. So the wrapper is put on at once where Keras is loaded,
-and else by a finder that waits for that one module and then leaves.
+Importing this package loads no TensorFlow (a gateway's host has none), and yet a subclassed model whose first action is
+`fit` needs the wrapper before Keras traces it. So it is installed at once if Keras is loaded, and otherwise by an
+import finder that waits for that one module and then removes itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Hook: TypeAlias = Callable[[], Any]
 
 
 def wrap_keras(hook: Hook) -> None:
-    """Put the wrapper on now, or as soon as Keras's trainer is loaded; again does nothing. `hook` loads what makes
-    the functions of models, once one is to be made.
+    """Install the wrapper now, or as soon as Keras's trainer is loaded; repeated calls do nothing. `hook` loads the
+    factory of models' functions when it is first needed.
     """
     loaded = sys.modules.get(_TRAINER)
     if loaded is not None and hasattr(loaded, "TensorFlowTrainer"):
@@ -34,7 +34,7 @@ def wrap_keras(hook: Hook) -> None:
 
 
 def unwrap_keras() -> None:
-    """Take the wrapper off: Keras is again what it was."""
+    """Remove the wrapper and restore Keras."""
     trainer = getattr(sys.modules.get(_TRAINER), "TensorFlowTrainer", None)
     for kind in _KINDS:
         wrapper = vars(trainer).get(f"make_{kind}_function") if trainer is not None else None
@@ -53,7 +53,7 @@ def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..
     def make(model: Any, force: bool = False) -> Any:
         from whale_nebula.tf import find_unsupported
 
-        if find_unsupported() is not None:  # a scope says so where it is entered, and this model has entered none
+        if find_unsupported() is not None:  # scopes report it when they are entered, and this model has none
             return original(model, force)
         return hook().make_function(kind, original, model, force)
 
@@ -63,7 +63,7 @@ def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..
 
 
 class _Waiting(MetaPathFinder):
-    """Waits for Keras's trainer to be loaded, wraps it, and is gone."""
+    """Import finder that waits for Keras's trainer, wraps it, and removes itself."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
@@ -85,14 +85,14 @@ class _Waiting(MetaPathFinder):
 
 
 class Bootstrap:
-    """A watcher of scopes that brings in capture with the first scope that is entered beside TensorFlow."""
+    """Observer of scopes that installs capture when the first scope is entered after TensorFlow was loaded."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
 
     @contextlib.contextmanager
     def enter(self, frame: Any) -> Iterator[None]:
-        """Install the real watchers; they are told of this frame too."""
+        """Install the real observers, and report this frame to them."""
         with contextlib.ExitStack() as opened:
             if "tensorflow" in sys.modules or "keras" in sys.modules:
                 from whale_nebula.tf import require_supported

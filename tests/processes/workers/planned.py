@@ -1,5 +1,6 @@
-"""Worker: trains under `nb.auto_parallel` a model without scopes, of which one layer is called twice, in clusters too
-small for all of it, and one with scopes."""
+"""Worker: trains two models under `nb.auto_parallel`: one without scopes, with a layer that is called twice, too large
+for one cluster, and one with scopes.
+"""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Trains on a dataset of gpu's owner: on a machine of his in gpu, and over a line elsewhere."""
+"""Worker: trains on a dataset of gpu's owner: on the owner's machine in gpu, and over a line elsewhere."""
 
 from __future__ import annotations
 

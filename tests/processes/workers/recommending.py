@@ -1,4 +1,4 @@
-"""Worker: a model with three tables: two in the first cluster, divided over its workers, one with hot rows beside the
+"""Worker: a model with three tables: two in the first cluster, sharded over its workers, one with hot rows beside the
 dense part; checkpoints.
 """
 

@@ -1,4 +1,4 @@
-"""Worker: trains one model by a plan that is named, and goes on from what a run by another plan has saved."""
+"""Worker: trains one model by a given plan, and resumes from the checkpoint of a run by another plan."""
 
 import hashlib
 import sys

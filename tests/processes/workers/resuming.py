@@ -1,5 +1,6 @@
-"""Worker: trains with dropout, replicas, a codec that remembers, and data that is shuffled anew in each epoch. It saves
-every two steps, and dies where it is told to."""
+"""Worker: trains with dropout, replicas, a codec with state, and data that is shuffled differently in each epoch. It
+saves every two steps, and dies where it is told to.
+"""
 
 import hashlib
 import sys

@@ -1,4 +1,4 @@
-"""Worker: what two or three processes do beside training, by the name that the first argument is."""
+"""Worker: actions of two or three processes beside training, selected by the first argument."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Worker: train on batches of which it reads its own rows, by `fit` and in a loop, and again on whole ones; tell what
-came of both, and which rows were parsed.
+"""Worker: trains on batches of which it reads its own rows, by `fit` and in a loop, and again on whole ones; reports
+the results of both, and which rows were parsed.
 """
 
 from typing import Any

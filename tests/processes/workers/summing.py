@@ -1,4 +1,4 @@
-"""Worker: sums with the other workers of its cluster. Its argument says what happens."""
+"""Worker: sums with the other workers of its cluster, in the scenario of its argument."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""Worker: trains what its first argument names, and tells what that left. The other arguments are those of the lesson.
+"""Worker: trains the lesson of its first argument, and reports the results. The other arguments are the lesson's.
 
-Tests call the same lessons in their own process, for what one process comes to.
+Tests call the same lessons in their own process, for the results of one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Callbacks that steer `fit`, and those that write down what it did."""
+"""Callbacks that control `fit`, and those that record it."""
 
 from __future__ import annotations
 

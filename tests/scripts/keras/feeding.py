@@ -1,4 +1,4 @@
-"""The forms in which a batch may come, and the options of `fit` about them."""
+"""The forms of batches, and the options of `fit` about them."""
 
 from __future__ import annotations
 

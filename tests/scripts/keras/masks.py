@@ -1,4 +1,4 @@
-"""Masks cross boundaries as tensors do."""
+"""Masks that cross boundaries."""
 
 from __future__ import annotations
 

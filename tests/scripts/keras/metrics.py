@@ -1,4 +1,4 @@
-"""What is counted while a model trains."""
+"""Metrics during training."""
 
 from __future__ import annotations
 

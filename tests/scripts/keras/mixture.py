@@ -1,4 +1,4 @@
-"""A mixture of experts with top-k gating, and two towers that meet."""
+"""A mixture of experts with top-k gating, and two towers that are joined."""
 
 from __future__ import annotations
 

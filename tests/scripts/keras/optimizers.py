@@ -1,4 +1,4 @@
-"""Every optimizer of Keras, and what they can be told."""
+"""Every optimizer of Keras, and their options."""
 
 from __future__ import annotations
 

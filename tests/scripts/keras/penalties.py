@@ -1,4 +1,4 @@
-"""Losses that layers add: of weights, of activations, of anything."""
+"""Losses that layers add: of weights, of activations, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is changed between two calls of `fit`."""
+"""Changes between two calls of `fit`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a small Keras script is here: a model's builder, what `fit` is given, and how to look at what it left.
+"""The form of a small Keras script in these tests: a model's builder, the arguments of `fit`, and how to read its
+results.
 
-Every script runs the same with `Cut(0)`, which leaves the scope lines away: that run is the oracle.
+Every script runs the same with `Cut(0)`, which omits the scope lines: that run is the oracle.
 """
 
 from __future__ import annotations

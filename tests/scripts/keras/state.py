@@ -1,4 +1,4 @@
-"""Layers that keep something from step to step."""
+"""Layers with state between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What micro-batches change is refused; allowed, it runs micro-batch by micro-batch, as a loop by hand does."""
+"""Results that micro-batches change are refused; allowed ones are those of a manual loop over micro-batches."""
 
 from __future__ import annotations
 

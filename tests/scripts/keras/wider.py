@@ -1,4 +1,4 @@
-"""Whole scripts as people have them: translation, adversaries, transfer, physics, text."""
+"""Whole scripts as in practice: translation, adversaries, transfer, physics, text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The book of custom loops: small scripts as users write them, each with a place for scopes.
+"""Custom loops: small scripts as users write them, each with a place for scopes.
 
-A script takes a `Cut` and gives a `Loop`. With `Cut(0)` it is the user's own, under `@tf.function`; with any other it
-is the same lines under `@nb.function`, with scopes. `run` takes down all that the steps returned and left.
+A script takes a `Cut` and returns a `Loop`. With `Cut(0)` it is the user's own, under `@tf.function`; with any other it
+is the same lines under `@nb.function`, with scopes. `run` records all results of the steps.
 """
 
 from __future__ import annotations

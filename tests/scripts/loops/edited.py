@@ -1,4 +1,4 @@
-"""Gradients that are edited before they are applied, and gradients that are gathered over several steps."""
+"""Gradients that are modified before they are applied, and gradients that are accumulated over several steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers: several, Keras's and TensorFlow 1's, moving averages, rates that move."""
+"""Optimizers: several, Keras's and TensorFlow 1's, moving averages, changing rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into a step and what comes out: nested structures, Python values, methods, options."""
+"""Arguments and results of a step: nested structures, Python values, methods, options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient tapes: persistent, several, watching by hand, inside one another."""
+"""Gradient tapes: persistent, several, with manual watching, nested."""
 
 from __future__ import annotations
 

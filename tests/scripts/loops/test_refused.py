@@ -1,4 +1,4 @@
-"""What a loop cannot do says so: its own error, the user's line, and what to write instead."""
+"""Refused loops: each with its own error, the user's line, and the line to write instead."""
 
 from __future__ import annotations
 

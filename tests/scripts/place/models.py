@@ -1,4 +1,4 @@
-"""Models whose code knows nothing of clusters, each with a map that places its layers and what to train it on."""
+"""Models without any knowledge of clusters, each with a map that places its layers and training data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else can be done with a placed model; that it trains like the uncut one, tests/parity checks."""
+"""Other uses of a placed model; tests/parity verifies that it trains like the uncut one."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,6 @@
-"""What a map of `nb.place` may say, when it holds, and how it is refused: both sides named, and the line to change."""
+"""The rules of `nb.place`: valid maps, when they are in effect, and refusals that name both sides and the line to
+change.
+"""
 
 import re
 from typing import Any

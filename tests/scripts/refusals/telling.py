@@ -1,4 +1,4 @@
-"""What all tests of refusals need: a tiny model with a middle of one's own, and a critical reader of errors."""
+"""Helpers of tests of refusals: a tiny model with a given middle, and checks of an error's text."""
 
 from __future__ import annotations
 

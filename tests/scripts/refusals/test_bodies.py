@@ -1,4 +1,4 @@
-"""A scope inside what TensorFlow runs as one op: refused at the scope's own line, with what to write instead."""
+"""A scope inside what TensorFlow runs as one op is refused at the scope's own line, with the line to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step is given: batches of strange forms, and arguments that are no batches at all."""
+"""Arguments of a step: batches of unusual forms, and arguments that are no batches."""
 
 from __future__ import annotations
 

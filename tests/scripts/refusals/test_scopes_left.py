@@ -1,5 +1,6 @@
-"""Scopes that are left in strange ways: by exceptions, out of order, by generators, in other threads, after a fork; and
-Ctrl-C in the middle of a step."""
+"""Scopes that are left in unusual ways: by exceptions, out of order, by generators, in other threads, after a fork; and
+Ctrl-C in the middle of a step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of TensorFlow and Keras around a step: honoured, with a line in the report, or refused by name."""
+"""Settings of TensorFlow and Keras around a step: supported, with a line in the report, or refused by name."""
 
 from __future__ import annotations
 

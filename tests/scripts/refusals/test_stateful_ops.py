@@ -1,4 +1,4 @@
-"""Ops that do more than compute: Python's own, summaries, and metrics that are no sum over rows."""
+"""Ops with effects: Python's own, summaries, and metrics that are no sum over rows."""
 
 from __future__ import annotations
 

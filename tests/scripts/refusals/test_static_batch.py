@@ -1,4 +1,4 @@
-"""What a trace cannot know: a batch size that is baked in, and Python that needs the value of a tensor."""
+"""Values unknown to a trace: a batch size that is a constant, and Python that needs the value of a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TensorFlow or Keras outside the supported range, and Keras on another backend: told at first use, by name."""
+"""Unsupported versions of TensorFlow or Keras, and other backends of Keras: reported by name at the first use."""
 
 from __future__ import annotations
 

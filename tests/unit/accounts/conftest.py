@@ -1,4 +1,4 @@
-"""Passwords that are hashed at once."""
+"""Passwords with a fast hash."""
 
 import pytest
 

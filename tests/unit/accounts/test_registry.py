@@ -1,4 +1,4 @@
-"""The registry of accounts: what was changed by other means, or is an older copy, is not used."""
+"""The registry of accounts: manipulated files and older copies are refused."""
 
 from __future__ import annotations
 

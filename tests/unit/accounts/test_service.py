@@ -1,4 +1,4 @@
-"""Logging in over a line: certificates for whom may have them, and nothing for anybody else."""
+"""Login over a line: certificates for valid accounts, and nothing for anybody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of two layers in two stages, built in each way of Keras, and what is warned of while they are used."""
+"""Models of two layers in two stages, built in each way of Keras, and the warnings of their use."""
 
 import contextlib
 import warnings

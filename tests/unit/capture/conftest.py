@@ -1,4 +1,4 @@
-"""No test of capture sees another's run, nor what was said once for a place."""
+"""Isolation of capture tests: no shared run, and no record of warnings given once."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Forms that the config gives to inputs: the same signature with and without the values."""
+"""Shapes that the config declares for inputs: the same signature with and without the values."""
 
 from typing import Any
 

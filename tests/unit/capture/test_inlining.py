@@ -1,4 +1,4 @@
-"""A tf.function that a step calls is run inline, in the thread that traces, and nowhere else."""
+"""A tf.function that a step calls is inlined in the thread that traces, and nowhere else."""
 
 import threading
 from typing import Any

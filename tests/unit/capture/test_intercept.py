@@ -1,4 +1,4 @@
-"""`tape.gradient` is ours only while a step of ours is traced, in the thread that traces."""
+"""`tape.gradient` is intercepted only while a step is captured, in the thread that traces."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""A model whose first act is a step under scopes or `nb.place` is built as Keras builds it, so what is saved loads."""
+"""A model whose first use is a step under scopes or `nb.place` is built as Keras builds it, so its files load."""
 
 from __future__ import annotations
 

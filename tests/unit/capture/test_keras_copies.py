@@ -1,4 +1,4 @@
-"""Copies of a model that was built under scopes lose them, and that is said: at once, or when they run."""
+"""Copies of a model that was built under scopes lose them, with a warning: at once, or when they run."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Keras is asked early for models with scopes, and left alone for all others."""
+"""The wrapper on Keras handles models with scopes, and no others."""
 
 import importlib
 from typing import Any

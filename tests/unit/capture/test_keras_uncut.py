@@ -1,4 +1,4 @@
-"""Models with scopes that run where no step is captured say so; where none should be captured, nothing is said."""
+"""Models with scopes that run where no step is captured warn; where none should be captured, they do not."""
 
 import warnings
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Paths are names from the model to the layer, however and whenever the model was built."""
+"""Paths are names from the model to the layer, however the model was built."""
 
 from typing import Any
 

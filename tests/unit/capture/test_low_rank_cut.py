@@ -1,4 +1,4 @@
-"""`basis="svd"`: the cut goes through a linear layer's own singular vectors, as a truncated kernel would have it."""
+"""`basis="svd"`: the cut in the basis of a linear layer's singular vectors equals a truncated kernel."""
 
 from __future__ import annotations
 

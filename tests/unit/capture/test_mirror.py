@@ -1,4 +1,4 @@
-"""A traced graph as pure data: what the golden programs do not have."""
+"""A traced graph as pure data: cases beyond the golden programs."""
 
 from typing import Any
 

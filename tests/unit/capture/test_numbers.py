@@ -1,4 +1,4 @@
-"""Stages that name no cluster and stand in no block are numbered and dealt by the step that has them."""
+"""Stages without cluster and block are numbered and assigned by their step."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""One name for two stages on two clusters: refused where both meet in one program, whatever block they stand in."""
+"""One name for two stages on two clusters is refused where both are in one program, whatever their block."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Weight penalties of another stage: their gradients do not cross, and they themselves cross once a step."""
+"""Weight penalties of another stage: their gradients do not cross, and their values cross once a step."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A step has one batch: all of its pipelines must say the same, and the model's own goes before one around `fit`."""
+"""All pipelines of a step must agree, as it has one batch; the model's own overrides one around `fit`."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""Errors name the line that the user would change, and the Keras layer: also of a model that was built elsewhere."""
+"""Errors name the user's line and the Keras layer, also for a model that was built elsewhere."""
 
 from __future__ import annotations
 

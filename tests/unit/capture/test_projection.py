@@ -1,4 +1,4 @@
-"""A learned basis is a part of the model: what a hand-written projection gives, number by number."""
+"""A learned basis is a part of the model: its results equal a manual projection, number by number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that are reshaped by way of a model's output count their own rows."""
+"""Inputs that are reshaped with a model's output's shape count their own rows."""
 
 from __future__ import annotations
 

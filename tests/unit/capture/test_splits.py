@@ -1,4 +1,4 @@
-"""Which variables `nb.split` divides, and where; what it says where that is not clear."""
+"""Which variables `nb.split` shards, and where; and its errors for ambiguous cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scopes that do not do what they seem to: said where the step is first made."""
+"""Warnings about scopes without effect, at the creation of a step."""
 
 from __future__ import annotations
 

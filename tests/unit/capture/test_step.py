@@ -1,4 +1,4 @@
-"""How a call's arguments are laid out, and how a captured step packs its results."""
+"""The layout of a call's arguments, and the packing of a captured step's results."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a target is divided by says with which weight its gradient starts."""
+"""The divisor of a target determines the weight with which its gradient starts."""
 
 from __future__ import annotations
 

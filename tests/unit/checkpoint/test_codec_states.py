@@ -1,4 +1,4 @@
-"""What a codec remembers, saved and taken up again: it goes on as if it had not been, also past its renewals."""
+"""Codec states, saved and restored: the codec continues as without the interruption, also past its renewals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: what is one and what is not, what a loss of power leaves, and that a run has its own."""
+"""The folder of checkpoints: valid and invalid ones, the effect of a power loss, and exclusive use by a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a run saves: the rule against a search, and its bound."""
+"""The interval of savings: the rule compared with a search, and its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run of an account keeps what it saves."""
+"""The checkpoint folder of an account's run."""
 
 from __future__ import annotations
 

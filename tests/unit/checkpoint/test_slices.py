@@ -1,4 +1,4 @@
-"""Slices: any part of any tensor is read as it was, whoever wrote which part, with few more bytes than it has."""
+"""Slices: any part of any tensor is read correctly, whoever wrote which part, with few bytes more than it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's time is spent on, over starts that end by failures: a simulated day."""
+"""The account of a run's time, over starts that end by failures: a simulated day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whale-nebula accounts` and `login`, given what is wrong: a sentence, and no traceback."""
+"""Invalid arguments of `whale-nebula accounts` and `login`: a message, and no traceback."""
 
 from __future__ import annotations
 

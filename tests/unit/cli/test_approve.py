@@ -1,4 +1,4 @@
-"""`whale-nebula approve`: what was signed runs, and whatever else does not."""
+"""`whale-nebula approve`: signed programs run, others do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whale-nebula audit verify`: what it says of a log, and how it ends; and the examples of the page on security."""
+"""`whale-nebula audit verify`: its output and exit status; and the examples of the page on security."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whale-nebula bench link`: both sites with a config of their own, and both ends on one machine."""
+"""`whale-nebula bench link`: both sites with their own config, and both ends on one machine."""
 
 from __future__ import annotations
 

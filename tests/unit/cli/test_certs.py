@@ -1,4 +1,4 @@
-"""`whale-nebula certs`: what it makes, what it says, and that a refusal changes nothing."""
+"""`whale-nebula certs`: its files and output, and that a refusal changes nothing."""
 
 from __future__ import annotations
 

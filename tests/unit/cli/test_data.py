@@ -1,4 +1,4 @@
-"""`whale-nebula data`: what it says, and how it ends."""
+"""`whale-nebula data`: its output and exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor says what is there, and ends with an error where something that is needed is not."""
+"""`whale-nebula doctor`: its findings, and an exit status for missing requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of a host's part in a run: against real certificates, ports and TLS on loopback."""
+"""The doctor's checks of a host's part in a run: against real certificates, ports and TLS on loopback."""
 
 from __future__ import annotations
 

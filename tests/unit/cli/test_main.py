@@ -1,4 +1,4 @@
-"""The command line has all its words."""
+"""The command line has all its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whale-nebula plan`, and what is shown and kept of plans that the planner has chosen: text, JSON, files, pages."""
+"""`whale-nebula plan`, and the outputs of the planner's plans: text, JSON, files, pages."""
 
 from __future__ import annotations
 

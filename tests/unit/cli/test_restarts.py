@@ -1,4 +1,4 @@
-"""`whale-nebula run --restarts`: real processes, whose scripts need no TensorFlow, from their start to the last end."""
+"""`whale-nebula run --restarts`: real processes, whose scripts need no TensorFlow, from start to end."""
 
 from __future__ import annotations
 

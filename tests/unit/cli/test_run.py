@@ -1,6 +1,6 @@
-"""`whale-nebula run`: what would be started, what is refused, and real processes from their start to their end.
+"""`whale-nebula run`: the processes to start, refusals, and real processes from start to end.
 
-The scripts use no TensorFlow: what is looked at is the launcher.
+The scripts use no TensorFlow: only the launcher is tested.
 """
 
 from __future__ import annotations

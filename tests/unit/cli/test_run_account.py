@@ -1,4 +1,4 @@
-"""`whale-nebula run` under certificates of an account: its folder, its limits, what is told, and its log."""
+"""`whale-nebula run` with an account's certificates: its folder, its limits, its output, and its log."""
 
 from __future__ import annotations
 

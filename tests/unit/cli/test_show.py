@@ -1,6 +1,7 @@
-"""`whale-nebula show`: scripts of every kind are planned and not run; what cannot be shown says why.
+"""`whale-nebula show`: scripts of every kind are planned and not run; failures tell why.
 
-Scripts run in this process, where TensorFlow is loaded already; one runs as a user would start it."""
+Scripts run in this process, where TensorFlow is loaded; one runs as a user would start it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which words of a command line are ours, and that exit codes are what the pages say."""
+"""Parsing of command lines with a script's own arguments, and documented exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Principal axes: what they save the precision that follows, how they cross, and that nothing spoils them."""
+"""Principal axes: the gain for the precision that follows, their transfer, and robustness."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Integers block by block, two bytes a number, and the generator that both round by."""
+"""Block-wise integers, two bytes a number, and the generator of stochastic rounding on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both sides remember of samples: the same bits on both, whatever comes, and never more than the limit."""
+"""Caches of samples: the same bits on both sides, whatever arrives, and never more than the limit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""So many bits a number: to the byte, with the error that they buy; whole numbers by their frequencies."""
+"""Entropy coding: exact bytes and expected errors at a number of bits a number; whole numbers by frequency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVD(ratio), and a basis that both sides hold: as good as there is, exact in the gradient."""
+"""SVD(ratio), and a shared basis: optimal errors, and exact gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays, masks and whole numbers as bytes: they come back, and nothing else is taken for them."""
+"""Arrays, masks and whole numbers as bytes: round trips, and refusal of other bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codecs as data: how they combine, how they are written, and those of a user's own."""
+"""Codecs as data: combination, text form, and user-defined ones."""
 
 from __future__ import annotations
 

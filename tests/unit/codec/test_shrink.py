@@ -1,4 +1,4 @@
-"""Zstandard behind a probe: what it is tried on, that bytes come back, and that no others are opened."""
+"""Zstandard behind a probe: when it is tried, round trips, and refusal of other bytes."""
 
 import sys
 import tracemalloc

@@ -1,4 +1,4 @@
-"""What of a codec a tensor gets, what it is guessed to cost, and how a way is put in words."""
+"""The codec of a tensor, its estimated cost, and the text of a way."""
 
 from __future__ import annotations
 

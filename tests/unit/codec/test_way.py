@@ -1,4 +1,4 @@
-"""How one direction crosses: what a user writes, its text, and the numbers that frames name codecs by."""
+"""The way of one direction: its options, its text, and the numbers of codecs in frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device of a worker: how it is written, who gets it, and what a host that lacks it says."""
+"""The device of a worker: its syntax, its assignment, and the error of a host without it."""
 
 from __future__ import annotations
 

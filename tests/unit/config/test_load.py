@@ -1,4 +1,4 @@
-"""clusters.yaml and its dict: what they become, and what is said of mistakes."""
+"""clusters.yaml and its dict: the parsed configuration, and errors."""
 
 from collections.abc import Callable
 from pathlib import Path

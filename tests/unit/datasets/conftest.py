@@ -1,4 +1,4 @@
-"""An owner with accounts and a dataset, at a time that tests move."""
+"""An owner with accounts and a dataset, with a clock that tests set."""
 
 from __future__ import annotations
 

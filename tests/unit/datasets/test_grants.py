@@ -1,4 +1,4 @@
-"""Who may read what: asked, granted and denied in signed rows of the registry."""
+"""Grants: requested, granted and denied in signed rows of the registry."""
 
 from __future__ import annotations
 

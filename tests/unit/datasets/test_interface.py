@@ -1,4 +1,4 @@
-"""What an interface may say, and what leaves by it: exactly the schema, from files of its own folder."""
+"""Interfaces of datasets: valid ones, and that exactly their schema leaves, from files of their own folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading over a line: the rows that were granted, the same everywhere, and nothing for anybody else."""
+"""Reading over a line: the granted rows, the same everywhere, and nothing for anybody else."""
 
 from __future__ import annotations
 

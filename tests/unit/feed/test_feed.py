@@ -1,4 +1,4 @@
-"""Cutting a batch: sizes, slices, shares, rows that are read, absent inputs, and telling one batch from another."""
+"""Division of a batch: sizes, slices, shares, rows that are read, absent inputs, and fingerprints."""
 
 from __future__ import annotations
 

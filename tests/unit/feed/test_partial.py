@@ -1,4 +1,4 @@
-"""A tensor of which some rows are not here: nothing outside of steps computes with it, and steps know their rows."""
+"""Tensors of which some rows are absent: only steps compute with them, and know their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nb.shard`: the same batches, of which only the wanted rows are parsed; what is not understood is read whole."""
+"""`nb.shard`: the same batches, of which only the needed rows are parsed; unknown datasets are read whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First messages of TLS: good ones, cut ones, and such as nobody of ours sends."""
+"""First messages of TLS: valid ones, truncated ones, and unusual ones."""
 
 from __future__ import annotations
 

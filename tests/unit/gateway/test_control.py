@@ -1,4 +1,4 @@
-"""What two gateways say to each other: heads that are kept or refused, workers that are gone, and nothing else."""
+"""The control stream of two gateways: heads that are kept or refused, notices of lost workers, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One public port: links, logins and data come in there, each ends where it is spoken, and strangers end nowhere."""
+"""One public port for links, logins and data, each with its own protocol; strangers are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two gateways between two clusters, with real TLS on loopback: what they hand on, refuse, notice and write down."""
+"""Two gateways between two clusters, with real TLS on loopback: relaying, refusals, liveness and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first message of TLS: its protocols, however it is cut, and an error for whatever is none."""
+"""The first message of TLS: its protocols, however it is divided, and an error for anything else."""
 
 from __future__ import annotations
 

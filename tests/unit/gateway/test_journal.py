@@ -1,4 +1,4 @@
-"""What a gateway writes down of refusals in numbers, and of a disk that is nearly full."""
+"""A gateway's records of frequent refusals, and of a disk that is nearly full."""
 
 from __future__ import annotations
 

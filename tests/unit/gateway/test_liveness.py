@@ -1,4 +1,4 @@
-"""What a gateway makes of what it finds at the address of a worker that it does not hear any more."""
+"""A gateway's conclusions about a silent worker from a probe of its address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping to a rate: long runs, idle lines, small frames, flows that share a line, many threads."""
+"""Pacing to a rate: long runs, idle lines, small frames, flows that share a line, many threads."""
 
 from __future__ import annotations
 

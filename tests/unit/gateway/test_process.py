@@ -1,4 +1,4 @@
-"""Gateways as processes of their own: killed under traffic and started again, asked to end, told by a launcher."""
+"""Gateways as separate processes: killed under traffic and restarted, asked to end, controlled by a launcher."""
 
 from __future__ import annotations
 

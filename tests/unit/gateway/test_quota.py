@@ -1,4 +1,4 @@
-"""What one proved identity may take of a gateway's port."""
+"""Limits of one authenticated identity at a gateway's port."""
 
 from __future__ import annotations
 

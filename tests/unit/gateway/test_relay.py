@@ -1,4 +1,4 @@
-"""Halves that come and go in every order: who is joined with whom, what breaks with what, and what may pass."""
+"""The two halves of a relayed link in every order: pairing, joint failure, and admission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes an account may send and be sent a day, through two gateways with real TLS."""
+"""Daily traffic limits of accounts, through two gateways with real TLS."""
 
 from __future__ import annotations
 

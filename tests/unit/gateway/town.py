@@ -1,4 +1,4 @@
-"""For the tests of gateways: two clusters with a gateway each, in this process, and workers that meet through them."""
+"""Helpers of gateway tests: two clusters in this process with a gateway each, and workers that connect through them."""
 
 from __future__ import annotations
 

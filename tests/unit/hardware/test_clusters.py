@@ -1,4 +1,4 @@
-"""The cluster object: what it takes from a config, its JSON, and its pictures."""
+"""The cluster object: its values from a config, its JSON, and its pictures."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which stages of a plan what codecs take is counted for."""
+"""The stages of a plan to which codec times are charged."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Digests: alike for every trace of a program, different for different programs, with the reason in words."""
+"""Digests: equal for every trace of a program, different for different programs, with the reason in words."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Sizes of what clusters exchange once a step, on a program written by hand: a table that two stages look up."""
+"""Bytes that clusters exchange once a step, for a program written by hand: a table that two stages look up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs of ops: as TensorFlow's profiler counts them where it does, and by hand where it does not."""
+"""FLOPs of ops: compared with TensorFlow's profiler where it counts them, otherwise with manual values."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The page of a plan: complete, well-formed, safe, small, and laid out so that nothing lies on anything else."""
+"""The page of a plan: complete, well-formed, safe, small, and without overlaps."""
 
 import re
 import tomllib

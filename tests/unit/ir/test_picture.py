@@ -1,4 +1,4 @@
-"""The graph as a picture: one SVG that needs nothing else, and whose style touches nothing else."""
+"""The graph as a picture: one self-contained SVG with scoped style."""
 
 import re
 from xml.etree import ElementTree

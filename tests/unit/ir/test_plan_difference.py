@@ -1,4 +1,4 @@
-"""Where two plans part, in one sentence: the cause before what follows from it."""
+"""The first difference of two plans in one sentence: the cause before its consequences."""
 
 import re
 from dataclasses import replace

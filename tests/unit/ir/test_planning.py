@@ -1,4 +1,4 @@
-"""`nb.plan`: what it takes, what it leaves alone, what it refuses; and plans in files."""
+"""`nb.plan`: its arguments, its lack of effects, its refusals; and plans in files."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Shares follow speed, and an order gives each its share."""
+"""Shares by speed, and the order of micro-batches by shares."""
 
 from __future__ import annotations
 

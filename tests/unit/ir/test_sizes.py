@@ -1,4 +1,4 @@
-"""Sizes and turns of traced graphs, against what TensorFlow makes of them when it runs."""
+"""Sizes and loop counts of traced graphs, compared with TensorFlow's at run time."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The drawn schedule of a plan: what it takes for granted, and that it says so."""
+"""The drawn schedule of a plan, and the statement of its assumptions."""
 
 from dataclasses import replace
 

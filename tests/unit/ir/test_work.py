@@ -1,4 +1,4 @@
-"""What a plan says of each stage's work and memory, for models whose numbers one can work out on paper."""
+"""A plan's work and memory by stage, for models whose numbers are known by calculation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A codec that costs more than it saves is warned of: by the sizes of the papers, and in a plan of a real trace."""
+"""Warnings about a codec that costs more than it saves: by the sizes of the papers, and in a plan of a real trace."""
 
 from collections.abc import Sequence
 from dataclasses import replace

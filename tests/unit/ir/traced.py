@@ -1,4 +1,4 @@
-"""Steps that are really traced, for the tests of digests and plans; as a script it prints their digests."""
+"""Traced steps for the tests of digests and plans; as a script it prints their digests."""
 
 import functools
 import json

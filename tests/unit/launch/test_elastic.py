@@ -1,4 +1,4 @@
-"""How many workers a launcher starts, and what it answers at its socket."""
+"""The numbers of workers that a launcher starts, and its answers at its socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measurement as data: its file, its table, and what it means for the config."""
+"""A measurement as data: its file, its table, and its advice for the config."""
 
 from __future__ import annotations
 

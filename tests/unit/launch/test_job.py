@@ -1,4 +1,4 @@
-"""Jobs of real processes: who they are, that they can talk, and how they end."""
+"""Jobs of real processes: their identity, their connections, and their end."""
 
 import os
 import signal

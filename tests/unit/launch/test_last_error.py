@@ -1,4 +1,4 @@
-"""The last error of a worker: its traceback, what its launcher keeps back, and what others say of it."""
+"""The last error of a worker: its traceback, the launcher's filter, and repetitions by other workers."""
 
 import runpy
 import textwrap

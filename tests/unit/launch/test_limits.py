@@ -1,4 +1,4 @@
-"""What an account may use on a host: what the kernel holds, and what is looked at."""
+"""Resource limits of an account on a host: by the kernel, and by measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures that go through a pipe: whole, never waited for, and left where they are at the end."""
+"""Pictures through a pipe: transferred whole without blocking, and kept at the end."""
 
 from __future__ import annotations
 

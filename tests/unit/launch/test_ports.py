@@ -1,4 +1,4 @@
-"""Free ports: no two processes are given the same, and they can be listened at."""
+"""Free ports: distinct for all processes, and usable."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""Heartbeats: the rule by a clock that does not tick, and the two ends of real pipes."""
+"""Heartbeats: the rule with a simulated clock, and the two ends of real pipes."""
 
 from __future__ import annotations
 

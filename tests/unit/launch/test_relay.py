@@ -1,4 +1,4 @@
-"""What workers write comes out byte for byte, in whole lines."""
+"""Workers' output is relayed byte for byte, in whole lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where workers are: each resolver on environments as platforms set them, and the order in which they are asked."""
+"""Resolvers of workers' addresses: each in the environment of its platform, and their order."""
 
 from __future__ import annotations
 

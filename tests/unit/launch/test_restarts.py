@@ -1,4 +1,4 @@
-"""When workers are started again: the rule as data, and the loop with jobs that end as they are told."""
+"""Restarts of workers: the rule as data, and the loop with simulated jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates of the workers that are started here, and the folder of one run that they lie in."""
+"""Certificates of the workers started here, and their folder for one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries are seeded in the moment in which they are loaded, and not loaded for that."""
+"""Libraries are seeded when they are loaded, and are not loaded for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whale-nebula measure` and `nb.clusters`: one real run of tiny sizes, what is kept of it, and where it is read."""
+"""`whale-nebula measure` and `nb.clusters`: one real run of tiny sizes, its file, and its use."""
 
 import json
 import time

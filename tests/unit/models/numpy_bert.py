@@ -1,6 +1,6 @@
-"""BERT once more, in NumPy and from the tensors of a Hugging Face folder: what ours is held against.
+"""BERT in NumPy from the tensors of a Hugging Face folder: the reference of the Keras model.
 
-Written from the papers' formulas and Hugging Face's names, without a look at ours.
+Written from the papers' formulas and Hugging Face's names, independently of the Keras model.
 """
 
 import math

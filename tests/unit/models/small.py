@@ -1,4 +1,4 @@
-"""Small translators, and pairs for them: made of few layers, with weights that are far from zero."""
+"""Small translators with pairs for them: few layers, with weights that are far from zero."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

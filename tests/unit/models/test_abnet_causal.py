@@ -1,4 +1,4 @@
-"""ABNet, left to right: what is frozen, what is seen, what a new one says, and its two stages."""
+"""Causal ABNet: frozen parts, visibility, initial output, and its two stages."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""ABNet, filled in: it looks both ways, predicts lengths, and is trained in two stages."""
+"""ABNet that fills in: bidirectional attention, lengths, and training in two stages."""
 
 import keras
 import numpy as np

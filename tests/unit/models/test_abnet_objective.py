@@ -1,4 +1,4 @@
-"""Either kind of ABNet by the name of what it is trained for."""
+"""The kind of ABNet by the name of its objective."""
 
 import pytest
 

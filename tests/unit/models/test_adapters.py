@@ -1,4 +1,4 @@
-"""Adapters and cross-attention: near nothing at first, trainable, blind to what is not visible."""
+"""Adapters and cross-attention: near zero at first, trainable, and masked."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Attention: against its formula, its masks, other memories, caches."""
+"""Attention: compared with its formula, its masks, other memories, caches."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""BERT as a model: its parts, its mask, its sizes; saved, nested, taken apart, cut into stages."""
+"""BERT as a model: its parts, its mask, its sizes; saved, nested, decomposed, cut into stages."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Hugging Face folders: small ones, written here, give the numbers that NumPy finds; wrong ones are told apart.
+"""Hugging Face folders: small generated ones give NumPy's numbers; invalid ones are refused with distinct errors.
 
 Tensors, names and shapes are those of their files (dense kernels transposed, norms with `weight` and `bias`).
 """

@@ -1,4 +1,4 @@
-"""Experts: beside a dense reference, their balance and drops, and spread over devices."""
+"""Experts: compared with a dense reference, their balance and drops, and sharded over devices."""
 
 from __future__ import annotations
 

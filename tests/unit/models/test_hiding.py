@@ -1,4 +1,4 @@
-"""Hidden words: which, how many, what is asked, and that a batch is hidden the same way every time."""
+"""Hidden words: their choice and number, the labels, and determinism for a batch."""
 
 import numpy as np
 import tensorflow as tf

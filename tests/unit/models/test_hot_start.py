@@ -1,4 +1,4 @@
-"""A translator that is trained in one place, goes on across two, and comes back: its loss goes on where it was."""
+"""A translator trained in one place continues across two clusters, and back, with a continuous loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sub-layers: where their norm stands, what they look at, token by token as all at once, saved and loaded."""
+"""The sub-layers: position of the norm, masks, decoding token by token, saved and loaded."""
 
 from pathlib import Path
 from typing import Any

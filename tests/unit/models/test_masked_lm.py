@@ -1,4 +1,4 @@
-"""BERT with its head: what it scores, whose table it uses, saved and loaded."""
+"""BERT with its head: logits, shared table, saved and loaded."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Masking: how much of what is hidden, what never is, that seeds decide it all; and that a BERT learns from it."""
+"""Masking: shares, special tokens, determinism by seed; and that a BERT learns from it."""
 
 from collections import Counter
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The smoothed loss: its formula, what weighs nothing, and that it can be saved."""
+"""The smoothed loss: its formula, padding, and saving."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The benchmark transformer: shapes, that it looks only backward, that it learns, where its scopes lie."""
+"""The benchmark transformer: shapes, causality, learning, and positions of its scopes."""
 
 import contextlib
 

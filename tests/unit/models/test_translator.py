@@ -1,4 +1,4 @@
-"""The transformer that ABNet is compared with: it learns to translate, and its two stages are one model."""
+"""The baseline transformer of ABNet: it learns to translate, and its two stages are one model."""
 
 from dataclasses import replace
 

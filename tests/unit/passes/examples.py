@@ -1,4 +1,4 @@
-"""Steps that several tests of the passes look at. Shapes are small, gradients only look like gradients."""
+"""Common steps of tests of the passes, with small shapes; gradients only have the form of gradients."""
 
 from pathlib import Path
 

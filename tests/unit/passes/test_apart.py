@@ -1,4 +1,4 @@
-"""Inputs that only the clusters that read them are given: who reads what, and which numbers cross instead."""
+"""Inputs that only some clusters have: their readers, and the values that cross instead."""
 
 from typing import Any
 

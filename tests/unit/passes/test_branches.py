@@ -1,4 +1,4 @@
-"""A cond that applies gradients of two clusters, taken apart by cluster."""
+"""A cond that applies gradients of two clusters is decomposed by cluster."""
 
 import pytest
 

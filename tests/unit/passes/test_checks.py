@@ -1,4 +1,4 @@
-"""Which ops only assert, and when those run that they read."""
+"""Ops that are only assertions, and when their inputs are computed."""
 
 import pytest
 import tensorflow as tf

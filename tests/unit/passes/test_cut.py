@@ -1,4 +1,4 @@
-"""Cuts: fragments and what they are fed, what crosses between stages and how, and which worker runs what."""
+"""Cuts: fragments and their inputs, boundaries between stages, and the assignment to workers."""
 
 from typing import Any
 

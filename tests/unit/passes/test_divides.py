@@ -1,4 +1,4 @@
-"""Whether a step may be cut into micro-batches, asked of one that is not cut."""
+"""Whether an undivided step could be divided into micro-batches."""
 
 from dataclasses import replace
 

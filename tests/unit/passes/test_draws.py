@@ -1,4 +1,4 @@
-"""Seeds: which writes are a part of a draw, and which draws would be the same rows in each micro-batch."""
+"""Seeds: writes that are a part of a draw, and draws that would repeat in each micro-batch."""
 
 from dataclasses import replace
 

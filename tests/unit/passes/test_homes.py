@@ -1,4 +1,4 @@
-"""Which workers hold a variable and can compute what an update needs; replicas on workers, and their speeds."""
+"""The workers that hold a variable and can compute the inputs of an update; replicas on workers, and their speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that save bytes only together: what runs late because each tensor is counted once; the cheapest cut."""
+"""Ops that save bytes only together: late ones, as each tensor counts once; and the minimum cut."""
 
 import itertools
 import random

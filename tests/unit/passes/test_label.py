@@ -1,4 +1,4 @@
-"""Where ops go that no scope stamped; what reads and writes one state between two stages lies in one of them."""
+"""The placement of unstamped ops; reads and writes of one state between two stages are in one of them."""
 
 import pytest
 

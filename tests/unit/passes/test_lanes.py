@@ -1,4 +1,4 @@
-"""A plan says where codecs remember something for each pair of workers."""
+"""Notes of a plan on codecs with state for each pair of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss that adds another stage's weight penalty waits for the update, where the penalty crosses once."""
+"""A loss with another stage's weight penalty is deferred to the update, where the penalty crosses once."""
 
 from collections.abc import Callable
 

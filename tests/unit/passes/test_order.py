@@ -1,4 +1,4 @@
-"""Stages follow one another within a phase."""
+"""The order of stages within a phase."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A plan tells of a compress scope that has no say, with its line."""
+"""A plan's note on a compress scope without effect, with its line."""
 
 from __future__ import annotations
 

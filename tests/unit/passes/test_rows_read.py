@@ -1,4 +1,4 @@
-"""Which rows of each input a worker reads, in a plan."""
+"""The rows of each input that a worker reads, in a plan."""
 
 from dataclasses import replace
 

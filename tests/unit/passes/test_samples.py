@@ -1,4 +1,4 @@
-"""The ids by which differences are kept: which boundaries have them, who reads them, and which inputs hold none."""
+"""The ids for differences: their boundaries, their readers, and inputs without any."""
 
 from dataclasses import replace
 

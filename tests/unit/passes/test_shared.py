@@ -1,4 +1,4 @@
-"""A seed generator in two stages: right with one micro-batch in one place, refused where chance would order it."""
+"""A seed generator in two stages: correct with one micro-batch in one place, refused where the order would vary."""
 
 from typing import Any
 

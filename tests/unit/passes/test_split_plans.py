@@ -1,4 +1,4 @@
-"""Plans of models that are split: what crosses between devices, and that what is large never does."""
+"""Plans of sharded models: what crosses between devices, which is never the large tensor."""
 
 from __future__ import annotations
 

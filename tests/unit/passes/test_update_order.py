@@ -1,4 +1,4 @@
-"""An update ends with one large variable before it begins with the next."""
+"""An update finishes one large variable before it begins the next."""
 
 from __future__ import annotations
 

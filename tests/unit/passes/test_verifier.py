@@ -1,4 +1,4 @@
-"""What the verifier finds in programs that a pass has spoilt."""
+"""The verifier detects programs that a pass has damaged."""
 
 from __future__ import annotations
 

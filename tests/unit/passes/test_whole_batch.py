@@ -1,4 +1,4 @@
-"""Where replicas cut the batch, what a message says to write leaves the batch whole, or lets it be cut."""
+"""Messages for replicas that divide the batch: their mends leave the batch whole, or allow its division."""
 
 from __future__ import annotations
 

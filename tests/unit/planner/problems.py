@@ -1,4 +1,4 @@
-"""Small problems drawn at random, and the best plan of each by trying all."""
+"""Random small problems, and the optimum of each by exhaustive search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A problem is corrected by what a run has measured, and a better plan is offered where that shows one."""
+"""A problem is corrected by measurements of a run, and a better plan is offered if they show one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage costs besides its blocks: calls, and what crosses."""
+"""Costs of a stage beyond its blocks: calls, and crossings."""
 
 from __future__ import annotations
 

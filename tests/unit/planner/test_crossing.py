@@ -1,4 +1,4 @@
-"""What crosses between stages that were decided: as it is, by the codec that was said, or by the mildest that hides."""
+"""Codecs between given stages: none, the requested one, or the mildest that hides."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""How a decision is told: the text, what would change it, and seconds by the rate of the lines. Problems are made by
-hand, so nothing is captured."""
+"""The texts of a decision: explanation, sensitivity, and seconds by the rate of the lines. Problems are constructed, so
+nothing is captured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps under nb.auto_parallel for which no plan is searched: they run, once captured, and say why."""
+"""Steps under nb.auto_parallel for which no plan is searched: they run and report why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of a step are run to know what they cost: on copies, once for all that are alike, and never twice."""
+"""Blocks of a step are measured by running: on copies, once for all equal ones, and never twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search finds what trying everything finds; and its plans keep to the limits."""
+"""The search finds the optimum of exhaustive search; and its plans satisfy the limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A body that each worker copies and a head that all of them divide, on the same workers, as the planner finds it."""
+"""A replicated body and a sharded head on the same workers, as the planner finds them."""
 
 from __future__ import annotations
 

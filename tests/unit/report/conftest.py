@@ -1,4 +1,4 @@
-"""No test of reports sees what another one published."""
+"""Isolation of report tests: no published reports of other tests."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Reports for tests: a step of two stages over a line, with numbers that can be reckoned by hand."""
+"""Reports for tests: a step of two stages over a line, with numbers that can be computed by hand."""
 
 from __future__ import annotations
 

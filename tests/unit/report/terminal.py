@@ -1,4 +1,4 @@
-"""A terminal for tests: it understands what our screen, rich and Keras's bar write, and shows what one would see."""
+"""A terminal emulator for tests: it interprets the output of our screen, rich and Keras's bar."""
 
 from __future__ import annotations
 

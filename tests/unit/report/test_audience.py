@@ -1,4 +1,4 @@
-"""What nb.init(show=, metrics=) asks for: checked, opened, told of every step, closed with the run."""
+"""Displays of nb.init(show=, metrics=): validated, opened, given every step, closed with the run."""
 
 from __future__ import annotations
 

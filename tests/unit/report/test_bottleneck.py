@@ -1,4 +1,4 @@
-"""The sentence: golden for every kind of step; what it advises is simulated, can be written, and does not flicker."""
+"""The bottleneck sentence: golden for every kind of step; its advice is simulated, valid, and stable."""
 
 from __future__ import annotations
 

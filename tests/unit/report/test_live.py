@@ -1,4 +1,4 @@
-"""The table: what stands in it, when it is drawn, and that it leaves the last step on the terminal."""
+"""The live table: its contents, when it is drawn, and the last step that remains on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line of JSON for every step: appended whole, by whomever, after whatever."""
+"""A line of JSON for every step: appended whole, by any process, after any content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator is told of a step, what it says, and what it says when one thing is changed."""
+"""The simulation of a measured step: its input, its result, and its result with one change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: of one process over HTTP, and of the workers of a launcher."""
+"""Prometheus metrics: of one process over HTTP, and of the workers of a launcher."""
 
 from __future__ import annotations
 

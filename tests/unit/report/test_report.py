@@ -1,4 +1,4 @@
-"""Reports add up over a run, and read well."""
+"""Reports: sums over a run, and text."""
 
 from __future__ import annotations
 

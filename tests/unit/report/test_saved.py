@@ -1,4 +1,4 @@
-"""Reports as JSON: what is written is read back as it was, and nothing else is taken for a report."""
+"""Reports as JSON: round trips, and refusal of other files."""
 
 from __future__ import annotations
 

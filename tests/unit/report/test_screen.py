@@ -1,4 +1,4 @@
-"""What is drawn stays below what others write, and out of the way of a line that they have not finished."""
+"""The drawn area stays below other output, and waits for unfinished lines."""
 
 from __future__ import annotations
 

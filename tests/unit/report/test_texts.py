@@ -1,4 +1,4 @@
-"""What is written of a step in all three forms (a text, a line of the log, a table), and of a run: golden."""
+"""The three forms of a step (a text, a line of the log, a table), and the text of a run: golden."""
 
 from __future__ import annotations
 

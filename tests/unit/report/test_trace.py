@@ -1,4 +1,4 @@
-"""A timeline as Chrome's trace events: what the format asks of an event, and where each span lies."""
+"""A timeline as Chrome's trace events: valid events, and the positions of spans."""
 
 from __future__ import annotations
 

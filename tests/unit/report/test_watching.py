@@ -1,4 +1,4 @@
-"""Who watches is told of every step, in order, from a thread of its own."""
+"""Watchers receive every step, in order, in a separate thread."""
 
 from __future__ import annotations
 

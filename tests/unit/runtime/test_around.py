@@ -1,4 +1,4 @@
-"""Scopes that stand around a step: what they say holds for the calls inside them, and for no others."""
+"""Scopes around a step hold for the calls inside them only."""
 
 from __future__ import annotations
 

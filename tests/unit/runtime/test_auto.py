@@ -1,4 +1,4 @@
-"""`nb.compress("auto")`: which precision is chosen, when, and what is said of it. No clock runs here."""
+"""`nb.compress("auto")`: the chosen precision, when it is chosen, and its report. No clock runs here."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Ops that take sizes from the batch's own shape couple no rows; what is refused is refused in true words."""
+"""Ops with sizes from the batch's own shape couple no rows; refusals give the true reason."""
 
 from __future__ import annotations
 

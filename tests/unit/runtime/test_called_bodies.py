@@ -1,4 +1,4 @@
-"""Steps run whose loops and branches TensorFlow wraps, or makes as it made them long ago."""
+"""Steps with loops and branches that TensorFlow wraps, or creates in its old form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a codec made small unpacks to the rows that a micro-batch has; others are refused before they are allocated."""
+"""Decoded tensors must have the rows of their micro-batch; others are refused before memory is allocated."""
 
 from __future__ import annotations
 

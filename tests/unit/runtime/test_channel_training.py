@@ -1,4 +1,4 @@
-"""Training across a compressed boundary in one process: what is told of it, and steps that are left out."""
+"""Training across a compressed boundary in one process: reports, and steps that are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ends of a boundary without a model: what is encoded is decoded, in both directions, and what both remember."""
+"""Both ends of a boundary without a model: round trips in both directions, and the states of both."""
 
 import gc
 from typing import Any

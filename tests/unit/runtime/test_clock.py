@@ -1,4 +1,4 @@
-"""Clocks of a step: stages, lines, what runs once, and their names in TensorFlow's profiles."""
+"""Clocks of a step: stages, lines, the parts that run once, and their names in TensorFlow's profiles."""
 
 from __future__ import annotations
 

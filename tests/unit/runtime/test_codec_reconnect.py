@@ -1,4 +1,4 @@
-"""What codecs remember survives a line that breaks: real links on a cable that is cut in the middle of a run."""
+"""Codec states survive a broken line: real links on a cable that is cut during a run."""
 
 from __future__ import annotations
 

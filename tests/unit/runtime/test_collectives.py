@@ -1,4 +1,4 @@
-"""Sums between the workers of one cluster: real processes, which TensorFlow joins."""
+"""Sums between the workers of one cluster: real processes, connected by TensorFlow."""
 
 from pathlib import Path
 from typing import Any

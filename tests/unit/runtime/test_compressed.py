@@ -1,4 +1,4 @@
-"""Steps in one process whose boundary is compressed: they train, alike in every schedule, in the bytes foretold."""
+"""Steps with compressed boundaries in one process: training, equality of schedules, and predicted bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with differences in one process: what crosses, what both sides hold, and what leaves it alone."""
+"""Training with differences in one process: bytes, caches of both sides, and excluded cases."""
 
 from collections.abc import Iterator
 from typing import Any

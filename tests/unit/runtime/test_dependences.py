@@ -1,4 +1,4 @@
-"""On which inputs what crosses depends: as is said of it, and as is seen when an input is changed."""
+"""The inputs on which boundary tensors depend: as reported, and as observed when an input is changed."""
 
 from __future__ import annotations
 

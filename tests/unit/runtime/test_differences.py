@@ -1,4 +1,4 @@
-"""Differences of samples between two ends of a boundary, without a model: what crosses, and what both sides hold."""
+"""Differences of samples between two ends of a boundary, without a model: bytes, and caches of both sides."""
 
 from typing import Any
 

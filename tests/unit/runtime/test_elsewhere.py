@@ -1,4 +1,4 @@
-"""An emptied variable holds nothing, refuses to be read, and can be filled again."""
+"""An emptied variable takes no memory, refuses to be read, and can be filled again."""
 
 from __future__ import annotations
 

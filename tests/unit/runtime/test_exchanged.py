@@ -1,4 +1,4 @@
-"""What clusters exchange once a step: the plan says, the simulator predicts and the report measures the same bytes."""
+"""Bytes that clusters exchange once a step: equal in plan, simulation and report."""
 
 from __future__ import annotations
 

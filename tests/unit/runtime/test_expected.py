@@ -1,4 +1,4 @@
-"""What may arrive: every tensor of the plan within its bound, and nothing else."""
+"""Admission of tensors: every tensor of the plan within its bound, and nothing else."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What the other processes learn of an error: in a private run nothing that may hold a value."""
+"""The report of an error to other processes: in a private run without anything that may contain a value."""
 
 from __future__ import annotations
 

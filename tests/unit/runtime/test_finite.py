@@ -1,4 +1,4 @@
-"""NaN and infinity at the end of a boundary that makes the tensor."""
+"""NaN and infinity at the sending end of a boundary."""
 
 from typing import Any
 

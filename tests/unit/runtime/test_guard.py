@@ -1,4 +1,4 @@
-"""What a failing step is told as, and what is put back."""
+"""The error of a failing step, and the rollback."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What the configs of all processes must say alike."""
+"""The settings that must be equal in the configs of all processes."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a batch of Keras is made of, when the config's `inputs` names parts that are None."""
+"""The structure of a Keras batch, if the config's `inputs` names parts that are None."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reports of a Keras model in a chain of three clusters: of every program, and each says what it waits for."""
+"""Reports of a Keras model in a chain of three clusters: of every program, each with its bottleneck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number on its way: what can be known without it, what waits for it, and what a failure does."""
+"""Lazy numbers: what is known without their value, what waits for it, and the effect of a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How exact a boundary is, as the side that sends it measures it: against what the other side really has."""
+"""The error of a boundary, as the sending side measures it: compared with the values of the other side."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Micro-batches' values and gradients become one."""
+"""Merging of micro-batches' values and gradients."""
 
 import pytest
 import tensorflow as tf

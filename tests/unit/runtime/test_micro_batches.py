@@ -1,4 +1,4 @@
-"""What micro-batches make together is what the batch makes: gradients on the way, assertions, seeds, whole numbers."""
+"""Micro-batches together have the results of the batch: accumulated gradients, assertions, seeds, whole numbers."""
 
 from __future__ import annotations
 

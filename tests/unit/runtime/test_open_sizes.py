@@ -1,4 +1,4 @@
-"""Sentences of another length in each batch: a free line counts the bytes that an emulated one carries."""
+"""Batches with varying lengths of sentences: a free line counts the bytes of an emulated one."""
 
 from __future__ import annotations
 

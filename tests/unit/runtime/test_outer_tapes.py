@@ -1,4 +1,4 @@
-"""A tape around a step: no gradient goes back through a plan, and whoever asks for one is told."""
+"""A tape around a step: no gradient goes back through a plan, and requests for one are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of lines and stages before a step."""
+"""Estimates for lines and stages before a step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The codecs that the documentation makes of its own: its programs run, and what they enter trains."""
+"""The documentation's user-defined codecs: its programs run, and the codecs train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a cluster's own parts: Keras's, with NaN where the values are elsewhere."""
+"""Files of a cluster's own parts in Keras's format, with NaN where the values are elsewhere."""
 
 from __future__ import annotations
 

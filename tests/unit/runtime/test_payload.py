@@ -1,4 +1,4 @@
-"""What stands before the bytes of a codec: any payload comes back, and any bytes are read or refused."""
+"""The header of a codec's payload: round trips, and any bytes are decoded or refused."""
 
 from typing import Any
 

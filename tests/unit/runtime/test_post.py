@@ -1,4 +1,4 @@
-"""Replicas of one process hand over what codecs encode in the order of micro-batches, whichever is ready first."""
+"""Replicas of one process encode in the order of micro-batches, whichever is ready first."""
 
 from __future__ import annotations
 

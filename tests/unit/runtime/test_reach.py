@@ -1,4 +1,4 @@
-"""Who reaches a port, and who does not: by the kernel's own judgement where it can be asked, else by its rules."""
+"""Reachability of a port: by the kernel where possible, otherwise by its rules."""
 
 import ipaddress
 import socket

@@ -1,4 +1,4 @@
-"""Steps of a plan that `nb.auto_parallel` has found are held against what was predicted, and planned anew."""
+"""Steps of the planner's plan are compared with their prediction, and planned again."""
 
 from __future__ import annotations
 

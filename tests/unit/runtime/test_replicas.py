@@ -1,4 +1,4 @@
-"""Replicas in one process: whatever their number, the step is that of the same micro-batches."""
+"""Replicas in one process: for any number of them the step equals that of the same micro-batches."""
 
 from __future__ import annotations
 

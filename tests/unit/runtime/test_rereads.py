@@ -1,4 +1,4 @@
-"""What micro-batches cannot give is refused, whoever asks for it: the loss, a variable, or who reads the results."""
+"""Values that micro-batches cannot give are refused for every reader: the loss, a variable, or the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that read parts of the same batch notice where these are parts of different ones."""
+"""Processes that read parts of one batch detect parts of different ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step over emulated lines tells: predictions beside measurements, a timeline, event files, a profile."""
+"""Reports of a step over emulated lines: predictions and measurements, a timeline, event files, a profile."""
 
 from __future__ import annotations
 

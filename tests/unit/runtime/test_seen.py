@@ -1,4 +1,4 @@
-"""What processes tell each other of a step: it arrives as it was told, and what is no such thing is left out."""
+"""Exchanged measurements of a step: round trips, and invalid ones are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer says in a session is taken, or refused in our words, whatever it says."""
+"""A peer's messages in a session are accepted, or refused with this library's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas of which the config says how fast they are: in one process too they have shares by that."""
+"""Replicas with speeds in the config have shares by speed, also in one process."""
 
 from __future__ import annotations
 

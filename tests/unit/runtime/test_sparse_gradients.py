@@ -1,4 +1,4 @@
-"""Gradients of looked-up tables: whatever cuts the batch, an optimizer gets the slices of the uncut step."""
+"""Gradients of looked-up tables: an optimizer gets the slices of the uncut step, however the batch is divided."""
 
 from __future__ import annotations
 

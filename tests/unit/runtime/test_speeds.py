@@ -1,4 +1,4 @@
-"""What is seen of replicas' speeds, and the orders that all processes find by it."""
+"""Measured speeds of replicas, and the resulting orders, the same in all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ends of a channel remember: versions that differ are found out and dropped on all sides."""
+"""States of both ends of a channel: versions that differ are detected and dropped on all sides."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Synchronized batch normalisation under replicas in one process: the uncut step, or a refusal that says what fits."""
+"""Synchronized batch normalisation under replicas in one process: the uncut step, or a refusal with a mend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of one cluster tell each other over their links before TensorFlow joins them."""
+"""Messages of one cluster's workers over their links before TensorFlow connects them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a step's channels tell: sums, both ends in one process, and what changed."""
+"""Statistics of a step's channels: sums, both ends in one process, and changes."""
 
 from dataclasses import replace
 

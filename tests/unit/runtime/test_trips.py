@@ -1,4 +1,4 @@
-"""What stages of several processes see of their first micro-batch, and the in-flight limits that follow."""
+"""Timings of the first micro-batch in stages of several processes, and the resulting in-flight limits."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Before an update all processes say whether the step is to be left out, and all do the same."""
+"""The vote before an update whether a step is left out, with the same result in all processes."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Batches of many lengths are run by one program, where the step does not need to know its sizes."""
+"""Batches of many lengths run by one program, if the step does not depend on sizes."""
 
 from __future__ import annotations
 

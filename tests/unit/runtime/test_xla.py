@@ -1,4 +1,4 @@
-"""Which pieces of a step XLA compiles: looked up in the functions that are made of them."""
+"""The pieces of a step that XLA compiles, by their functions' attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule that parts backwards: it leaves what others leave, bit for bit, and says what stays whole."""
+"""The schedule with parted backwards: the same bits as others, and notes on what stays whole."""
 
 from __future__ import annotations
 

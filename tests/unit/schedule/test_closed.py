@@ -1,4 +1,4 @@
-"""The simulator and the closed forms say the same, and both say what the research table says."""
+"""The simulator agrees with the closed forms, and both with the research table."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Drawings: literal ones, and that they fit and keep their promises."""
+"""Drawings: literal ones, and their width and other invariants."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The lists themselves: literally, and what holds for all of them."""
+"""The instruction lists: literally, and their invariants."""
 
 from collections.abc import Iterator
 from pathlib import Path

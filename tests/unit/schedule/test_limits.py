@@ -1,4 +1,4 @@
-"""How many micro-batches each stage may hold, and names of schedules."""
+"""Limits of micro-batches in flight by stage, and names of schedules."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Work, lines and hops: what they add up to."""
+"""Work, lines and hops: their sums."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Replicas run parts of one list, so whatever their numbers are, they never wait for each other in a ring."""
+"""Replicas run parts of one list, so they never deadlock, whatever their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timetable of clusters that train apart, looked at from all sides."""
+"""The schedule of local SGD's rounds."""
 
 from __future__ import annotations
 

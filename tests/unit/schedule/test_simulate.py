@@ -1,4 +1,4 @@
-"""The simulator: small cases by hand, and what holds whatever the speeds."""
+"""The simulator: small cases by hand, and invariants for all speeds."""
 
 import math
 from itertools import pairwise

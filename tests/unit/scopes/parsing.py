@@ -1,4 +1,4 @@
-"""Scopes as a tree of text, taken down and not run."""
+"""Scopes as a tree of text, recorded and not run."""
 
 from __future__ import annotations
 

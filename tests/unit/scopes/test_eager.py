@@ -1,4 +1,4 @@
-"""Scopes that hold nothing: stages in eager code, and scopes that are never entered."""
+"""Scopes without effect: stages in eager code, and scopes that are never entered."""
 
 import warnings
 from collections.abc import Callable

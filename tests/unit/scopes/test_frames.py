@@ -1,4 +1,4 @@
-"""The stack, its watchers, and what is opened again."""
+"""The stack, its observers, and replayed frames."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""How scopes nest, and what a violation says."""
+"""Nesting of scopes, and the errors of violations."""
 
 import contextlib
 import inspect

@@ -1,4 +1,4 @@
-"""Which stage an entry belongs to, on which cluster it runs, and what `nb.place` says of both."""
+"""The stage of an entry, its cluster, and the effect of `nb.place` on both."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Options: what they become, and what is said of those that do not exist."""
+"""Options: their values, and errors for unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs parse to golden trees, and run."""
+"""Programs are parsed to golden trees, and run."""
 
 # ruff: noqa: SIM117 - the programs are written as their papers write them
 

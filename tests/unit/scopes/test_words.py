@@ -1,4 +1,4 @@
-"""Calls that do not fit: what is said of them, where, and the line to write instead."""
+"""Invalid calls: the error, its place, and the line to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audit logs as they are written, and read, by the tests of this folder."""
+"""Write and read audit logs for the tests of this folder."""
 
 import json
 import os

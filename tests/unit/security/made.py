@@ -1,4 +1,4 @@
-"""Authorities and certificates for the tests of this folder: good ones, and every kind of bad one."""
+"""Authorities and certificates for the tests of this folder: valid ones, and every kind of invalid one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log: what is written, what a crash leaves, a disk that fails, files that are full."""
+"""The audit log: records, crashes, disk failures, and full files."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""The chain itself: any change to any byte is seen."""
+"""The hash chain: any change of any byte is detected."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a process holds: consistent or refused, renewed without a pause, and proved to a peer."""
+"""Credentials of a process: consistent or refused, renewed without interruption, and proved to a peer."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Every refusal has a diagnosis of its own, on the side that can know: against servers of gRPC and of Python's ssl."""
+"""Every refusal has its own diagnosis, on the side that can know it: against servers of gRPC and of Python's ssl."""
 
 import contextlib
 import os

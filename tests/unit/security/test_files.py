@@ -1,4 +1,4 @@
-"""Files are whole or as they were; keys are refused when others can read them."""
+"""Files are written atomically; keys are refused if others can read them."""
 
 import os
 import stat

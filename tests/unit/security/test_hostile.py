@@ -1,4 +1,6 @@
-"""Certificates, heads, lists and logs of strangers are taken or refused in words: some of `tests.fuzz.credentials`."""
+"""Certificates, heads, lists and logs of strangers are accepted or refused with a message: a sample of
+`tests.fuzz.credentials`.
+"""
 
 import pytest
 

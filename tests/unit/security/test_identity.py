@@ -1,4 +1,4 @@
-"""Names in certificates, and what each role may do: what is not allowed by name is denied."""
+"""Names in certificates, and the permissions of each role: all others are denied."""
 
 import itertools
 import string

@@ -1,4 +1,4 @@
-"""An authority and what it issues: nothing is lost on bad input, and nobody gets a second key."""
+"""Issuing of certificates: nothing is lost on invalid input, and nobody gets a second key."""
 
 import os
 import shutil

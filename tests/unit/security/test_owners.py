@@ -1,4 +1,4 @@
-"""Owners with an authority each: keys that never travel, and nobody who speaks for the clusters of others."""
+"""Owners with an authority each: keys that never leave their host, and no identity in others' clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of an account: nobody else's run reads or writes in it."""
+"""The folder of an account: no run of others reads or writes in it."""
 
 from __future__ import annotations
 

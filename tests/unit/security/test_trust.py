@@ -1,4 +1,4 @@
-"""Whom a process trusts: each rule refuses what it is for, with an error of its own."""
+"""Trust in certificates: each rule refuses its case, with its own error."""
 
 import json
 import logging

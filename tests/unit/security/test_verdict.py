@@ -1,4 +1,4 @@
-"""Verdicts on audit logs: what somebody has changed is found."""
+"""Verdicts on audit logs: changes are detected."""
 
 import json
 from collections.abc import Callable

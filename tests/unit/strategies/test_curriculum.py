@@ -1,4 +1,4 @@
-"""A curriculum by length: the pace, what becomes of batches, and a training whose steps grow with it."""
+"""A curriculum by length: the pace, the batches, and a training whose steps grow with it."""
 
 from __future__ import annotations
 

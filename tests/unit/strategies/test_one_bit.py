@@ -1,4 +1,4 @@
-"""1-bit Adam and LAMB: step by step what an independent implementation of both gives for two and three workers."""
+"""1-bit Adam and LAMB: equal, step by step, to an independent implementation of both for two and three workers."""
 
 from __future__ import annotations
 

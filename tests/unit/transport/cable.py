@@ -1,4 +1,4 @@
-"""For the tests of links: keys, messages, a clock, and two links in this process on one cable."""
+"""Helpers of tests of links: keys, messages, a clock, and two links in this process on one cable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For the tests of links over gRPC: certificates, pairs of workers, and a line between them that can be broken."""
+"""Helpers of tests of links over gRPC: certificates, pairs of workers, and a line between them that can be cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and headers are two ways to write the same thing."""
+"""Keys and headers are two encodings of the same address."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Deadlines, what is said of waits, what a line was seen to carry, and the clock."""
+"""Deadlines, errors of waits, observed rates of a line, and the clock."""
 
 from __future__ import annotations
 

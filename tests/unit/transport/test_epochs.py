@@ -1,4 +1,4 @@
-"""Workers of different epochs of a run on one line: who was frozen comes back, and who was started again meets it."""
+"""Workers of different epochs of a run on one line: a frozen one returns, and meets a restarted one."""
 
 from __future__ import annotations
 

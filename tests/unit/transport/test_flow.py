@@ -1,6 +1,6 @@
-"""A sender that is faster than its receiver: it is held, nothing is lost, and no two processes wait for each other.
+"""A sender that is faster than its receiver: it is blocked, nothing is lost, and there are no deadlocks.
 
-What has to do with the order of threads runs in one thread's time, as simulated runs do: a seed decides who goes next.
+Cases that depend on the order of threads run as simulations: a seed decides which thread runs next.
 """
 
 from __future__ import annotations

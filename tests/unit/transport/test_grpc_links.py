@@ -1,4 +1,4 @@
-"""Links over real gRPC with real TLS, both ends in this process: what crosses, breaks, heals, and is refused."""
+"""Links over real gRPC with real TLS, both ends in this process: transfer, interruption, recovery, and refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the gRPC transport one by one: what a stream says first, lanes, connections, options, the port."""
+"""The parts of the gRPC transport: the first message of a stream, lanes, connections, options, the port."""
 
 from __future__ import annotations
 

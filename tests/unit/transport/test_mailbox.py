@@ -1,4 +1,4 @@
-"""The mailbox: by key in any order, each once, none late, and an end that everybody hears of."""
+"""The mailbox: by key in any order, each once, none late, and an end that all readers notice."""
 
 import dataclasses
 from collections.abc import Callable

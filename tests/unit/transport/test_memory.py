@@ -1,4 +1,4 @@
-"""Memory links: the protocol, and lines that behave like lines."""
+"""Memory links: the protocol, and emulated lines."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What waits to be sent: order, budget, end."""
+"""The queue of outgoing messages: order, budget, end."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

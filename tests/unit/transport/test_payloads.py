@@ -1,4 +1,4 @@
-"""What a codec made, over every kind of link: it is sent as `Packed` and received as it was, or refused alike."""
+"""Codecs' payloads over every kind of link: sent as `Packed` and received unchanged, or refused alike."""
 
 from __future__ import annotations
 

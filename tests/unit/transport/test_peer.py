@@ -1,4 +1,4 @@
-"""Links over a carrier that breaks: both ends in this process, on a cable that does to frames what it is told."""
+"""Links over an unreliable carrier: both ends in this process, on a cable with planned faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who take connections and ask for no stream: whoever does ask comes in nevertheless."""
+"""Connections that open no stream do not keep others out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two conversations and what is between them, for the tests: a line that can be cut, and short ways to say things."""
+"""Helpers: two conversations and a line between them that can be cut, and short forms of messages."""
 
 import hmac
 from collections import deque

@@ -1,4 +1,4 @@
-"""Tensors out of chunks: what the plan allows comes whole, the rest is refused before anything is made."""
+"""Assembly of tensors from chunks: those of the plan are completed, others are refused before memory is allocated."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The conversation: greetings, numbers, acknowledgements, cuts, and what each side may not do."""
+"""The conversation: greetings, numbers, acknowledgements, cuts, and forbidden actions of each side."""
 
 from typing import Any
 

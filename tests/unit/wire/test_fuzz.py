@@ -1,4 +1,5 @@
-"""Any bytes, in one piece or one at a time, parse or raise RemoteProtocolError, and allocate nothing above the cap.
+"""Any bytes, in one piece or one at a time, are parsed or raise RemoteProtocolError, and allocate nothing above the
+cap.
 
 `python -m tests.fuzz.wire --seconds 60` does the same for longer.
 """

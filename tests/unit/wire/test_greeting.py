@@ -1,4 +1,4 @@
-"""Who greets whom: what is checked, what is signed, and who is told apart on a later connection."""
+"""Greetings: checks, signatures, and recognition of a peer on a later connection."""
 
 import dataclasses
 from collections.abc import Callable

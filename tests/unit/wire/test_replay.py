@@ -1,4 +1,4 @@
-"""What is kept until it is acknowledged, and the order of what comes."""
+"""The replay buffer until acknowledgement, and the order of arrivals."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Sealed frames: what opens, and that nothing else does."""
+"""Sealed frames: only valid ones open."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The table of a conversation, and one side that moves in it."""
+"""The state table of a conversation, and one side that runs through it."""
 
 from collections.abc import Iterator
 from pathlib import Path

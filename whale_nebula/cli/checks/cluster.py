@@ -1,4 +1,4 @@
-"""Checks of what this host needs to take part in a run: certificates, names, ports, the others, and the lines."""
+"""Checks of this host's part in a run: certificates, names, ports, reachability of other hosts, and lines."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Host:
-    """The workers of a cluster that are on this host, and its gateway if that is here, too.
+    """The workers of a cluster that are on this host, and its gateway if that is here.
 
     `workers` are the addresses of all workers of the run.
     """
@@ -68,7 +68,7 @@ class Host:
 
     @property
     def trains(self) -> bool:
-        """Whether any worker is here: a gateway alone needs no TensorFlow."""
+        """Whether this host has a worker; a host with only a gateway needs no TensorFlow."""
         return any(not name.endswith(f"/{GATEWAY}") for name in self.here)
 
     @property
@@ -82,7 +82,7 @@ class Host:
         return tuple(dict.fromkeys([*self.config.clusters, *map(cluster_of, self.workers)]))
 
     def identity(self, name: str) -> Identity:
-        """Of a worker or gateway, as certificates have it."""
+        """The identity of a worker or gateway, as in certificates."""
         return Identity.of_worker(self.config.run_name, name)
 
     def address(self, name: str) -> str:
@@ -121,9 +121,9 @@ class Host:
 
 
 def host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
-    """The host that this is. Without `worker` or `gateway` that is found out by the addresses that it has."""
+    """Determine which host this is. Without `worker` or `gateway` by its network addresses."""
     if config.clusters and cluster not in config.clusters:
-        resolve(config, os.environ, Asked(cluster))  # says what was meant
+        resolve(config, os.environ, Asked(cluster))  # its error suggests a cluster
     own = config.clusters[cluster].gateway if cluster in config.clusters else None
     has_gateway = gateway or (worker is None and own is not None and is_local(host_of(own)))
     try:
@@ -145,7 +145,7 @@ _SOON = timedelta(days=2)
 
 
 def certificate_checks(host: Host) -> Iterator[Check]:
-    """Two checks for each identity of this host, and those of the authority."""
+    """Checks of certificates: two for each identity of this host, and those of the authority."""
     authority: list[Check] = []
     for name in host.here:
         files = host.files(name)
@@ -185,7 +185,7 @@ def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
 
 
 def _authority(credentials: Credentials) -> Iterator[Check]:
-    """Checks of the authority: its dates; its key, which belongs where certificates are issued; and its deny list,
+    """Checks of the authority: its dates; its key, which belongs only where certificates are issued; and its deny list,
     whose number is the same on all up-to-date hosts.
     """
     ca = credentials.files.ca
@@ -207,7 +207,7 @@ _APART_NOTE, _APART_BAD = 1.0, 60.0
 
 
 def line_checks(host: Host) -> Iterator[Check]:
-    """For each other cluster: rate and delay, clocks, and versions."""
+    """Checks for each other cluster: rate and delay, clocks, and versions."""
     ours = versions()
     code = f"whale_nebula {ours['whale_nebula']}, TensorFlow {ours['tensorflow'] or 'not installed'}"
     yield Check("versions here", "ok", f"code {ours['code']}", f"{code}: the same in every cluster")
@@ -239,7 +239,7 @@ def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -
 
 
 def clocks(found: LineFound, cluster: str, ago: str) -> Check:
-    """How far the clocks of the two ends were apart."""
+    """Check the difference between the clocks of the two ends."""
     apart, label = abs(found.clock), f"clock of {cluster}"
     if apart < _APART_NOTE:
         return Check(label, "ok", f"{1e3 * apart:.0f} ms apart", ago)
@@ -250,7 +250,7 @@ def clocks(found: LineFound, cluster: str, ago: str) -> Check:
 
 
 def check_versions(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ago: str) -> Check:
-    """Whether the other end had what is here: unlike versions trace unlike programs."""
+    """Check that the other end has the same versions, as different ones trace different programs."""
     differ = find_differences(ours, theirs)
     if not differ:
         return Check(f"versions at {cluster}", "ok", "as here", ago)
@@ -262,17 +262,17 @@ def check_versions(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, A
     return Check(f"versions at {cluster}", "warning", said, f"{ago}; a run would refuse to start", mend)
 
 
-_IP_MTU, _IPV6_MTU = 14, 24  # of linux/in.h and linux/in6.h: what the kernel knows of the way to an address
+_IP_MTU, _IPV6_MTU = 14, 24  # of linux/in.h and linux/in6.h: the path MTU that the kernel has cached for an address
 _USUAL_MTU = 1500
 _SMALL_MTU = 1280
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _FILES_LEAST = 256  # a worker's own and its libraries'
-_FILES_EACH = 8  # connections to one other, and what it takes to make them again
+_FILES_EACH = 8  # connections to another worker, and spare ones to reconnect
 
 
 def network_checks(host: Host) -> Iterator[Check]:
-    """All that concerns the network of this host."""
-    sizes: dict[int, list[str]] = {}  # of the largest packet on the way to each other host
+    """All checks of this host's network."""
+    sizes: dict[int, list[str]] = {}  # hosts by path MTU
     for address in dict.fromkeys(target.address for target in host.targets()):
         if (size := way_mtu(address)) is not None:
             sizes.setdefault(size, []).append(host_of(address))
@@ -286,7 +286,7 @@ def network_checks(host: Host) -> Iterator[Check]:
 
 # ---------------------------------------------------------------------- packets
 def mtu_check(size: int, to: str) -> Check:
-    """One size of packets."""
+    """Check one path MTU."""
     if size < _SMALL_MTU:
         why = "packets so small cost time, and IPv6 needs 1280"
         return Check("MTU", "warning", f"{size} bytes to {to}", why, f"ip link set dev INTERFACE mtu {_USUAL_MTU}")
@@ -297,7 +297,7 @@ def mtu_check(size: int, to: str) -> Check:
 
 
 def way_mtu(address: str) -> int | None:
-    """The MTU of the way to an address; None where there is no way, or the kernel does not say. Sends nothing."""
+    """The path MTU to an address; None if it is unreachable or unknown. Sends nothing."""
     host, port = host_of(address), int(address.rpartition(":")[2])
     with suppress(OSError):
         family, kind, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -310,7 +310,7 @@ def way_mtu(address: str) -> int | None:
 
 # ---------------------------------------------------------------------- losses
 def congestion_check(control: str) -> Check:
-    """How this host's TCP meets losses: all but BBR take each for a sign that the line is full."""
+    """Check TCP's congestion control: all but BBR treat each loss as a sign of a full line."""
     if control.startswith("bbr"):
         return Check("congestion control", "ok", control, "one connection to each peer")
     if not control:
@@ -325,7 +325,7 @@ def congestion_check(control: str) -> Check:
 
 # ---------------------------------------------------------------------- files
 def files_check(limit: int, used: int, workers: int) -> Check:
-    """How many more files a process here may open: each connection is one.
+    """Check how many more files a process may open, as each connection is one.
 
     >>> files_check(1024, 24, 4).state, files_check(64, 24, 4).mend
     ('ok', 'ulimit -n 1024')
@@ -345,7 +345,7 @@ _TIME_ERROR = 5
 
 
 def clock_check(is_set: bool | None) -> Check:
-    """Whether the kernel knows its clock to be set by another one."""
+    """Check whether the kernel reports a synchronised clock."""
     if is_set:
         return Check("clock", "ok", "synchronised", "by the kernel's word")
     why = "certificates are good by the clock of each host; five minutes behind is too much"
@@ -369,7 +369,7 @@ _AT_ONCE = 16
 
 # ---------------------------------------------------------------------- names
 def name_checks(host: Host) -> Iterator[Check]:
-    """Whether the names of hosts in the config mean anything here."""
+    """Check whether the host names in the config resolve."""
     named = {host_of(each) for each in (*host.workers.values(), *(t.address for t in host.targets()))}
     with ThreadPoolExecutor(_AT_ONCE) as beside:
         found = dict(zip(sorted(named), beside.map(_resolve_name, sorted(named)), strict=True))
@@ -391,11 +391,11 @@ def _resolve_name(name: str) -> tuple[bool, str]:
 
 # ---------------------------------------------------------------------- own ports
 def _port(host: Host, name: str, address: str) -> Check:
-    """Whether an identity of this host can listen at its configured address."""
+    """Check whether an identity of this host can listen at its configured address."""
     label = f"port of {name}"
     try:
         found = listening(Placement((name,), {name: address}), written=True)[name]
-    except ConfigError as error:  # somebody listens there: that is as it should be if it is this very worker
+    except ConfigError as error:  # the port is in use, which is right if this worker itself listens there
         own = host.credentials(name)
         if own is not None and probe_tls(address, own, host.identity(name), timeout=_SECONDS) is None:
             return Check(label, "ok", address, f"{name} runs, and listens there")
@@ -410,7 +410,7 @@ def _port(host: Host, name: str, address: str) -> Check:
 
 # ---------------------------------------------------------------------- others
 def reach_checks(host: Host) -> list[Check]:
-    """Whether all targets of this host are reachable, and would accept its certificates."""
+    """Check whether all targets of this host are reachable, and would accept its certificates."""
     targets = list(host.targets())
     with ThreadPoolExecutor(_AT_ONCE) as beside:
         return list(beside.map(lambda target: _reached_check(host, target), targets))
@@ -449,7 +449,7 @@ def _closed_check(label: str, target: Target, found: str, why: str) -> Check:
 
 
 def cluster_checks(host: Host) -> list[Check]:
-    """What is here first, then the way to the others, then what lies between."""
+    """All checks of a cluster's host: local ones first, then reachability, then the lines."""
     names = ", ".join(host.here)
     return [
         Check("this host", "ok", names, f"cluster {host.cluster}, run {host.config.run_name}"),
@@ -464,7 +464,7 @@ def cluster_checks(host: Host) -> list[Check]:
 
 
 def gateway_checks(host: Host) -> Iterator[Check]:
-    """Whether every cluster has a gateway, or none: this one as the config says, the others as far as it does."""
+    """Check whether every cluster has a gateway or none: this one by the config, the others as far as it lists them."""
     try:
         gateways.check(host.config, host.cluster)
     except ConfigError as error:

@@ -24,9 +24,9 @@ from whale_nebula.report.records import size
 
 
 def config_checks(path: str) -> list[Check]:
-    """A clusters.yaml: what is wrong raises, what is right is counted."""
+    """Check a clusters.yaml: raises if it is invalid, otherwise counts its contents."""
     config = load(path)
-    if find_spec("cryptography") is not None:  # another check says where it is missing
+    if find_spec("cryptography") is not None:  # another check reports a missing one
         from whale_nebula.launch.gateways import check_names
 
         check_names(config, [f"{cluster}/0" for cluster in config.clusters])
@@ -40,7 +40,7 @@ def config_checks(path: str) -> list[Check]:
 
 
 def _checkpoints(config: Config) -> Iterator[Check]:
-    """Whether the folder of checkpoints can be written, and what is in it. Files are looked at by their sizes."""
+    """Check whether the checkpoint folder is writable, and the checkpoints in it, by the sizes of their files."""
     if config.checkpoint is None:
         return
     path = os.path.expanduser(config.checkpoint.folder)
@@ -68,7 +68,7 @@ def _checkpoints(config: Config) -> Iterator[Check]:
 
 
 def _certificates(config: Config, path: str) -> Iterator[Check]:
-    """Whether the authority's certificate, which every process reads, is where it is looked for."""
+    """Check whether the authority's certificate, which every process reads, exists at its configured path."""
     if config.security.insecure or find_spec("cryptography") is None or len(config.clusters) < 2:
         return
     from whale_nebula.launch.gateways import configured_files
@@ -82,7 +82,7 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
 
 
 def _count_of(number: int, what: str) -> str:
-    """A number of things.
+    """A count with its noun.
 
     >>> _count_of(1, "link"), _count_of(2, "link")
     ('1 link', '2 links')
@@ -94,7 +94,7 @@ _LITTLE = 2 * 2**30
 
 
 def backend_check() -> Check:
-    """What Keras runs on."""
+    """Check Keras's backend."""
     home, written = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras"), None
     with suppress(OSError, ValueError, AttributeError):
         written = json.loads((home / "keras.json").read_text("utf-8")).get("backend")
@@ -106,7 +106,7 @@ def backend_check() -> Check:
 
 
 def threads_check() -> Check:
-    """Cores, and what the environment says of TensorFlow's threads."""
+    """Check cores, and the environment variables for TensorFlow's threads."""
     cores = f"{len(os.sched_getaffinity(0))} cores"
     said = ", ".join(f"{name}={value}" for name in _THREADS if (value := os.environ.get(name)))
     why = "equal bits need equal numbers of threads in every cluster"
@@ -117,7 +117,7 @@ _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS
 
 
 def onednn_check() -> Check:
-    """TensorFlow's oneDNN ops, which change the last bits of results."""
+    """Check TensorFlow's oneDNN ops, which change the last bits of results."""
     value = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
     why = "equal bits need it alike in every cluster"
     if value is None:
@@ -126,7 +126,7 @@ def onednn_check() -> Check:
 
 
 def memory_check() -> Check:
-    """Memory that is free, within what the container allows."""
+    """Check free memory, within the container's limit."""
     free = free_memory()
     if free < _LITTLE:
         why = "TensorFlow alone takes some 600 MiB in each process"
@@ -135,7 +135,7 @@ def memory_check() -> Check:
 
 
 def free_memory() -> float:
-    """Bytes that are free, within what the container allows; infinite where neither is known."""
+    """Bytes that are free, within the container's limit; infinite if unknown."""
     group, known = Path("/sys/fs/cgroup"), [float("inf")]
     with suppress(OSError):
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
@@ -164,7 +164,7 @@ FOR_TRAINING = ("tensorflow", "keras", "tensorflow-text")
 
 
 def within(version: str, wanted: str) -> bool:
-    """Whether a version satisfies something like ">=2.21,<2.22"; what comes before a release counts as the release.
+    """Whether a version satisfies a specifier such as ">=2.21,<2.22"; a pre-release counts as the release.
 
     >>> within("2.21.0", ">=2.21,<2.22"), within("2.22.0rc1", ">=2.21,<2.22"), within("3.14.2", "<3.14,>=3.11")
     (True, False, False)
@@ -179,7 +179,7 @@ _SIGNS = {
 
 
 def _numbers(version: str) -> list[int]:
-    """The numbers of a release, without zeros at its end."""
+    """The numbers of a release, without trailing zeros."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(number) for number in release[0].split(".")] if release else []
     while numbers and not numbers[-1]:
@@ -211,7 +211,7 @@ def order_range(wanted: str) -> str:
 
 
 def find_version(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """The installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -219,7 +219,7 @@ def find_version(package: str) -> str | None:
 
 
 def python_check() -> Check:
-    """Python itself."""
+    """Check the version of Python."""
     found = platform.python_version()
     try:
         wanted = order_range(metadata.metadata(OURS)["Requires-Python"] or "")
@@ -232,7 +232,7 @@ def python_check() -> Check:
 
 
 def check_own_package() -> Check:
-    """Where this package itself comes from, and that all of it comes from there."""
+    """Check where this package is imported from, and that all of it comes from there."""
     folder, models = (_find_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
     version = find_version(OURS) or "not installed"
     if models is None:
@@ -246,7 +246,7 @@ def check_own_package() -> Check:
 
 
 def _find_folder(module: str) -> Path | None:
-    """The folder that a package lies in; finding it imports what it lies in, and not itself."""
+    """The folder of a module; finding it imports its parent package, not the module itself."""
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
         return None
@@ -255,7 +255,7 @@ def _find_folder(module: str) -> Path | None:
 
 
 def package_check(package: str, *, training: bool = True) -> Check:
-    """A package that is needed; without `training` those that only training needs may be missing."""
+    """Check a required package; without `training` those that only training needs may be missing."""
     name, wanted, found = NEEDED[package], requirements().get(package, ""), find_version(package)
     supported = f"supported: {wanted}" if wanted else ""
     if found is None and package in FOR_TRAINING and not training:
@@ -266,7 +266,7 @@ def package_check(package: str, *, training: bool = True) -> Check:
 
 
 def tensorboard_check() -> Check:
-    """TensorBoard, which is only needed for its own files."""
+    """Check TensorBoard, which is only needed to write its files."""
     found = find_version("tensorboard")
     if found is not None:
         return Check("TensorBoard", "ok", found)
@@ -283,9 +283,9 @@ def machine_checks(*, training: bool = True) -> list[Check]:
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, what was found, and how to mend it.
+    """The result of a check: its subject, the finding, and a mend.
 
-    `state` is ok, note (it works, but you may want to know), warning (it works now, and will hurt) or bad.
+    `state` is ok, note (it works, but is worth knowing), warning (it works now, but may fail) or bad.
     """
 
     name: str

@@ -57,7 +57,7 @@ def add_folds(site: Site, folds: Sequence[Fold]) -> Fold:
 
 
 def multiply_folds(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Linear in each factor: one factor that is no whole gives its state to the product."""
+    """Linear in each factor: the product has the state of the one factor that is not whole."""
     return reduce(lambda left, right: _product(site, left, right), folds)
 
 
@@ -82,7 +82,7 @@ def divide_folds(site: Site, folds: Sequence[Fold]) -> Fold:
 
 
 def extreme(site: Site, folds: Sequence[Fold]) -> Fold:
-    """The larger or the smaller of two: of numbers of rows it is a number of rows, and no batch has less than one."""
+    """The maximum or minimum of two: of numbers of rows it is a number of rows, as no batch has less than one row."""
     larger = site.op.type in ("Maximum", "Max")
     known = [fold.per for fold in folds if fold.kind == COUNT]
     if len(known) == 2:
@@ -94,21 +94,21 @@ def extreme(site: Site, folds: Sequence[Fold]) -> Fold:
 
 
 def pack_entries(site: Site, parts: tuple[Fold, ...]) -> Fold:
-    """A vector of numbers."""
+    """The state of a vector of numbers."""
     if {part.kind for part in parts} <= {WHOLE, COUNT}:
         return vector(parts)
     return add_folds(site, parts)._replace(parts=parts)
 
 
 def move_by_wholes(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Entries are follow_entries, left out or repeated, the first operand's, as wholes say: its state stays."""
+    """Entries of the first operand are moved, left out or repeated as wholes say: its state stays."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].bare
     return site.nonlinear(folds)
 
 
 def join_folds(site: Site, left: Fold, right: Fold) -> Fold:
-    """The state of a value that may come from either side: a branch, or a turn of a loop."""
+    """The state of a value that may come from either side: a branch, or an iteration of a loop."""
     return _join(site, left, right)._replace(inputs=left.inputs and right.inputs)
 
 
@@ -142,7 +142,7 @@ _MANY = 64
 
 
 def entries(site: Site, place: int) -> tuple[Fold, ...] | None:
-    """The states of the entries of an input in row-major order; None where they cannot be told apart."""
+    """The states of the entries of an input in row-major order; None if they cannot be distinguished."""
     fold, shape = site.folds[place], site.spec(place).shape
     if fold.kind == ROWS or shape is None or None in shape:
         return None
@@ -157,7 +157,7 @@ def entries(site: Site, place: int) -> tuple[Fold, ...] | None:
 
 
 def move_entries(site: Site, data: Sequence[int]) -> Result | None:
-    """The states of what is made by moving the entries of the inputs `data`; None where they cannot be followed."""
+    """The states of results that move the entries of the inputs `data`; None if they cannot be followed."""
     known: list[Fold] = []
     inputs: list[tuple[Sequence[int], list[int]]] = []
     for place in range(len(site.folds)):
@@ -179,5 +179,5 @@ def move_entries(site: Site, data: Sequence[int]) -> Result | None:
 
 
 def follow_entries(*data: int) -> Rest:
-    """What an op does to values without rows that moves the entries of these of its inputs."""
+    """The rule for values without rows of an op that moves the entries of these of its inputs."""
     return lambda site, folds: move_entries(site, data) or move_by_wholes(site, folds)

@@ -1,7 +1,7 @@
 """Axis descriptions of ops: one for each op type, with labels as in an einsum.
 
-Equal labels are the same axis. A label that no output has is folded away; one that no input has is made new. An axis in
-`mixed` cannot be cut: what the op makes of an entry depends on its neighbours along it. ::
+Equal labels are the same axis. A label that no output has is folded; one that no input has is new. An axis in `mixed`
+cannot be cut, as results depend on neighbours along it.
 
     MatMul       mk, kn -> mn            k folded by sum
     Softmax      nc -> nc                c mixed
@@ -43,7 +43,7 @@ APART = "a tensor that is no part of the batch lies along the batch axis"
 def axes(
     *types: str, rest: Rest = Site.nonlinear, literal: bool = False, positions: bool = False
 ) -> Callable[[Describe], Describe]:
-    """Register what op types do to axes, and fold batches by it; `rest` is what they do to values without rows."""
+    """Register the effect of op types on axes, and fold batches by it; `rest` is the rule for values without rows."""
 
     def register(describe: Describe) -> Describe:
         @functools.wraps(describe)
@@ -57,7 +57,7 @@ def axes(
 
 
 def number_axes(rank: int, *, skip: int = 0) -> list[str]:
-    """Labels of axes by their number from the right, as shorter operands broadcast.
+    """Labels of axes by their number from the right, for broadcasting of shorter operands.
 
     >>> number_axes(3)
     ['3', '2', '1']
@@ -66,7 +66,7 @@ def number_axes(rank: int, *, skip: int = 0) -> list[str]:
 
 
 def add_axis(labels: Sequence[str], place: int) -> list[str]:
-    """Labels with one more axis at a place."""
+    """Labels with an additional axis at a place."""
     return [*labels[:place], "new", *labels[place:]]
 
 
@@ -120,15 +120,15 @@ def _fold_away(site: Site, rows: Fold, found: Axes) -> Fold:
 
 
 def check_mixed(folds: Sequence[Fold]) -> None:
-    """Rows may not meet anything that is folded over their own micro-batch only."""
+    """Refuse to combine rows with a value that is folded over the own micro-batch only."""
     for fold in folds:
         if fold.kind not in (ROWS, WHOLE):
             raise Undecided(f"single rows are mixed with {fold.spoken}")
 
 
 def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
-    """Rows that lie along so many entries of another tensor, which has its own elsewhere: most often those were not
-    meant to meet, and the step fails uncut as well.
+    """The message for rows along an axis of equal size in another tensor, whose rows are elsewhere: most often this was
+    not intended, and the step fails uncut as well.
     """
     if any(label not in (found.outputs[0] or ()) for _, labels in operands for label in labels):
         return f"{TWO_AXES} (in-batch negatives)"
@@ -147,7 +147,7 @@ def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Lab
 
 
 def match_rows(left: Fold, right: Fold) -> Fold:
-    """Two tensors with rows, entry by entry: the same row must meet itself."""
+    """The state of two tensors with rows, combined entry by entry: each row must match itself."""
     if left.axis != right.axis:
         raise Undecided(TWO_AXES)
     if left.order != right.order or left.ragged != right.ragged:
@@ -160,12 +160,12 @@ def match_rows(left: Fold, right: Fold) -> Fold:
 
 
 def list_axes(site: Site, place: int = 0, axis: int = 0) -> list[str]:
-    """Labels of the axes of an input by their number from the left; without a rank of those that are known to be."""
+    """Labels of the axes of an input by their number from the left; without a rank only of the known ones."""
     rank = site.rank(place)
     return [str(each) for each in range(max(axis, site.folds[place].axis) + 1 if rank is None else rank)]
 
 
 def describe_entries(site: Site) -> Axes:
-    """Entry by entry, operands aligned from the right, as numpy does. One tensor among scalars needs no rank."""
+    """Element-wise ops, with operands aligned from the right as in numpy. One tensor among scalars needs no rank."""
     ranks = [site.need_rank(place) for place in range(len(site.folds))]
     return Axes(tuple(map(number_axes, ranks)), (number_axes(max(ranks, default=0)),))

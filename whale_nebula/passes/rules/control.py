@@ -30,7 +30,7 @@ def call(site: Site) -> Result:
 
 @rule("If", "StatelessIf", "Case", "StatelessCase", raw=True, positions=True)
 def branch(site: Site) -> Result:
-    """Every micro-batch must go the same way."""
+    """The states of a conditional's results; every micro-batch must take the same branch."""
     test, arguments = site.folds[0], _forget_sources(site.folds[1:])
     if test.kind != WHOLE:
         return test.bare if test.kind == COUPLED else site.couple("micro-batches may go different ways at a condition")
@@ -43,7 +43,7 @@ def branch(site: Site) -> Result:
 
 @rule("While", "StatelessWhile", raw=True, positions=True)
 def loop(site: Site) -> Result:
-    """Turn by turn, until the states no longer change; every micro-batch must turn as often."""
+    """The states of a loop's results, iterated to a fixed point; every micro-batch must iterate equally often."""
     test, body = site.op.functions
     state = _forget_sources(site.folds)
     for _ in range(_TURNS):
@@ -61,7 +61,7 @@ def loop(site: Site) -> Result:
 
 
 def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
-    """Why micro-batches may turn a loop differently often."""
+    """Why micro-batches may differ in their number of iterations."""
     if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
         return BY_ROW
     why = end.reason if end.kind in (AFTER, COUPLED) else f"its end hangs on {end.spoken}"
@@ -69,7 +69,7 @@ def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
 
 
 def _spoilt(site: Site, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:
-    """All results are coupled, but for what the loop only hands through."""
+    """All results coupled, except those that the loop only passes through."""
     body = site.graph.functions[site.op.functions[1]]
     handed = {place for place, value in enumerate(body.returns) if value.op == body.arguments[place]}
     coupled = site.couple(reason)
@@ -77,25 +77,25 @@ def _spoilt(site: Site, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...
 
 
 def _run(site: Site, name: str, arguments: tuple[Fold, ...], expected: int) -> tuple[Fold, ...]:
-    """The results of a body. A body that calls itself has none yet."""
+    """The results of a body; None yet for a body that calls itself."""
     found = site.caller.call(site.graph, name, arguments, site.owner)
     return found if len(found) == expected else (site.couple(f"{name!r} calls itself"),) * expected
 
 
 def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
-    """Inside a body it is not asked where a value comes from."""
+    """The states without their sources, which do not matter inside a body."""
     return tuple(fold._replace(inputs=False) for fold in folds)
 
 
 @rule("TensorListReserve", "EmptyTensorList", literal=True)
 def fresh(site: Site) -> Result:
-    """Nothing is known of the elements until there are some."""
+    """An empty list: nothing is known of its elements yet."""
     return Fold(EMPTY) if site.folds[1].kind == WHOLE else site.couple("a list is as long as the batch")
 
 
 @rule("TensorListFromTensor")
 def taken_apart(site: Site) -> Result:
-    """One element for each entry of axis 0."""
+    """A list with one element for each entry of axis 0."""
     data = site.folds[0]
     if data.kind != ROWS:
         return data.bare
@@ -104,7 +104,7 @@ def taken_apart(site: Site) -> Result:
 
 @rule("TensorListSetItem", "TensorListPushBack", raw=True)
 def put(site: Site) -> Result:
-    """The elements of a list have one state."""
+    """All elements of a list share one state."""
     held, item = site.folds[0], site.folds[-1]
     if site.op.type == "TensorListSetItem" and site.folds[1].kind != WHOLE:
         coupled = next((fold.bare for fold in site.folds if fold.kind == COUPLED), None)
@@ -123,7 +123,7 @@ def element(site: Site) -> Result:
 
 @rule("TensorListStack", "TensorListGather")
 def stack_list(site: Site) -> Result:
-    """The elements along a new first axis."""
+    """The elements stacked along a new first axis."""
     held = site.folds[0]
     if site.op.type == "TensorListGather" and site.folds[1].kind != WHOLE:
         return site.couple("which elements are read depends on the batch")
@@ -155,7 +155,7 @@ def length(site: Site) -> Result:
 
 @rule("TensorListConcat", "TensorListConcatV2")
 def put_behind(site: Site) -> Result:
-    """The elements behind each other."""
+    """The elements concatenated."""
     return site.couple("rows of a list are put behind each other") if site.folds[0].kind == ROWS else site.folds[0].bare
 
 

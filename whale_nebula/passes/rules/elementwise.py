@@ -54,7 +54,7 @@ _OTHERS = "Betainc ClipByValue FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs"
 
 @rule(_UNARY, _BINARY, _GRADIENTS, _OTHERS, axes=describe_entries)
 def any_function(site: Site) -> Result:
-    """A function of entries that is not linear."""
+    """A nonlinear function of entries."""
     return fold_axes(site, describe_entries, Site.nonlinear)
 
 
@@ -69,7 +69,7 @@ def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
 
 @rule("Mul", "MulNoNan", axes=describe_entries, literal=True, positions=True)
 def multiplication(site: Site) -> Result:
-    """Linear in each factor; positions may be multiplied by a number that is the same everywhere."""
+    """Linear in each factor; positions may be multiplied by a whole."""
     found = _lift_entries(site, multiply_folds)
     if not found.position:
         return found
@@ -82,7 +82,7 @@ def multiplication(site: Site) -> Result:
 
 
 def _count_blocks(site: Site) -> int:
-    """Positions times the size of a tensor's second axis, which is not known: of that tensor they are blocks."""
+    """The product of positions with the unknown size of a tensor's second axis: positions count its blocks."""
     factor = next(value for value, fold in zip(site.op.inputs, site.folds, strict=True) if not fold.position)
     while site.graph.ops[factor.op].type in ("Cast", "Identity"):
         factor = site.graph.ops[factor.op].inputs[0]
@@ -94,7 +94,7 @@ def _count_blocks(site: Site) -> int:
 
 
 def _quotient(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Linear in the dividend, but where what is left over is lost."""
+    """Linear in the dividend, unless a remainder is dropped."""
     exact = site.spec(0).floating and site.op.type != "FloorDiv"
     return divide_folds(site, folds) if exact else _shared_out(site, folds)
 
@@ -123,13 +123,13 @@ _SHIFTS: Mapping[str, Join] = {
 
 @rule(*_JOINS, axes=describe_entries, literal=True)
 def join_entries(site: Site) -> Result:
-    """Of values without rows these say what is made of them; of sizes of the batch it is one, entry by entry."""
+    """The state of values without rows, entry by entry for sizes of the batch."""
     return _lift_entries(site, _JOINS[site.op.type])
 
 
 @rule(*_SHIFTS, axes=describe_entries, literal=True, positions=True)
 def shift_entries(site: Site) -> Result:
-    """As these; added to positions, anything that is no position is an offset."""
+    """Like these; adding a value to positions that is no position is an offset."""
     found = _lift_entries(site, _SHIFTS[site.op.type])
     marked = [fold for fold in site.folds if fold.position]
     if not found.position or len(marked) == len(site.folds) == 1:
@@ -172,7 +172,7 @@ def each_the_same(site: Site) -> Result:
 
 
 def _describe_choice(site: Site) -> Axes:
-    """The old Select takes a vector that chooses along the first axis."""
+    """The old Select takes a vector condition along the first axis."""
     found = describe_entries(site)
     if site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
         return found
@@ -182,7 +182,7 @@ def _describe_choice(site: Site) -> Axes:
 
 @rule("Select", "SelectV2", axes=_describe_choice)
 def choice(site: Site) -> Result:
-    """A condition that is the same everywhere chooses among sums as an addition would mix them."""
+    """A whole condition selects among sums as an addition would combine them."""
     same = site.folds[0].kind == WHOLE
     return fold_axes(
         site, _describe_choice, lambda site, folds: join_folds(site, *folds[1:]) if same else site.nonlinear(folds)
@@ -190,7 +190,7 @@ def choice(site: Site) -> Result:
 
 
 def _lift_entries(site: Site, rest: Join) -> Fold:
-    """Vectors of counts and known numbers are followed entry by entry."""
+    """Follow vectors of counts and known numbers entry by entry."""
     lanes = _lanes(site)
     if lanes is None:
         return first_of(fold_axes(site, describe_entries, rest))
@@ -201,7 +201,7 @@ def _lift_entries(site: Site, rest: Join) -> Fold:
 
 
 def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:
-    """The operands' entries; None where there is nothing to follow."""
+    """The operands' entries; None if there are none to follow."""
     if all(fold.literal is None and fold.parts is None and fold.kind != COUNT for fold in site.folds):
         return None
     lanes = []
@@ -223,5 +223,5 @@ def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
     try:
         with np.errstate(all="ignore"):
             return whole(work(*known).item())
-    except OverflowError:  # an unsigned number of 64 bits beside a signed one
+    except OverflowError:  # an unsigned number of 64 bits with a signed one
         return whole()

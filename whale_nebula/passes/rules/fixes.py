@@ -1,8 +1,8 @@
 """Three rewrites used where an op's rule alone would couple the rows or lose a sum.
 
-What comes from inputs alone can be read as it is for the whole batch: fed. What is differentiated may be
-multiplied by rows / rows_m on its way: grown, a sum becomes a mean, and a number of rows that of the whole
-batch. And what takes nothing from a model's output but its shape counts the rows of an input instead: recounted.
+A value of inputs only can be computed for the whole batch: fed. A differentiated value may be multiplied by rows /
+rows_m: grown, a sum becomes a mean, and a number of rows that of the whole batch. A model output of which only the
+shape is read can be replaced by an input's rows: recounted.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def list_check_inputs(site: Site) -> list[Value]:
 
 
 def recount(site: Site, recounts: list[Recount]) -> Site:
-    """Let inputs that are reshaped count their own rows, so that the result comes from inputs alone, too."""
+    """Let reshaped inputs count their own rows, so that the result depends on inputs only."""
     if site.op.type != "Reshape" or not site.folds[0].inputs or site.folds[1].inputs:
         return site
     data, parts = site.folds[0], site.parts(1)
@@ -107,7 +107,7 @@ def recount(site: Site, recounts: list[Recount]) -> Site:
 
 
 def _size_asked_for(part: Fold, per: int) -> int | None:
-    """A size of a shape: -1 where it is not known, None where it counts rows as the data does."""
+    """A size of a shape: -1 if unknown, None if it counts rows like the data."""
     if part.kind == COUNT and part.per == per > 0:
         return None
     return int(part.literal[0]) if part.kind == WHOLE and part.literal is not None else -1
@@ -132,7 +132,7 @@ SHAPED = frozenset({"Shape", "ZerosLike", "OnesLike"})
 
 
 def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
-    """Multiply counts, sums or both by rows / rows_m, where nothing else helps."""
+    """Multiply counts, sums or both by rows / rows_m, if nothing else helps."""
     for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
         places = [at for at, fold in enumerate(site.folds) if fold.kind in kinds and site.spec(at).floating]
         if not places or badness(outcome) == 0:
@@ -150,7 +150,7 @@ def badness(outcome: Sequence[Fold]) -> int:
 
 
 def _try_fix(site: Site, places: Sequence[int], mend: Callable[[Fold], Fold]) -> tuple[Site, Outcome]:
-    """Apply the rule again with some inputs mended."""
+    """Apply the rule again with some inputs changed."""
     folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
     mended = replace(site, folds=folds)
     return mended, transfer(mended)

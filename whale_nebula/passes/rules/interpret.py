@@ -46,9 +46,9 @@ _HELD = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 class Folding:
     """The fold of each value, and the changes to the graph that it requires.
 
-    `wholes` come from the user's inputs alone: they are evaluated once, on the whole batch, and all who
-    read them read that. At `grows` an op must read the value times rows / rows_m, and only there. At `recounts` it
-    must read a shape, or what has that shape, that is reckoned from the rows of an input.
+    `wholes` depend on the user's inputs only: they are evaluated once, on the whole batch, for all readers. At `grows`
+    an op must read the value times rows / rows_m, and only there. At `recounts` it must read a shape, or a value of
+    that shape, computed from the rows of an input.
     """
 
     folds: Mapping[Value, Fold]
@@ -57,7 +57,7 @@ class Folding:
     recounts: tuple[Recount, ...] = ()
 
     def of(self, value: Value) -> Fold:
-        """The state of a value; one of an op that was left out is the same everywhere."""
+        """The state of a value; whole for an op that was left out."""
         return self.folds.get(value, whole())
 
 
@@ -76,12 +76,12 @@ def fold(
 ) -> Folding:
     """Determine the fold of the batch axis in each value of a step that is divided into micro-batches.
 
-    `batched` says for the ops that hold inputs where the batch lies; the others are the same in every
-    micro-batch. `targets` are what is differentiated: there, and only there, a value may be grown. `skip`
-    leaves ops out; `checks` assert, and of inputs alone they do so of the whole batch; `means` and `sums` are such
-    over the micro-batches because it was said so, whatever they are made of; `recounting` asks for `recounts`. With
-    `apart` what comes from inputs alone is read of the whole batch only where that helps: else a micro-batch has its
-    own. Rows of what is marked as groups are coupled, unless `grouped` is off.
+    `batched` gives the batch axis of input ops; other inputs are the same in every micro-batch. `targets` are the
+    differentiated values: only there may a value be grown. `skip` leaves ops out; `checks` are assertions, which run on
+    the whole batch if they depend on inputs only; `means` and `sums` are declared as such over micro-batches, whatever
+    they depend on; `recounting` requests `recounts`. With `apart` values of inputs only are computed for the whole
+    batch only where that helps: otherwise a micro-batch has its own. Rows of values marked as groups are coupled,
+    unless `grouped` is off.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -105,7 +105,7 @@ def fold(
 
 
 def _ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
-    """The ops whose results are read at the end, and not only written into variables."""
+    """The ops whose results are read at the end, other than writes to variables."""
     read = {value for op in graph.ops if not skip(op.index) for value in op.inputs}
     return graph.ascend(op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values))
 
@@ -143,8 +143,8 @@ class Bodies:
 class _Run:
     """One walk over the ops.
 
-    `closure` is what is differentiated, `kept` what must be right when it is read at the end. Values in `fed`
-    are those of the whole batch; what else should have been is `asked` for, and needs another walk.
+    `closure` are the differentiated ops, `kept` those that must be right when they are read at the end. Values in `fed`
+    are those of the whole batch; others that should have been are recorded in `asked`, for another walk.
     """
 
     graph: Graph
@@ -178,16 +178,16 @@ class _Run:
                     self.folds[value] = self._feed_once(value, found) if value in self.fed else found
 
     def _feed_once(self, value: Value, found: Fold) -> Fold:
-        """Values that are whole already, because of others that are fed, need not be fed themselves."""
+        """Values that are whole already, because of fed ones, need not be fed themselves."""
         if found.kind == WHOLE:
             return found
         self.used.add(value)
-        if found.kind != COUNT:  # a number of rows may be had in other ways
+        if found.kind != COUNT:  # a number of rows is available in other ways
             self.needed.add(value.op)
         return FED
 
     def all_recounts(self) -> tuple[Recount, ...]:
-        """Those of reshapes, and of whatever else what is fed takes the shape of a model's output from."""
+        """The recounts of reshapes, and of all other values that are fed the shape of a model's output."""
         above = sorted(self.graph.ascend(self.needed, stop=self.counted.__contains__))
         leaf = next((op for op in above if op in self.batched), -1)
         edges = [Edge(op, at, value) for op in above for at, value in enumerate(self.graph.ops[op].inputs)]
@@ -199,7 +199,7 @@ class _Run:
         return (*self.recounts, *likes)
 
     def _source_folds(self, op: Op) -> tuple[Fold, ...]:
-        """Inputs, captures, and what the runtime feeds."""
+        """The states of inputs, captures, and values that the runtime feeds."""
         found = whole()
         if op.index in self.batched:
             found = rows(self.batched[op.index])
@@ -243,7 +243,7 @@ class _Run:
 
 
 def _refine_specs(site: Site) -> dict[Value, Spec]:
-    """The form of what an op makes, where more is known of it than was when it was traced."""
+    """The shapes of an op's outputs, where they are now better known than when traced."""
     spec = reduced_spec(site)
     return {} if spec is None else {Value(site.op.index): spec}
 

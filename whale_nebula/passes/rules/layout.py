@@ -49,7 +49,7 @@ Sizes = tuple[int | None, ...]
 
 @axes("Transpose ConjugateTranspose", rest=follow_entries(0), literal=True, positions=True)
 def transpose(site: Site) -> Axes:
-    """Axes in another order."""
+    """Permute axes."""
     unknown = "the order of a transposition is not known"
     order, labels = site.need_ints(1, unknown), number_axes(site.need_rank(0, unknown))
     return Axes((labels,), ([labels[axis] for axis in order],))
@@ -57,7 +57,7 @@ def transpose(site: Site) -> Axes:
 
 @rule("InvertPermutation", literal=True)
 def inverse_order(site: Site) -> Result:
-    """The order that undoes a transposition."""
+    """The inverse of a permutation."""
     order = site.ints(0)
     if order is None or sorted(order) != list(range(len(order))):
         return site.nonlinear(site.folds)
@@ -73,7 +73,7 @@ def _describe_expanded(site: Site) -> Axes:
 
 @rule("ExpandDims", axes=_describe_expanded, literal=True, positions=True)
 def expand(site: Site) -> Result:
-    """One more axis of size one; at the end it is a column of rows."""
+    """Add an axis of size one; at the end it makes a column of rows."""
     data = site.folds[0]
     found = first_of(fold_axes(site, _describe_expanded, follow_entries(0)))
     column = data.kind == found.kind == ROWS and site.int_at(1) in (-1, site.rank(0))
@@ -81,7 +81,7 @@ def expand(site: Site) -> Result:
 
 
 def _describe_squeezed(site: Site) -> Axes:
-    """Axes of size one go; the batch axis must not."""
+    """Remove axes of size one, but not the batch axis."""
     sizes, named, data = site.spec(0).shape, site.attribute("squeeze_dims", ()), site.folds[0]
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
         raise Undecided("which axes are dropped depends on sizes")
@@ -101,7 +101,7 @@ _DROPPED = "the batch axis may be dropped: name the axes to squeeze"
 
 @rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
 def squeeze(site: Site) -> Result:
-    """Axes of size one go; of a column of rows that is known its one entry stays."""
+    """Remove axes of size one; a known column of rows keeps its one entry."""
     found = first_of(fold_axes(site, _describe_squeezed, follow_entries(0)))
     named = site.attribute("squeeze_dims", ())
     known = found.kind == ROWS and isinstance(named, tuple) and len(named) == 1 and isinstance(named[0], int)
@@ -110,8 +110,8 @@ def squeeze(site: Site) -> Result:
 
 
 def describe_reshape(site: Site) -> Axes:
-    """Runs of axes that have as many entries before as after belong together. Of each the first ones of more than one
-    entry are the same axis, where one's size is a multiple of the other's.
+    """Group runs of axes with as many entries before as after. In each the first axes of more than one entry are the
+    same axis, if one's size is a multiple of the other's.
     """
     before, after = site.spec(0).shape, read_target(site)
     if before is None or after is None:
@@ -129,7 +129,7 @@ def describe_reshape(site: Site) -> Axes:
 
 
 def _skip_ones(sizes: Sizes, axes: range) -> range:
-    """Axes of a run, from the first one on that has more than one entry, if any has."""
+    """Axes of a run, from the first one with more than one entry on, if any."""
     return next((axes[place:] for place, axis in enumerate(axes) if sizes[axis] != 1), axes)
 
 
@@ -138,7 +138,7 @@ def _is_multiple(one: int | None, other: int | None) -> bool:
 
 
 def group_axes(before: Sizes, after: Sizes) -> Iterator[tuple[range, range]]:
-    """The shortest runs of axes with as many entries before as after, and where sizes are not known what is left.
+    """The shortest runs of axes with as many entries before as after; the rest where sizes are unknown.
 
     >>> [(list(old), list(new)) for old, new in group_axes((None, 16, 32), (None, 16, 4, 8))]
     [([0], [0]), ([1], [1]), ([2], [2, 3])]
@@ -159,7 +159,7 @@ def group_axes(before: Sizes, after: Sizes) -> Iterator[tuple[range, range]]:
 
 
 def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
-    """How many axes on both sides have as many entries."""
+    """The numbers of axes on both sides with equally many entries."""
     if before[0] is None and after[0] is None and _is_same_count(before[1:], after[1:]):
         return 1, 1
     for many, few in itertools.product(range(1, len(before) + 1), range(1, len(after) + 1)):
@@ -219,7 +219,7 @@ def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
 
 
 def read_target(site: Site) -> Sizes | None:
-    """The sizes that a reshape is asked for; None is a size that is not known, and the batch."""
+    """The sizes requested from a reshape; None is an unknown size, and the batch."""
     static, parts = site.op.outputs[0].shape, site.parts(1)
     if parts is None:
         return static
@@ -250,7 +250,7 @@ def _batch_place(site: Site, after: Sizes) -> int:
 
 
 def _per(data: Fold, move: _Move) -> int:
-    """Entries a row along the batch axis: what is counted, or what the axes behind a -1 leave over."""
+    """Entries a row along the batch axis: the counted ones, or those that the axes behind a -1 leave."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
     old, new = _drop_common_end(*move.tails)
@@ -261,14 +261,14 @@ def _per(data: Fold, move: _Move) -> int:
 
 
 def _drop_common_end(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
-    """Both without the sizes that they share at the end."""
+    """Both without their common sizes at the end."""
     while old and new and old[-1] == new[-1]:
         old, new = old[:-1], new[:-1]
     return old, new
 
 
 def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
-    """Rows that were merged under other axes come out again, where the sizes prove it."""
+    """Rows that were merged under other axes are restored, if the sizes prove it."""
     inner, more = data.order[1], _count_known(move.tails[0])
     if move.place > 0 and move.counted == inner and _is_same_count(*move.tails):
         return data._replace(axis=move.place, per=inner, order=()).bare
@@ -280,7 +280,7 @@ def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
 
 
 def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
-    """Interleaved and ragged rows may get other axes behind them, no more."""
+    """Interleaved and ragged rows may only get other axes behind them."""
     equal = _is_same_count(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _is_same_count(*move.heads):
         return data._replace(axis=move.place).bare
@@ -288,9 +288,7 @@ def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
 
 
 def _is_same_count(old: Sizes, new: Sizes) -> bool:
-    """Whether as many entries lie along both, for sure; a size that is not known equals one in its own
-    place.
-    """
+    """Whether both certainly have equally many entries; an unknown size equals one in its own place."""
     left, right = _drop_common_end(old, new)
     if None in left or None in right:
         return False
@@ -303,7 +301,7 @@ def _count_known(sizes: Sizes) -> int:
 
 @rule("Shape", "ShapeN", literal=True, positions=True)
 def shape(site: Site) -> Result:
-    """The batch axis is a count, the rest is the same everywhere."""
+    """The size of the batch axis is a count, other sizes are whole."""
     return tuple(_shape(site, place) for place in range(len(site.folds)))
 
 
@@ -341,7 +339,7 @@ def size(site: Site) -> Result:
 
 @rule("Rank", literal=True, positions=True)
 def rank(site: Site) -> Result:
-    """The same everywhere."""
+    """The rank is whole."""
     axes = site.rank(0)
     return whole() if axes is None else whole(axes)
 
@@ -354,7 +352,7 @@ def _describe_pack(site: Site) -> Axes:
 
 @rule("Pack", axes=_describe_pack, literal=True, positions=True)
 def pack(site: Site) -> Result:
-    """Numbers become a vector; tensors get one more axis."""
+    """Pack numbers to a vector; tensors get an additional axis."""
     if not any(fold.kind == ROWS for fold in site.folds):
         return move_entries(site, range(len(site.folds))) or add_folds(site, site.folds)
     found, own = _match_all(site.folds), site.need_rank(0, "rows with an unknown number of axes are stacked")
@@ -364,7 +362,7 @@ def pack(site: Site) -> Result:
 
 
 def _match_all(folds: Sequence[Fold]) -> Fold:
-    """Tensors of one shape, rows all of them."""
+    """The state of tensors of one shape, all of them rows."""
     check_mixed(folds)
     if any(fold.kind == WHOLE for fold in folds):
         raise Undecided(BESIDE)
@@ -380,7 +378,7 @@ def _describe_concat(site: Site) -> Axes:
 
 @rule("ConcatV2", axes=_describe_concat, literal=True, positions=True)
 def concat(site: Site) -> Result:
-    """Along another axis rows stay rows; along the batch axis they are interleaved."""
+    """Concatenation: along another axis rows stay rows; along the batch axis they are interleaved."""
     *folds, _ = site.folds
     places = range(len(folds))
     if not any(fold.kind == ROWS for fold in folds):
@@ -454,7 +452,7 @@ def _wider(site: Site, one: Fold, other: Fold) -> Fold:
 
 @rule("BroadcastGradientArgs", literal=True)
 def summed_axes(site: Site) -> Result:
-    """The axes along which either operand of two was repeated."""
+    """The axes along which either of two operands was broadcast."""
     pairs = pair_sizes(site)
     if pairs is None:
         return site.nonlinear(site.folds)
@@ -474,7 +472,7 @@ def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
 
 @rule("DynamicStitch", "ParallelDynamicStitch", literal=True)
 def stitch(site: Site) -> Result:
-    """Entries of vectors, each put at its number; of two at one number the later stays."""
+    """Entries of vectors by index; for equal indices the later one counts."""
     if any(fold.kind == ROWS for fold in site.folds):
         return site.couple("rows are put side by side by number")
     return move_entries(site, range(len(site.folds) // 2, len(site.folds))) or site.nonlinear(site.folds)

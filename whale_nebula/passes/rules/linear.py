@@ -24,7 +24,7 @@ def _matrix(site: Site, names: str, rank: int, flags: tuple[str, str]) -> list[s
 
 @axes("Einsum", rest=multiply_folds)
 def einsum(site: Site) -> Axes:
-    """The equation says which axes are free."""
+    """The axes by the equation."""
     equation = str(site.attribute("equation", "")).replace(" ", "")
     terms, arrow, out = equation.partition("->")
     ranks = [site.rank(place) for place in range(len(site.folds))]
@@ -50,7 +50,7 @@ def _labels(term: str, rank: int | None) -> list[str] | None:
 
 
 def _describe_images(site: Site, place: int, channel: str) -> list[str]:
-    """Samples, places and channels of one input or, at -1, of the output; channels stand second or last."""
+    """Labels of samples, positions and channels of one input or, at -1, of the output; channels are second or last."""
     rank = site.op.outputs[0].rank if place < 0 else site.rank(place)
     places = [f"x{number}" for number in range((rank or 4) - 2)]
     first = str(site.attribute("data_format", "NHWC")).startswith("NC")
@@ -58,12 +58,12 @@ def _describe_images(site: Site, place: int, channel: str) -> list[str]:
 
 
 def _mix_places(site: Site, *others: str) -> dict[str, str]:
-    """Places of an image, and other axes, which are not cut."""
+    """The image positions, and other axes, which cannot be cut."""
     return dict.fromkeys(["x0", "x1", "x2", *others], f"{site.op.type} along the batch axis")
 
 
 def _describe_convolution(site: Site, image: int, filters: int, result: int) -> Axes:
-    """`n x i, k i o -> n x o`, the operands at these places of (inputs, output -1). Of a depthwise one `o` is made of
+    """`n x i, k i o -> n x o`, the operands at these places of (inputs, output -1). In a depthwise one `o` consists of
     `i` and a factor; with groups of channels none of these is cut.
     """
     depthwise = "Depthwise" in site.op.type
@@ -83,13 +83,13 @@ def _describe_convolution(site: Site, image: int, filters: int, result: int) -> 
 
 @axes("Conv2D Conv3D Conv DepthwiseConv2dNative", rest=multiply_folds)
 def convolution(site: Site) -> Axes:
-    """Samples along axis 0, filters that belong to no sample."""
+    """Samples along axis 0, with filters common to all samples."""
     return _describe_convolution(site, 0, 1, -1)
 
 
 @axes("Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput", rest=multiply_folds)
 def transposed_convolution(site: Site) -> Axes:
-    """The shape of what it makes comes first."""
+    """A transposed convolution, whose first operand is the output's shape."""
     return _describe_convolution(site, -1, 1, 2)
 
 
@@ -101,7 +101,7 @@ def filters_gradient(site: Site) -> Axes:
 
 @axes("Cross", rest=multiply_folds)
 def cross(site: Site) -> Axes:
-    """The vectors along the last axis are multiplied, a pair at each place."""
+    """Cross products of vectors along the last axis."""
     return describe_entries(site)._replace(mixed={"1": "the cross product is along the batch axis"})
 
 
@@ -147,7 +147,7 @@ _DEPTH = {name: depth for depth, names in _INNERMOST.items() for name in names.s
 
 
 def _describe_samples(site: Site) -> Axes:
-    """Samples along axis 0, each on its own; a pool leaves channels alone, too."""
+    """Independent samples along axis 0; pooling keeps channels, too."""
     channel = "c" if site.op.type in _POOLS.split() else "x2"
     labels = _describe_images(site, 0, channel)
     return Axes((labels,), (labels,) * len(site.op.outputs), mixed=_mix_places(site))
@@ -170,7 +170,7 @@ def samples(site: Site) -> Result:
 
 @axes(_IMAGE_GRADIENTS)
 def image_gradients(site: Site) -> Axes:
-    """Samples along axis 0; a shape among the operands says only what they say."""
+    """Samples along axis 0; a shape operand adds no information."""
     tensors = [site.parts(place) is None for place in range(len(site.folds))]
     labels = [_describe_images(site, place, "x2") if tensor else None for place, tensor in enumerate(tensors)]
     return Axes(tuple(labels), (_describe_images(site, -1, "x2"),), mixed=_mix_places(site))
@@ -178,7 +178,7 @@ def image_gradients(site: Site) -> Axes:
 
 @axes("ImageProjectiveTransformV2 ImageProjectiveTransformV3")
 def transform_images(site: Site) -> Axes:
-    """Images along axis 0, each by a transform of its own, or all by the one that there is."""
+    """Images along axis 0, each with its own transform, or all with a single one."""
     shape = site.spec(1).shape
     transforms = ["one" if shape is not None and shape[0] == 1 else "n", "t"]
     images, made = (_describe_images(site, place, "x2") for place in (0, -1))
@@ -187,7 +187,7 @@ def transform_images(site: Site) -> Axes:
 
 @axes(*_DEPTH)
 def inner(site: Site) -> Axes:
-    """The innermost axes are mixed, the others are left alone; a diagonal that is put in lies along these, too."""
+    """The innermost axes are mixed, the others are kept; so is the axis of an inserted diagonal."""
     rank, deep = site.need_rank(0, f"{site.op.type} of rows with an unknown number of axes"), _DEPTH[site.op.type]
     outer, mixed = number_axes(rank)[:-deep], number_axes(rank)[-deep:]
     inputs = [[*outer, *mixed]]
@@ -207,7 +207,7 @@ def search_sorted(site: Site) -> Axes:
 
 @axes("MatrixSolve MatrixTriangularSolve MatrixSolveLs")
 def solve(site: Site) -> Axes:
-    """Matrices and right sides, a pair a row."""
+    """Matrices and right-hand sides, a pair a row."""
     wrong = "equations that are not one a row are solved"
     rank = site.need_rank(0, wrong)
     if rank != site.rank(1):
@@ -225,7 +225,7 @@ def cross_entropy(site: Site) -> Axes:
 
 
 def _describe_batch_norm(site: Site) -> Axes:
-    """A scale, an offset, a mean and a variance for each channel; in training the last two are made of the rest."""
+    """A scale, an offset, a mean and a variance for each channel; in training the last two depend on the rest."""
     data = _describe_images(site, 0, "c")
     training = bool(site.attribute("is_training", True))
     mixed = _mix_places(site, "n") if training else _mix_places(site)
@@ -234,7 +234,7 @@ def _describe_batch_norm(site: Site) -> Axes:
 
 @rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 _FusedBatchNormEx", axes=_describe_batch_norm)
 def batch_norm(site: Site) -> Result:
-    """In training the statistics are the batch's own; else they are given."""
+    """In training the statistics are the batch's own; otherwise they are given."""
     data = site.folds[0]
     if data.kind != ROWS or any(fold.kind == ROWS for fold in site.folds[1:]):
         return site.couple("statistics are made of the batch") if _rows(site) else site.nonlinear(site.folds)
@@ -251,7 +251,7 @@ def _rows(site: Site) -> bool:
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def blocks(site: Site) -> Result:
-    """Dilated convolutions cut samples into blocks, laid above the batch, and put them together again."""
+    """Dilated convolutions move blocks of samples to the batch axis, and back."""
     data, sizes = site.folds[0], site.ints(1)
     if data.kind != ROWS:
         return site.nonlinear(site.folds)

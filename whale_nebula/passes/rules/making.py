@@ -37,7 +37,7 @@ _RANDOM = """
 
 
 def _describe_made(site: Site) -> Axes:
-    """What is made of a shape: any axis can be cut, by making less."""
+    """A tensor created from a shape: any axis can be cut, by creating less."""
     rank = site.op.outputs[0].rank
     if rank is None:
         raise Undecided(NO_RANK)
@@ -46,7 +46,7 @@ def _describe_made(site: Site) -> Axes:
 
 @rule("Fill", "Empty", axes=_describe_made)
 def fill(site: Site) -> Result:
-    """One value everywhere."""
+    """A constant tensor."""
     value = site.folds[1] if len(site.folds) > 1 else whole()
     made = _make_of_shape(site, 0)
     if made.kind == ROWS and value.kind != WHOLE:
@@ -56,7 +56,7 @@ def fill(site: Site) -> Result:
 
 @rule(_RANDOM)
 def random(site: Site) -> Result:
-    """Each micro-batch draws its own."""
+    """A random tensor: each micro-batch draws its own."""
     made = _make_of_shape(site, 0)
     if any(fold.kind != WHOLE for fold in site.folds[1:]):
         return site.couple("what is drawn depends on the batch")
@@ -68,9 +68,9 @@ SAME_SEED = "its seed is the same for each micro-batch, so each would draw the s
 
 
 def _is_seeded(site: Site, seeds: Sequence[Fold]) -> bool:
-    """Whether every run draws the same: what says so is constant, or the attributes of an op of its own kernel.
+    """Whether every run draws the same: by constant seeds, or by the attributes of an op with its own kernel.
 
-    A kernel counts what it has drawn, but each micro-batch may have one of its own.
+    A kernel counts its draws, but each micro-batch may have its own kernel.
     """
     if site.op.type.startswith("Stateless"):
         return all(fold.inputs for fold in seeds)
@@ -79,7 +79,7 @@ def _is_seeded(site: Site, seeds: Sequence[Fold]) -> bool:
 
 @rule("RngReadAndSkip")
 def next_seed(site: Site) -> Result:
-    """A tf.random.Generator's state, which each micro-batch moves on by what it draws."""
+    """A tf.random.Generator's state, which each micro-batch advances by its draws."""
     return whole()
 
 
@@ -95,7 +95,7 @@ def draw_categories(site: Site) -> Result:
 
 
 def _make_of_shape(site: Site, place: int) -> Fold:
-    """The state of a tensor that has the shape which this input says."""
+    """The state of a tensor with the shape given by this input."""
     parts = site.parts(place)
     if parts is None:
         return whole() if site.folds[place].kind == WHOLE else site.nonlinear([site.folds[place]])
@@ -120,7 +120,7 @@ def _describe_broadcast_to(site: Site) -> Axes:
 
 @rule("BroadcastTo", axes=_describe_broadcast_to)
 def broadcast_to(site: Site) -> Result:
-    """A tensor repeated to a shape."""
+    """A tensor broadcast to a shape."""
     data, made = site.folds[0], _make_of_shape(site, 1)
     if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
         return made if made.kind == COUPLED else move_by_wholes(site, (data, made))
@@ -145,7 +145,7 @@ def _describe_tile(site: Site) -> Axes:
 
 @rule("Tile", axes=_describe_tile)
 def tile(site: Site) -> Result:
-    """A tensor repeated along its axes; rows that are repeated lie behind each other."""
+    """A tensor repeated along its axes; repeated rows follow each other."""
     data, times_each = site.folds[0], site.parts(1)
     if data.kind == ROWS:
         if times_each is None or any(part.kind != WHOLE for part in times_each):
@@ -168,7 +168,7 @@ def tile(site: Site) -> Result:
 
 @rule("ZerosLike", "OnesLike", axes=describe_entries, positions=True)
 def like(site: Site) -> Result:
-    """Only the shape matters."""
+    """A tensor of an input's shape, whose values do not matter."""
     data = site.folds[0]
     if data.kind == ROWS:
         return data._replace(position=0, offset=False).bare
@@ -199,7 +199,7 @@ def _pad_whole(site: Site, folds: Sequence[Fold]) -> Fold:
 
 @axes("Pad PadV2 MirrorPad MirrorPadGrad", rest=_pad_whole)
 def pad(site: Site) -> Axes:
-    """Entries put around a tensor, or folded back into it, not along the batch."""
+    """Padding with constants or reflections, except along the batch."""
     widths, labels = entries(site, 1), list_axes(site)
     if widths is None:
         raise Undecided("how rows are padded is not known")
@@ -209,7 +209,7 @@ def pad(site: Site) -> Axes:
 
 @axes("ReverseV2 Roll", rest=move_by_wholes)
 def turn(site: Site) -> Axes:
-    """Along any axis but the batch."""
+    """Reversal along any axis but the batch."""
     along = f"{site.op.type} along the batch axis"
     numbers, labels = site.need_ints(len(site.folds) - 1, along), number_axes(site.need_rank(0, along))
     return Axes((labels,), (labels,), mixed=dict.fromkeys([labels[axis] for axis in numbers], along))
@@ -217,7 +217,7 @@ def turn(site: Site) -> Axes:
 
 @axes("ReverseSequence", rest=move_by_wholes)
 def reverse_each(site: Site) -> Axes:
-    """Each row by its own length."""
+    """Reversal of each row by its own length."""
     labels, over = number_axes(site.need_rank(0)), site.number("seq_dim", 0)
     lengths = [labels[site.number("batch_dim", 0)]]
     mixed = {labels[over]: "the batch is reversed, or by lengths that are not one a row"}

@@ -30,7 +30,7 @@ _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
 
 def _describe_reduction(site: Site) -> Axes:
-    """The axes that are named go."""
+    """The reduced axes are removed."""
     folded = _axes(site)
     if folded is None:
         raise Undecided("the axes that are folded are not known")
@@ -42,7 +42,7 @@ def _describe_reduction(site: Site) -> Axes:
 
 @rule("Sum", "Mean", *_OTHERS, axes=_describe_reduction, literal=True)
 def reduction(site: Site) -> Result:
-    """Sums and means over the batch stay linear; every other function over it couples the rows."""
+    """Sums and means over the batch are linear; all other reductions over it couple the rows."""
     data, axes = site.folds
     vector = (data.parts is not None and site.parts(0) is not None) or (data.literal is not None and site.rank(0) == 1)
     if vector and data.kind != ROWS:
@@ -63,7 +63,7 @@ def _axes(site: Site) -> frozenset[int] | None:
 
 
 def reduced_spec(site: Site) -> Spec | None:
-    """The form of a reduction whose axes are known here, and were not where it was traced; else None."""
+    """The shape of a reduction whose axes are known here, but were not when traced; otherwise None."""
     if site.op.type not in ("Sum", "Mean", *_OTHERS) or site.op.outputs[0].shape is not None:
         return None
     shape, folded = site.spec(0).shape, _axes(site)
@@ -94,7 +94,7 @@ def _rounds(site: Site) -> bool:
 def _is_constant(graph: Graph, value: Value) -> bool:
     """Whether every entry is the same constant: tf.ones, times numbers that come from constants. It is counted.
 
-    So TensorFlow 1's losses find out what they divide by.
+    TensorFlow 1's losses compute their divisor this way.
     """
     op = graph.ops[value.op]
     if op.type == "Fill":
@@ -139,7 +139,7 @@ def half_square(site: Site) -> Axes:
 
 @axes("ArgMax ArgMin")
 def best(site: Site) -> Axes:
-    """The axis that is searched is folded away."""
+    """The searched axis is removed."""
     before, along = _labels_but_one(site)
     left = [label for label in before if label != along]
     return Axes((before,), (left,), mixed={along: f"{site.op.type} over the batch"})
@@ -148,13 +148,13 @@ def best(site: Site) -> Axes:
 @axes("Cumprod CumulativeLogsumexp")
 @axes("Cumsum", rest=move_by_wholes)
 def running(site: Site) -> Axes:
-    """Along any axis but the batch."""
+    """A running reduction along any axis but the batch."""
     labels, along = _labels_but_one(site)
     return Axes((labels,), (labels,), mixed={along: f"{site.op.type} along the batch"})
 
 
 def _labels_but_one(site: Site) -> tuple[list[str], str]:
-    """The labels of an input, and that of the one axis that the next input names."""
+    """The labels of an input, and the label of the one axis that the next input selects."""
     axis = site.need_int(1, f"{site.op.type} over the batch")
     if site.rank(0) is None and axis < 0:
         raise Undecided(f"{site.op.type} over the batch")
@@ -169,15 +169,15 @@ def _describe_segments(site: Site) -> Axes:
 
 @rule("UnsortedSegmentSum", "SegmentSumV2", axes=_describe_segments)
 def segments(site: Site) -> Result:
-    """Rows dealt into a number of heaps that is the same everywhere: the heaps are sums. Where other axes than the
-    batch are dealt, each row has heaps of its own.
+    """Segment sums with a fixed number of segments: over the batch they are sums. Over other axes each row has its own
+    segments.
     """
     return fold_axes(site, _describe_segments, move_by_wholes)
 
 
 @rule("DenseBincount", "Bincount")
 def heights(site: Site) -> Result:
-    """Counts of each number, or whether it occurs: for each row, or for the batch, where only counts are a sum."""
+    """Counts of each number, or whether it occurs: for each row, or for the batch, of which only counts are a sum."""
     data, number, weights = site.folds
     if ROWS not in (data.kind, weights.kind):
         return site.nonlinear(site.folds)
@@ -198,7 +198,7 @@ def among_best(site: Site) -> Axes:
 
 @rule(REPLICA_SUM, literal=True)
 def over_replicas(site: Site) -> Result:
-    """A sum or a count over the batch becomes the same in every micro-batch. Nothing else would be the whole's then."""
+    """A sum or count over the batch becomes that of the whole batch in every micro-batch; others would differ."""
     part = site.folds[0]
     if part.kind in (SUM, COUNT):
         return whole()

@@ -41,7 +41,7 @@ _OUTPUTS = 1024
 
 
 def blocks_of(value: Value) -> int:
-    """`position` of the numbers of rows, times the size of the second axis of this tensor."""
+    """The `position` of numbers of rows times the size of this tensor's second axis."""
     return STRANGE - 1 - value.op * _OUTPUTS - value.out
 
 
@@ -100,7 +100,7 @@ class Fold(NamedTuple):
 
     @property
     def misplaced(self) -> str:
-        """Why rows of micro-batches that are put behind each other are not the whole's; "" where they are."""
+        """Why the concatenated rows of micro-batches are not the whole's; "" if they are."""
         if self.kind == ROWS and self.position:
             return "it holds the numbers of rows, and each micro-batch numbers its own"
         if self.kind == ROWS and self.order:
@@ -109,7 +109,7 @@ class Fold(NamedTuple):
 
     @property
     def zero(self) -> bool:
-        """Whether this is known to be nothing but zeros."""
+        """Whether all entries are known to be zero."""
         return self.literal is not None and not any(self.literal)
 
     @property
@@ -119,7 +119,7 @@ class Fold(NamedTuple):
 
     @property
     def spoken(self) -> str:
-        """The state as a part of a sentence, with its reason where it has one.
+        """The state as a part of a sentence, with its reason if any.
 
         >>> Fold(MEAN).spoken
         'a mean over the batch'
@@ -228,12 +228,12 @@ class Site:
         return bool(self.op.attributes.get(name, False))
 
     def ints(self, place: int) -> tuple[int, ...] | None:
-        """The numbers of an input, where they are known."""
+        """The numbers of an input, if known."""
         literal = self.folds[place].literal
         return None if literal is None else tuple(int(number) for number in literal)
 
     def int_at(self, place: int) -> int | None:
-        """The one number of an input, where it is known."""
+        """The one number of an input, if known."""
         numbers = self.ints(place)
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
@@ -250,28 +250,28 @@ class Site:
         return None if length is None else (whole(),) * length
 
     def need_rank(self, place: int, reason: str = NO_RANK) -> int:
-        """Number of axes of an input; undecided where it is not known."""
+        """Number of axes of an input; raises `Undecided` if unknown."""
         rank = self.rank(place)
         if rank is None:
             raise Undecided(reason)
         return rank
 
     def need_ints(self, place: int, reason: str) -> tuple[int, ...]:
-        """The numbers of an input; undecided where they are not known."""
+        """The numbers of an input; raises `Undecided` if unknown."""
         numbers = self.ints(place)
         if numbers is None:
             raise Undecided(reason)
         return numbers
 
     def need_int(self, place: int, reason: str) -> int:
-        """The one number of an input; undecided where it is not known."""
+        """The one number of an input; raises `Undecided` if unknown."""
         number = self.int_at(place)
         if number is None:
             raise Undecided(reason)
         return number
 
     def columns(self, place: int, axis: int) -> tuple[Fold, ...] | None:
-        """The states of what lies side by side along an axis of rows: known of the last one alone."""
+        """The states of entries along an axis of rows; only known for the last axis."""
         rank = self.rank(place)
         return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
 
@@ -287,7 +287,7 @@ class Site:
         return reason if self.owner == self.op.index else f"{reason} (at {self.op.type} {self.op.name!r} in its body)"
 
     def nonlinear(self, folds: Iterable[Fold]) -> Fold:
-        """A function that keeps neither sums nor means, of values without rows."""
+        """A function of values without rows that preserves neither sums nor means."""
         folds = tuple(folds)
         for fold in folds:
             if fold.kind == COUPLED or fold.kind == AFTER:
@@ -304,8 +304,8 @@ Rest = Callable[[Site, Sequence[Fold]], Result]
 
 class Axes(NamedTuple):
     """The axes of an op's inputs and outputs, in labels (see `axes.py`). Inputs behind the last one described only
-    control it. An input that is None is a shape, which says nothing that the others do not; an output that is None has
-    no such axes. `folded` says how entries of an axis that goes are combined, `mixed` why an axis cannot be cut.
+    control it. An input that is None is a shape, which adds no information; an output that is None has no such axes.
+    `folded` tells how entries of a removed axis are combined, `mixed` why an axis cannot be cut.
     """
 
     inputs: tuple[Labels | None, ...]
@@ -329,7 +329,7 @@ Describe = Callable[[Site], Axes]
 
 
 def find_axes(describe: Describe, site: Site) -> Axes | str:
-    """The axes of an op, or why they are not known."""
+    """The axes of an op, or the reason why they are unknown."""
     try:
         return describe(site)
     except Undecided as error:

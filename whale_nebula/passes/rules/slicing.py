@@ -44,12 +44,12 @@ class _Taken(NamedTuple):
 
     @property
     def kinds(self) -> set[str]:
-        """The states of what is said."""
+        """The states of the bounds."""
         return {bound.kind for bound in (self.begin, self.end, self.stride) if bound is not None}
 
     @property
     def from_start(self) -> bool:
-        """Whether entries are taken one after the other from the first on."""
+        """Whether consecutive entries are taken from the first on."""
         in_turn = self.stride is None or self.stride.literal == (1,)
         return in_turn and (self.begin is None or self.begin.literal == (0,))
 
@@ -60,7 +60,7 @@ class _Taken(NamedTuple):
         return self.from_start and (known or self.end is None or self.end.kind == COUNT)
 
     def takes_rows(self, data: Fold) -> bool:
-        """Whether all rows are taken, in their order."""
+        """Whether all rows are taken, in order."""
         counted = self.end is not None and self.end.kind == COUNT and self.end.per == data.per > 0 and not data.order
         return self.from_start and not self.dropped and (self.end is None or counted)
 
@@ -70,7 +70,7 @@ def _read_slice(site: Site, rank: int | None) -> list[_Taken] | None:
     begins, sizes = site.parts(1), site.parts(2)
     if begins is None or sizes is None:
         return None
-    ends = [None if size.literal == (-1,) else size for size in sizes]  # of an end it is only asked whether that is all
+    ends = [None if size.literal == (-1,) else size for size in sizes]  # an end only matters if it is all
     return [_Taken(begin=begin, end=end) for begin, end in zip(begins, ends, strict=True)]
 
 
@@ -106,7 +106,7 @@ def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
 
 
 def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> Describe:
-    """Axes of which everything is taken, one after the other, stay; of others a part is taken."""
+    """Axes that are taken completely and in order stay; of others a part is taken."""
 
     def describe(site: Site) -> Axes:
         labels, kept, mixed = _name_taken(site.spec(0).shape, read(site, site.rank(0)))
@@ -116,7 +116,7 @@ def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> 
 
 
 def _describe_put_back(site: Site) -> Axes:
-    """Axes of which everything was taken are those of the gradient as well."""
+    """Axes that were taken completely are also axes of the gradient."""
     shape = site.op.outputs[0].shape
     labels, kept, mixed = _name_taken(shape, _read_strided(site, None if shape is None else len(shape)))
     return Axes((None, None, None, None, kept), (labels,), mixed=mixed)
@@ -125,7 +125,7 @@ def _describe_put_back(site: Site) -> Axes:
 def _name_taken(
     shape: Sequence[int | None] | None, taken: Sequence[_Taken] | None
 ) -> tuple[list[str], list[str], dict[str, str]]:
-    """The axes of a tensor, those of what is taken of it, and of which of them a part is taken."""
+    """The axes of a tensor, those of the slice, and the axes of which a part is taken."""
     if taken is None or shape is None:
         raise Undecided("what a slice takes is not known")
     labels = number_axes(len(shape))
@@ -144,7 +144,7 @@ def _name_taken(
 
 
 def _slice_rows(site: Site, data: Fold, taken: Sequence[_Taken]) -> Fold:
-    """Rows of which all are taken, where they lie then."""
+    """The rows, if all are taken, at their new axis."""
     if any(each.kinds - {WHOLE, COUNT} for each in taken):
         return site.couple("what a slice takes of rows depends on the batch")
     old = [place for place, each in enumerate(taken) if not each.added]
@@ -179,7 +179,7 @@ def plain(site: Site) -> Result:
 
 @rule("StridedSliceGrad", axes=_describe_put_back, literal=True)
 def strided_gradient(site: Site) -> Result:
-    """The gradient of a strided slice, put among zeros: rows, where the slice would have taken all of these."""
+    """The gradient of a strided slice, padded with zeros: rows, if the slice takes all of them."""
     sizes, gradient = site.parts(0), site.folds[4]
     counts = [axis for axis, size in enumerate(sizes or ()) if size.kind == COUNT]
     if sizes is None or not counts or gradient.kind != ROWS:
@@ -215,7 +215,7 @@ def _describe_split(site: Site) -> Axes:
 
 @rule("Split", "SplitV", axes=_describe_split, literal=True)
 def split(site: Site) -> Result:
-    """Parts along an axis; rows of several tensors that were put behind each other come apart again."""
+    """Split along an axis; rows of several concatenated tensors are separated again."""
     data = 1 if site.op.type == "Split" else 0
     fold, pieces = site.folds[data], len(site.op.outputs)
     if fold.kind == ROWS and any(other.kind != WHOLE for place, other in enumerate(site.folds) if place != data):
@@ -248,7 +248,7 @@ _ACROSS = "rows are picked by number out of the batch"
 
 
 def _describe_gather(site: Site) -> Axes:
-    """`table[.., axis, ..], numbers -> [.., numbers, ..]`: the axis that is looked up in is mixed."""
+    """`table[.., axis, ..], numbers -> [.., numbers, ..]`: the indexed axis is mixed."""
     axis, ranks = site.int_at(2) if len(site.folds) > 2 else 0, _ranks(site)
     if axis is None or ranks is None:
         raise Undecided("the axis of a look-up is not known")
@@ -261,7 +261,7 @@ def _describe_gather(site: Site) -> Axes:
 
 @rule("Gather", "GatherV2", "ResourceGather", axes=_describe_gather, literal=True, positions=True)
 def gather(site: Site) -> Result:
-    """A table that is the same everywhere, or each row's own."""
+    """A gather from a whole table, or from each row's own."""
     table, numbers = site.folds[:2]
     axis = site.int_at(2) if len(site.folds) > 2 else 0
     if ROWS not in (table.kind, numbers.kind):
@@ -289,7 +289,7 @@ def _ranks(site: Site) -> tuple[int, int] | None:
 
 
 def _gather_own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
-    """Rows picked by the numbers that they have in their own micro-batch."""
+    """Rows gathered by their numbers within the micro-batch."""
     entry_by_entry = numbers.position == 1 and not numbers.offset and numbers.per == table.per
     block_by_block = numbers.per == 1 and numbers.position == table.per > 1
     unknown_blocks = numbers.per == 1 and numbers.position < STRANGE and _is_blocks(site, numbers.position)
@@ -340,7 +340,7 @@ def gather_nd(site: Site) -> Result:
 
 @axes("OneHot")
 def one_hot(site: Site) -> Axes:
-    """One more axis, as long everywhere."""
+    """An additional axis of fixed size."""
     rank = site.need_rank(0, "rows with an unknown number of axes get one more")
     labels, new = number_axes(rank), site.number("axis", -1) % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
@@ -348,7 +348,7 @@ def one_hot(site: Site) -> Axes:
 
 @rule("Where")
 def where(site: Site) -> Result:
-    """The positions at which a mask holds: each row gives as many entries as hold in it."""
+    """The indices at which a mask is true: each row gives as many entries as it has true ones."""
     mask, rank = site.folds[0], site.rank(0)
     if mask.kind != ROWS:
         return site.nonlinear(site.folds)
@@ -359,7 +359,7 @@ def where(site: Site) -> Result:
 
 
 def _mask(site: Site) -> int:
-    """Which mask it is, whatever shape it was given: entries of one mask belong together, those of two do not."""
+    """The identity of a mask, whatever its shape: entries of one mask belong together, those of two do not."""
     value = site.op.inputs[0]
     while site.graph.ops[value.op].type in _SHAPED:
         value = site.graph.ops[value.op].inputs[0]
@@ -371,7 +371,7 @@ _SHAPED = frozenset({"Reshape", "Identity", "Squeeze", "ExpandDims"})
 
 @rule("ScatterNd", "TensorScatterAdd")
 def scatter(site: Site) -> Result:
-    """Entries added into places of a tensor that is the same everywhere: a sum."""
+    """Entries added to places of a whole tensor: a sum."""
     numbers, entries, target = site.folds if site.op.type == "ScatterNd" else (*site.folds[1:], site.folds[0])
     if ROWS not in (numbers.kind, entries.kind, target.kind):
         return move_by_wholes(site, (entries, numbers, target))

@@ -106,7 +106,7 @@ def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
 
 
 def free(sizes: Sequence[int], shape: Sequence[int | None]) -> list[int]:
-    """The target of a reshape with -1 where the number of rows stands.
+    """The target of a reshape with -1 for the number of rows.
 
     >>> free([32, -1], [None, 4]), free([32, 2, 2], [None, 4])
     ([-1, 4], [-1, 2, 2])
@@ -129,12 +129,12 @@ def _reshape(graph: Graph, op: Op) -> _Found | None:
     if not sizes or sizes[0] < 2 or not shape or shape[0] is not None:
         return None
     if -1 not in sizes and None not in shape[1:] and math.prod(sizes[1:]) != _row(shape):
-        return None  # rows are merged or taken apart: they would be with -1 as well
+        return None  # rows are merged or split, as they would be with -1
     return _Found(sizes[0], f"tf.reshape(x, {free(sizes, shape)})")
 
 
 def _operand(graph: Graph, op: Op) -> _Found | None:
-    """An operand that is made of constants and is as long as a batch, beside rows."""
+    """An operand of constants that is as long as a batch, combined with rows."""
     shapes = [graph.spec(value).shape for value in op.inputs]
     beside = any(shape is None or None in shape for shape in shapes)
     for value, shape in zip(op.inputs, shapes, strict=True) if beside else ():
@@ -241,7 +241,7 @@ _UNDECIDED = ("not known", "unknown", "by number")
 
 
 def _headline(fold: Fold, layer: str, what: str) -> str:
-    """That rows depend on each other, or that the rules do not say whether they do."""
+    """The statement that rows depend on each other, or that the rules cannot decide it."""
     inside = f", in {layer}" if layer else ""
     if fold.reason.startswith(NO_RULE):
         return f"whether micro-batches would change {what} is not known: there is {fold.reason}{inside}"
@@ -257,12 +257,12 @@ def _describe_fold(fold: Fold, layer: str) -> str:
 
 
 def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
-    """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
+    """The applicable mends: a weight declares the divisor of a mean loss, another layer normalises each row alone."""
     weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs) and not op.functions
     fails = fold.reason in (BESIDE, FIXED)
     allow = lines.allow + _EXACT * (fold.reason == BY_ROW or PYTHON in fold.reason)
-    weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # what a layer makes is no loss
+    weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # a layer's output is no loss
     found = [lines.alone, *([weight] if weighs else []), _AS_MANY if fails else allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")

@@ -1,4 +1,4 @@
-"""The candidates of a plan that the planner has chosen: a table, and seconds of a step by the rate of the lines."""
+"""The planner's candidates in a plan's page: a table, and seconds of a step by the rate of the lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 16, 14, 54
 
 
 def candidate_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """The table of all candidates, the chosen one first."""
+    """The rows of the table of candidates, the chosen one first."""
     best = plan.considered[0].predicted.seconds
     return [
         (
@@ -33,7 +33,7 @@ def candidate_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def draw_curves(plan: Plan) -> Markup:
-    """The plot with its legend; nothing where all lines are free, or of a plan from a file."""
+    """The plot with its legend; empty if all lines are free, or for a plan from a file."""
     curves = plan.decision.curves() if plan.decision is not None else None
     if curves is None:
         return Markup()
@@ -114,7 +114,7 @@ def _is_power(factor: float) -> bool:
 
 
 def _times(factor: float) -> str:
-    """A multiple of the configured rate.
+    """Format a multiple of the configured rate.
 
     >>> _times(0.125), _times(1.0), _times(8.0)
     ('1/8', 'as configured', '8 times')

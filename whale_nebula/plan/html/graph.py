@@ -31,13 +31,13 @@ _LETTERS = 28
 
 
 def graph(plan: Plan, *, style: str | None = None) -> Markup:
-    """The whole drawing; with a style of its own it stands alone, outside the page."""
+    """Draw the graph; with its own style it is a standalone picture."""
     return _Graph(plan, layout(plan)).svg(style)
 
 
 def plan_svg(plan: Plan) -> str:
-    """The graph as a picture of its own, with what it takes of the page's style, and no rule that other elements could
-    take for theirs: a notebook may have its own `.card`.
+    """The graph as a standalone SVG with the necessary part of the page's style, scoped so that it does not affect
+    other elements, such as a notebook's own `.card`.
     """
     whole = files(__package__).joinpath("plan.css").read_text("utf-8")
     colours = whole.split("\n\n", 1)[0].replace(":root", "&").replace("light dark;", "light;")
@@ -118,7 +118,7 @@ class _Graph:
         return f"stage {number}, {stage.name}, in cluster {stage.cluster}: {facts}. Enter shows its layers."
 
     def _load(self, node: Node, stage: PlanStage) -> Markup:
-        """How much a stage computes beside the one that computes most."""
+        """The work of a stage relative to the largest."""
         most = max(each.flops for each in self.stages)
         place = {"x": node.x + 26, "y": node.y + self.drawing.tall - 15, "height": 4, "rx": 2}
         width = round((WIDTH - 42) * stage.flops / most, 1) if most else 0.0
@@ -126,7 +126,7 @@ class _Graph:
         return join_markup(element("rect", class_="track", width=WIDTH - 42, **place), load)
 
     def _pills(self, node: Node, names: list[str], *, above: bool) -> Markup:
-        """What a stage reads of the batch stands above it, what it gives below."""
+        """Labels of the inputs above a stage, or of its results below."""
         shown = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
         x, made = node.x + 16, []
         for name in shown:
@@ -179,7 +179,7 @@ class _Graph:
         )
 
     def _tie(self, tie: Tie) -> Markup:
-        """Stages that hold the same variables."""
+        """The connection of stages that share variables."""
         nodes = [self.drawing.nodes[number] for number in tie.stages]
         xs = [node.x + WIDTH - 30 for node in nodes]
         legs = [
@@ -205,7 +205,7 @@ class _Graph:
 
 
 def _direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float, float]]:
-    """From the right side of one stage to the left side of the next."""
+    """The path from the right side of one stage to the left side of the next."""
     x0, x1 = a.x + WIDTH, b.x
     y0, y1 = a.y + tall / 2 - 8, b.y + tall / 2 - 8
     bend = (x1 - x0) * 0.5
@@ -216,7 +216,7 @@ def _direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float, float
 
 
 def _passing(a: Node, b: Node, channel: float, tall: float) -> tuple[str, str, tuple[float, float]]:
-    """Out of one stage's upper (or lower) side, along a channel, into the other's upper (or lower) side."""
+    """The path from one stage's upper (or lower) side, along a channel, to the other's upper (or lower) side."""
     x0, x1 = a.x + WIDTH - 44, b.x + 120
     y0 = a.y if channel < a.y else a.y + tall
     y1 = b.y if channel < b.y else b.y + tall
@@ -236,7 +236,7 @@ def _draw_path(x0: float, y0: float, x1: float, y1: float, channel: float) -> st
 
 
 def _amounts(arrow: Arrow, count: int, crosses: bool) -> list[str]:
-    """How much crosses in a step, and how long that holds the line."""
+    """The bytes of an arrow in a step, and the seconds on the line."""
     several = f"{len(arrow.boundaries)} tensors, " if len(arrow.boundaries) > 1 else ""
     each = [boundary.bytes for boundary in arrow.boundaries]
     if None in each:

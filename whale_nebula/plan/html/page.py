@@ -161,7 +161,7 @@ $sections
 
 
 def plan_html(plan: Plan) -> str:
-    """The whole file. It says all that it has to say without its script, too, and needs nothing else."""
+    """The whole file, complete without its script, and self-contained."""
     words = {
         "name": plan.name,
         "lead": f"{micro_batches(plan)} · schedule {plan.schedule}{limit_text(plan)}",
@@ -277,7 +277,7 @@ def _join_indented(lines: Sequence[str]) -> list[str]:
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> Markup:
-    """A table; the columns in `numbers` stand to the right."""
+    """A table; the columns in `numbers` are right-aligned."""
     classes = ["number" if column in numbers else None for column in range(len(head))]
     titles = [element("th", text, class_=kind, scope="col") for text, kind in zip(head, classes, strict=True)]
     lines = [

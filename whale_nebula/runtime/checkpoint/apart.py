@@ -1,9 +1,9 @@
-"""Checkpoints of clusters that train apart: the copy that each of them has, and where they stand with each other.
+"""Checkpoints of clusters that train apart: each cluster's copy of the weights, and the state of local SGD.
 
-The weights that all clusters know of are saved under the names of their variables, beside the optimizer's slots of the
-first cluster: that is the model, for any other plan. What each cluster has itself is saved under names of its own, and
-so are the differences that are on their way, what codecs have left out, and the outer optimizer's state. A run of the
-same clusters goes on from there to the bit; one of others begins with the model.
+The shared weights are saved under the names of their variables, beside the optimizer's slots of the first cluster: that
+is the model, for any other plan. Each cluster's own copy is saved under names with the cluster's, and so are
+differences in flight, compression errors, and the outer optimizer's state. A run of the same clusters continues from
+there to the bit; one of others begins with the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KIND = "rounds"
 
 
 def name_copy(cluster: str, name: str) -> str:
-    """What a cluster has of a variable, in checkpoints.
+    """The name in checkpoints of a cluster's copy of a variable.
 
     >>> name_copy("gpu", "dense/kernel")
     'apart/gpu/dense/kernel'
@@ -39,7 +39,7 @@ def name_copy(cluster: str, name: str) -> str:
 def list_copies(
     opened: Opened, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
 ) -> Iterator[Entry]:
-    """The entries of this process's variables, as a checkpoint of clusters that train apart has them."""
+    """The entries of this process's variables for a checkpoint of clusters that train apart."""
     shared, first = opened.read_shared(), opened.names[:1]
     cluster = opened.own_cluster
     for entry in entries:
@@ -58,8 +58,8 @@ def list_copies(
 
 
 def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
-    """Take where the clusters of this process stand; gives what encodes that, in any thread. `names` are those of
-    variables in checkpoints, by their ids.
+    """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, in any thread.
+    `names` are the names of variables in checkpoints, by their ids.
     """
     taken = []
     for meetings in opened.list_rounds():
@@ -81,7 +81,7 @@ def _name_weights(variables: Sequence[Any], names: Mapping[int, str]) -> list[st
 
 
 class SavedRounds:
-    """Where clusters stood with each other, as a checkpoint has it."""
+    """The state of the rounds of local SGD in a checkpoint."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -107,9 +107,8 @@ class SavedRounds:
 def restore_apart(
     group: Group, source: Source, runner: BetweenClusters, opened: Opened, named: Mapping[str, Any]
 ) -> list[str]:
-    """Give the variables of a step that clusters train apart, by their names in checkpoints, and the copies that other
-    clusters of this process have of them, what was saved; gives the names of which nobody has a value. All processes
-    call it at the same point.
+    """Restore the variables of a step that clusters train apart, by their names in checkpoints, and this process's
+    copies of them for other clusters; returns the names without a saved value. All processes call it at the same point.
     """
     rounds, clusters, kept = runner.rounds, runner.sites.names, opened.copies.kept
     own = opened.own_cluster
@@ -147,6 +146,6 @@ def _restore_copy(group: Group, source: Source, cluster: str, variables: Mapping
 
 
 def must_meet(opened: Opened) -> bool:
-    """Whether some clusters of this run must meet before they are saved."""
+    """Whether some clusters of this run must synchronise before they are saved."""
     every = (rounds for meetings in opened.list_rounds() for rounds in meetings.values())
     return any(rounds.waits_for_all and rounds.shared is not None for rounds in every)

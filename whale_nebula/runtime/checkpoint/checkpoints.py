@@ -1,8 +1,8 @@
-"""The checkpoints of a run: what there is to save, when it is saved, and how all processes come to the same one.
+"""The checkpoints of a run: what is saved, when, and how all processes agree on one.
 
-A checkpoint is taken before a step of training, so all that was done after the step before is in it. The lead says in a
-step's sheet that it is due; all hear that by the end of the step, and save before the next one. Each then writes its
-part beside training, and says in the sheets that follow that it has; once all have, it is made a checkpoint.
+A checkpoint is taken before a step of training, so it contains all that was done after the step before. The lead
+announces in a step's sheet that it is due; all receive that by the end of the step, and save before the next one. Each
+then writes its part beside training, and announces in a later sheet that it has; once all have, it is committed.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _MEMORY_KEPT = 2
 
 
 class Training(Protocol):
-    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title` tells
-    it from others of its name, which train other variables.
+    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title` tells it
+    from other steps of its name, which train other variables.
     """
 
     name: str
@@ -70,23 +70,22 @@ class Training(Protocol):
 
     @property
     def trains(self) -> bool:
-        """Whether it does."""
+        """Whether the step trains."""
         ...
 
     def list_trained(self) -> Sequence[Any]:
-        """The variables that it trains, if they are made."""
+        """The trained variables, once they are created."""
         ...
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run, written to `levels`, of which the first is the disk. `source` is the one that it goes
-    on from, if there is one, and `resumed` where that stood.
+    """The checkpoints of one run, written to `levels`, of which the first is the disk. `source` is the checkpoint that
+    the run goes on from, if any, and `resumed` its position.
 
-    Where it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
-    variables are restored. So many batches of a `fit` are `skips`, as they were trained already. `forms` are the shapes
-    for which programs were traced, as the manifest has them. Something was
-    `read` of the checkpoint if a program has come, or `nb.restore`.
+    If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
+    variables are restored. `skips` counts the batches of a `fit` that were trained already. `forms` are the shapes for
+    which programs were traced, as in the manifest. `read`: a program has come, or `nb.restore` was called.
     """
 
     run: Run
@@ -151,7 +150,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ what there is to save
     def take_in(self, engine: Engine) -> None:
-        """Know the variables of a program; where the run goes on from a checkpoint they get their values."""
+        """Register the variables of a program, and restore them if the run goes on from a checkpoint."""
         program, self.read = engine.name, True
         self._turns[program] = self.known.turns
         if isinstance(engine.runner, BetweenClusters):
@@ -176,22 +175,22 @@ class Checkpoints:
         failpoint("checkpoint.restored")
 
     def note_form(self, program: str, shapes: Shapes) -> None:
-        """A program was traced for inputs of these shapes, where one trace may be for several: a run that goes on
-        traces it alike.
+        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run traces
+        alike.
         """
         known = self.forms.get(program, ())
         if shapes not in known:
             self.forms[program] = (*known, shapes)
 
     def count_saved(self, engine: Training) -> int:
-        """How many steps of a program were done when the checkpoint was saved that the run goes on from."""
+        """The number of steps of a program in the checkpoint that the run goes on from."""
         if self.source is None or not engine.trains:
             return 0
         return self.position.programs.get(self._find_title(engine), 0)
 
     def _find_title(self, engine: Training) -> str:
-        """What tells a program from others: within a `fit` its name; in loops of one's own, where several steps may
-        have one name, also what it trains.
+        """The title of a program: in a `fit` its name; in custom loops, where several steps may share a name, it
+        depends on the trained variables too.
         """
         if self.position.fit and not self.position.ended:
             return engine.name
@@ -202,12 +201,12 @@ class Checkpoints:
         return engine.title
 
     def take_again(self, engine: Engine) -> None:
-        """A program goes on: if values were to be given anew since it was known, its variables get theirs."""
+        """Restore a program's variables if values were to be restored again since it was registered."""
         if self._turns.get(engine.name) != self.known.turns:
             self.take_in(engine)
 
     def tell_draws(self, program: str, types: Collection[str]) -> None:
-        """Say of the random ops among these types of a program's ops that what they have drawn is not saved."""
+        """Warn of random ops among these op types of a program whose state is not saved."""
         found = sorted(DRAWS & set(types))
         if found:
             warn_once(
@@ -224,26 +223,26 @@ class Checkpoints:
     def take_variables(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str], *, counted: bool
     ) -> None:
-        """Know variables by the names that they have in checkpoints; give them their values, if there are some. One
-        that is `needed` must be in the checkpoint, if steps of the program are `counted` there.
+        """Register variables by their names in checkpoints, and restore those that were saved. A `needed` one must be
+        in the checkpoint if steps of the program are `counted` there.
         """
         self.read = True
         self.known.restore(program, variables, needed, counted=counted)
         self._reset_metrics(program)
 
     def _reset_metrics(self, program: str) -> None:
-        """The variables of a program have their values: where a `fit` goes on after its end, metrics begin anew."""
+        """Reset metrics after a program's variables were restored, if a `fit` goes on after its end."""
         if self.source is not None and self.reset_metrics is not None and program in self.position.programs:
             self.reset_metrics()
             self.reset_metrics = None
 
     # ------------------------------------------------------------------ steps
     def needs_batch(self, program: str) -> bool:
-        """Whether the batch that comes for a program is to be known: it is compared, or saved."""
+        """Whether the next batch of a program is needed, to compare or to save its fingerprint."""
         return program == self.position.program and (bool(self._batch) or any(level.due for level in self.levels))
 
     def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
-        """A step is about to begin: the point at which all is saved, if it is due."""
+        """Before a step of training: save all if it is due."""
         if not engine.trains:
             return
         self._trains = True
@@ -264,7 +263,7 @@ class Checkpoints:
 
     @property
     def notices(self) -> Notices | None:
-        """How workers agree on savings where the leading program is trained by clusters apart, in several processes."""
+        """How workers agree on savings if clusters in several processes train the leading program apart."""
         return self._notices if self.position.program in self._apart else None
 
     @cached_property
@@ -275,7 +274,7 @@ class Checkpoints:
         return Notices(session.worker, session.links, self.levels, session.patience)
 
     def _hear_apart(self, notices: Notices) -> list[Level]:
-        """What is to be saved before the step that comes; the first worker says which steps are to be saved."""
+        """The levels to save before the next step; the first worker decides which steps are saved."""
         step, runner = self.position.step, self._apart[self.position.program]
         notices.hear()
         found = notices.take_due(step)
@@ -291,8 +290,8 @@ class Checkpoints:
             level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, self.run.here().epoch)
 
     def _choose_leading(self, program: str) -> None:
-        """Steps are counted of one program: that of the `fit` that runs; in loops that which trained first, or which
-        alone has trained for long. What that one has done until then is counted with it.
+        """Choose the program whose steps are counted: that of the running `fit`; in loops the one that trained first,
+        or that alone has trained for long, then with its steps until now.
         """
         if program == self.position.program:
             self._beside.update(self._away)
@@ -305,7 +304,7 @@ class Checkpoints:
                 self.position = replace(self.position, step=self.position.step - 1)
 
     def _lead_on(self) -> None:
-        """The leading program trains no more: the one that trained first since then leads, and its steps count."""
+        """Replace a leading program that trains no more by the first that trained since, and count its steps."""
         away, self._away, self._beside = self._away, [], set()
         self.position = replace(self.position, program=away[0], step=self.position.step + away.count(away[0]))
         for program in away:
@@ -316,18 +315,16 @@ class Checkpoints:
                 self._away.append(program)
 
     def count_last(self) -> None:
-        """A loop has ended: if what trained last has not trained beside the leading program, but after it, its steps
-        count as well.
-        """
+        """At the end of a loop: count the last program's steps if it trained after the leading one, not beside it."""
         while self._away and self._beside.isdisjoint(self._away) and self._has_led():
             self._lead_on()
 
     def _has_led(self) -> bool:
-        """Whether the leading program has done several steps: of one alone nobody knows what trains beside it."""
+        """Whether the leading program has done several steps, so that it is known what trains beside it."""
         return self.position.programs.get(self.position.program, 0) > 1
 
     def _check_batch(self, tensors: Sequence[Any]) -> None:
-        """The first batch must be the one that the run would have had next."""
+        """Verify that the first batch is the one that the saved run would have trained next."""
         expected, self._batch = self._batch, ""
         if expected and fingerprint(tensors) != expected:
             step = self.position.step
@@ -340,7 +337,7 @@ class Checkpoints:
             )
 
     def after_step(self, engine: Training, logs: Callable[[], Mapping[str, float]], batches: int = 1) -> None:
-        """A step is over, of so many batches; `logs` gives the numbers that it has returned."""
+        """Record a finished step of this number of batches; `logs` gives its results."""
         if not engine.trains:
             return
         self.memories.read_objects(spread=departure.agreed or any(level.due for level in self.levels))
@@ -357,14 +354,14 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def note_failure(self) -> Iterator[None]:
-        """Around a step: after one that fails nothing is saved any more, unless another one succeeds."""
+        """Context of a step: after a failed one nothing is saved any more, unless another one succeeds."""
         self.failed = True
         with self.spent.count_step():
             yield
         self.failed = False
 
     def sheet(self) -> list[Any]:
-        """What is said of each level with a step's sheet. The lead says whether a saving is due when it is over."""
+        """The entry of a step's sheet for each level. The lead announces whether a saving is due after the step."""
         if self.notices is not None:
             return []
         after = self.position.step + (0 if self.run.alone else 1)
@@ -375,18 +372,18 @@ class Checkpoints:
         return self.said
 
     def hear(self, sheets: Mapping[str, Any]) -> None:
-        """What all have said with the same step."""
+        """Receive the sheets of all processes for the same step."""
         for number, level in enumerate(self.levels if self.notices is None else ()):
             level.hear({worker: _take(sheet, number) for worker, sheet in sheets.items()})
 
     # ------------------------------------------------------------------ fits of Keras
     def begin_epoch(self, program: str, epoch: int, callbacks: Sequence[Any]) -> None:
-        """A `fit`, whose steps are of this program, begins an epoch."""
+        """Record the begin of an epoch of a `fit` of this program."""
         self.memories.callbacks = callbacks
         self.position = replace(self.position, program=program, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
     def end_fit(self, epoch: int, epochs: int, callbacks: Sequence[Any]) -> None:
-        """A `fit` has ended before an epoch, of so many that it was asked for. Clusters that train apart meet."""
+        """Record the end of a `fit` before `epoch`, of `epochs` requested. Clusters that train apart synchronise."""
         if self.position.program in self._apart:
             self.run.settle()
         self.memories.callbacks = callbacks
@@ -397,8 +394,8 @@ class Checkpoints:
             departure.begin()
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
-        """Whether the batch that comes for a program, or so many, were trained before the run ended. Those of others,
-        which callbacks of a `fit` train, are none of its own.
+        """Whether the next `count` batches of a `fit` were trained before the run ended; `program` may be one that its
+        callbacks train, which has none.
         """
         if self.skips < count or program != self.position.program:
             return False
@@ -408,7 +405,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ saving
     def save(self, levels: Sequence[Level], batch: str = "") -> None:
-        """Take all that there is to save, and write it beside what follows; `batch` is the one that comes next."""
+        """Take a snapshot and write it beside training; `batch` is the fingerprint of the next batch."""
         with self.spent.count_saving():
             self._save(levels, batch)
 
@@ -457,14 +454,14 @@ class Checkpoints:
             self._finished = stands
 
     def _drain(self) -> None:
-        """Wait until all that is being written is a checkpoint."""
+        """Wait until all pending checkpoints are committed."""
         if self.notices is not None:
             self.notices.drain()
         for level in self.levels:
             level.drain()
 
     def end(self) -> None:
-        """The run is closed: what is not saved yet is saved, unless a step has failed."""
+        """At the end of the run: save what is not saved yet, unless a step has failed."""
         if self.failed:
             return
         if self.run.here().lead:
@@ -492,7 +489,7 @@ class Checkpoints:
         self._heeds = True
 
     def close(self) -> None:
-        """The run is over."""
+        """Release all at the end of the run."""
         if self._heeds:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for level in self.levels:
@@ -500,12 +497,12 @@ class Checkpoints:
 
 
 def _take(sheet: Any, number: int) -> Any:
-    """What a worker says of a level; another process may have said anything."""
+    """A worker's entry for a level; untrusted, as another process has sent it."""
     return sheet[number] if isinstance(sheet, list) and len(sheet) > number else None
 
 
 def fingerprint(tensors: Sequence[Any]) -> str:
-    """What tells one batch from another, of what this process has of it."""
+    """A digest of the local part of a batch."""
     found = hashlib.sha256()
     for tensor in tensors:
         if isinstance(tensor, tf.Tensor | np.ndarray):
@@ -518,8 +515,8 @@ def fingerprint(tensors: Sequence[Any]) -> str:
 
 
 def find_own(path: str, attachment: Attachment | None) -> str:
-    """Where a run keeps what it saves: that of an account in its own folder, unless the path is absolute; what is
-    another's is refused.
+    """The folder for a run's checkpoints: within the account's own folder if it has one, unless the path is absolute;
+    other accounts' folders are refused.
     """
     if not files.is_local(path):
         return path
@@ -529,13 +526,13 @@ def find_own(path: str, attachment: Attachment | None) -> str:
 
 
 def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
-    """Whether the account of this run may write so many bytes more to a folder of its own."""
+    """Verify that the account of this run may write `need` more bytes to its own folder."""
     if attachment is not None and attachment.tenant is not None and files.is_local(path):
         check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
 
 
 def _check_no_other(folder: Folder) -> None:
-    """A run saves to a folder of its own, and neither where `nb.save` has nor in one checkpoint of a run."""
+    """Verify that a run's folder has no checkpoint of `nb.save`, and is not a single checkpoint of a run."""
     here, several = folder.look(), folder.scan()
     found = here if here.manifests else next((each for each in several if each.by_hand), None)
     if found is None:
@@ -554,7 +551,7 @@ def _check_no_other(folder: Folder) -> None:
 
 
 def _check_folders(folders: Mapping[str, str]) -> None:
-    """Workers that share a host write parts of one checkpoint, so to one folder."""
+    """Verify that workers that share a host, and thus write parts of one checkpoint, have the same folder."""
     first = next(iter(folders))
     other = next((worker for worker, path in folders.items() if path != folders[first]), None)
     if other is not None:
@@ -566,7 +563,7 @@ def _check_folders(folders: Mapping[str, str]) -> None:
 
 
 def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
-    """The checkpoints of a run that has just met its other processes."""
+    """Open the checkpoints of a run that has just connected its processes."""
     group, now = Group(run), time.monotonic()
     path = find_own(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
     if run.attachment is not None and run.attachment.tenant is not None and files.is_local(path):
@@ -580,7 +577,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
     clusters = sorted({*run.workers.values(), *group.gone})
-    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its folder
+    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its working folder
     folder = Folder(fixed, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
     pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
     levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]

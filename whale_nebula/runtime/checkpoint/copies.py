@@ -1,8 +1,8 @@
-"""Copies of a host's part of a checkpoint in the memory of another host of its cluster, and back where that is new.
+"""Copies of a host's part of a checkpoint in the memory of another host of its cluster, and their return to a new host.
 
-Hosts of a cluster stand in a ring: each sends what it has written in its memory to the next one, which keeps it beside
-its own, as if both shared a folder. A host whose memory and disk have nothing of the checkpoint that a run goes on from
-is sent its part by the one that has it. A cluster that leaves the run hands its part over to one that stays.
+The hosts of a cluster form a ring: each sends the part that it has written to its memory to the next one, which keeps
+it beside its own, as if both shared a folder. A host that has nothing of the checkpoint that a run goes on from
+receives its part from one that has it. A cluster that leaves the run hands over its part to one that stays.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SAVING, _RESTORING = 0, 2
 
 
 def admit_copies(session: Session) -> None:
-    """Let blocks of copies come."""
+    """Admit blocks of copies on the links."""
     session.expected.add_round(_PROGRAM, _BLOCK)
 
 
 @dataclass(frozen=True)
 class Way:
-    """From one worker to another: what is sent of a checkpoint, a block at a time, each answered before the next."""
+    """A channel from one worker to another for a checkpoint: a block at a time, each acknowledged before the next."""
 
     session: Session
     source: str
@@ -52,14 +52,14 @@ class Way:
     phase: int
 
     def send(self, blocks: Iterator[bytes]) -> None:
-        """Send all of these."""
+        """Send blocks."""
         link = self.session.links[self.destination]
         for slot, block in enumerate(blocks):
             link.send(self._key(slot), np.frombuffer(block, np.uint8))
             link.receive(self._answer(slot), self.session.patience)
 
     def receive(self) -> Iterator[bytes]:
-        """What comes, block by block; whoever takes it knows when there is no more."""
+        """Receive blocks; the caller knows when there is no more."""
         link, slot = self.session.links[self.source], 0
         while True:
             block = np.asarray(link.receive(self._key(slot), self.session.patience)).tobytes()
@@ -75,7 +75,7 @@ class Way:
 
 
 def send_part(way: Way, found: Found | None, group: str) -> None:
-    """Send what a group has written of a checkpoint; where that is nothing, say so."""
+    """Send a group's part of a checkpoint, or a message that there is none."""
     way.send(_read_part(found, group))
 
 
@@ -98,7 +98,9 @@ def _divide(content: bytes) -> Iterator[bytes]:
 
 
 def receive_part(way: Way, folder: Folder) -> bool:
-    """Write what another host sends of a checkpoint; whether it has sent something. The manifest is written last."""
+    """Receive and write another host's part of a checkpoint; returns whether there was one. The manifest is written
+    last.
+    """
     blocks = way.receive()
     try:
         said = json.loads(next(blocks))
@@ -123,7 +125,7 @@ def receive_part(way: Way, folder: Folder) -> bool:
 
 
 def _take(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Blocks of so many bytes together."""
+    """Blocks until their bytes are `size`."""
     while size > 0:
         block = next(blocks)
         size -= len(block)
@@ -134,8 +136,8 @@ def _take(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 @dataclass
 class Copies:
-    """The copies of what one host has in its memory: they are sent `to` the first worker of another host of the
-    cluster, and those `of` another one are kept in `folder`.
+    """The copies of one host's memory: they are sent `to` the first worker of another host of the cluster, and those
+    `of` another one are kept in `folder`.
     """
 
     session: Session
@@ -146,18 +148,18 @@ class Copies:
     _usable: bool = True
 
     def expect(self, step: int) -> None:
-        """All have written a step: keep the other host's part of it, when it comes."""
+        """Receive the other host's part of a step that all have written."""
         way = Way(self.session, self.of, self.session.worker, step, _SAVING)
         self._thread.submit(self._guard, lambda: receive_part(way, self.folder))
 
     def send(self, step: int) -> None:
-        """Send what was written of a step, if it was; it returns when the other host has it."""
+        """Send the part of a step, if it was written; returns when the other host has it."""
         way = Way(self.session, self.session.worker, self.to, step, _SAVING)
         found = next((each for each in self.folder.scan() if each.step == step), None)
         self._guard(lambda: send_part(way, found, self.folder.group))
 
     def _guard(self, act: Callable[[], object]) -> None:
-        """Do it; where that fails nothing is copied any more, and training goes on."""
+        """Call a function; after a failure nothing is copied any more, and training goes on."""
         try:
             if self._usable:
                 act()
@@ -167,8 +169,8 @@ class Copies:
 
 
 def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: str) -> tuple[str, str] | None:
-    """To whom a worker sends the copies of its host, and whose it keeps: the first workers of the hosts of its cluster
-    stand in a ring. None where there is one host, and for all others of a host. `labels` are those of hosts, by worker.
+    """The receiver of a worker's copies and the worker whose copies it keeps: the first workers of the cluster's hosts
+    form a ring. None if there is one host, and for the other workers of a host. `labels` are those of hosts, by worker.
 
     >>> hosts = {"npu/0": "a", "npu/1": "a", "npu/2": "b", "npu/3": "c"}
     >>> [find_ring(hosts, dict.fromkeys(hosts, "npu"), worker) for worker in ("npu/0", "npu/1", "npu/3")]
@@ -183,8 +185,8 @@ def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: st
 
 
 def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder) -> bool:
-    """Let hosts that have nothing of a checkpoint, or not what they wrote of it, be sent it; whether one was. All
-    processes call it at the same point, `found` is what is here, and `folder` where this host keeps what it is sent.
+    """Send their parts to hosts that lack them; returns whether any was sent. All processes call it at the same point;
+    `found` is the local part, and `folder` is where this host stores what it receives.
     """
     manifests = {} if found is None else found.manifests
     has = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
@@ -204,9 +206,8 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
 
 
 def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str, int]) -> None:
-    """Let hosts whose clusters leave the run, by the numbers of workers with which it goes on, send what they have
-    written of a step to one that stays, unless that has it, in a folder that they share. All processes call it at the
-    same point.
+    """Let hosts whose clusters leave the run, by the new numbers of workers, send their part of a step to one that
+    stays, unless that shares a folder which has it. All processes call it at the same point.
     """
     found = next((each for each in folder.scan() if each.step == step), None)
     has = [] if found is None else sorted(found.manifests)
@@ -227,8 +228,8 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
 
 
 def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> tuple[str, str, str] | None:
-    """What a host needs of a checkpoint, and who has it: its own part, or, if nobody has that, any, for what all parts
-    say alike.
+    """The part that a host needs of a checkpoint, and who has it: its own part, or, if nobody has that, any other for
+    the common contents.
     """
     label, has = hosts[worker]
     if label in has:

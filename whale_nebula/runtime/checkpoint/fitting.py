@@ -1,7 +1,7 @@
-"""Where a `fit` of Keras stands, and how it goes on from there.
+"""The position of a `fit` of Keras in checkpoints, and its continuation.
 
-The epochs that were trained already are gone through without training, so that the data's random numbers are those that
-they would have been; so are the batches of the epoch in which the run ended.
+Epochs that were trained already are iterated without training, so that the data's random numbers stay the same; so are
+the batches of the epoch in which the run ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ these.
 
 
 class FitWatch(keras.callbacks.Callback):
-    """Tells a run's checkpoints where a `fit` stands, and lets it begin where the run ended. It is called last."""
+    """Callback that reports the position of a `fit` to the run's checkpoints, and lets it begin where the run ended. It
+    is called last.
+    """
 
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
         super().__init__()
@@ -62,7 +64,7 @@ class FitWatch(keras.callbacks.Callback):
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin with the epoch in which the run ended; callbacks remember what they did then."""
+        """Begin with the epoch in which the run ended; callbacks get their saved state."""
         if self._begins:
             keras_training.begin_with(self.model, self._begins)
         if self._resumed is not None:
@@ -70,12 +72,12 @@ class FitWatch(keras.callbacks.Callback):
         self._checkpoints.memories.restore_history(self._number, self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """An epoch begins, none of whose batches was trained."""
+        """Record the begin of an epoch."""
         self._epoch = epoch
         self._checkpoints.begin_epoch(program_of(self.model), epoch, self._fit.callbacks)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save where the model ends."""
+        """Save the final model."""
         if self._begins:
             keras_training.begin_with(self.model, 0)
         if self._begins < self._fit.epochs or not self._begins:
@@ -83,20 +85,20 @@ class FitWatch(keras.callbacks.Callback):
 
 
 def to_tensors(logs: Mapping[str, float]) -> dict[str, Any]:
-    """Logs as a step gives them."""
+    """Convert logs to tensors, as a step returns them."""
     return {name: tf.constant(value) for name, value in logs.items()}
 
 
 def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
-    """Let the `fit` that is about to begin tell where it stands."""
+    """Let the `fit` that is about to begin report its position."""
     fit = keras_training.find_fit()
     if fit is not None and not any(isinstance(callback, FitWatch) for callback in fit.callbacks):
         keras_training.add_callback(fit, FitWatch(checkpoints, fit, model), model)
 
 
 def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
-    """Nothing is left to train of a `fit` that ended before this epoch: give the model its values now, for what comes
-    after it. So does the step, which is given the first batches and passes them by as trained.
+    """Handle a `fit` that had ended before epoch `until` and has nothing to train: restore the model now, for what
+    follows. The step restores it too when it skips the first batches as trained.
     """
     position, name = checkpoints.position, program_of(model)
     checkpoints.position = replace(position, program=name, ended=False)
@@ -111,8 +113,8 @@ def program_of(model: Any) -> str:
 
 
 def name_variables(model: Any) -> dict[str, Any]:
-    """The variables of a model, its optimizer and its metrics, by their paths. Those of one path are numbered: Keras
-    makes two metrics of `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and calls slots of Adafactor alike.
+    """The variables of a model, its optimizer and its metrics, by path. Equal paths are numbered: Keras makes two
+    metrics of `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and gives slots of Adafactor equal paths.
     """
     optimizer = getattr(model, "optimizer", None)
     of_metrics = [variable for metric in model.metrics for variable in metric.variables]
@@ -129,7 +131,7 @@ def name_variables(model: Any) -> dict[str, Any]:
 
 def variables_of(model: Any) -> dict[str, Any]:
     """The variables of a model, its optimizer and its metrics, by their names in checkpoints. Two of the model's own
-    that have one path are refused.
+    variables with one path are refused.
     """
     own = Counter(variable.path for variable in model.variables)
     path = next((path for path, count in own.items() if count > 1), None)
@@ -143,7 +145,7 @@ def variables_of(model: Any) -> dict[str, Any]:
 
 
 def remember_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:
-    """What callbacks remember, each with its class, as a document."""
+    """The states of callbacks, each with its class, as a document."""
     found = []
     for callback in callbacks:
         names = _attributes_of(callback)
@@ -158,7 +160,7 @@ def remember_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any
 
 
 def restore_callbacks(callbacks: Sequence[Any], saved: Sequence[Mapping[str, Any]], get: Callable[[str], Any]) -> None:
-    """Let callbacks remember that again: the n-th of a class what the n-th of that class did."""
+    """Restore the states of callbacks: the n-th of a class gets that of the n-th of that class."""
     due: dict[str, list[Any]] = {}
     for document in saved:
         due.setdefault(document["kind"], []).append(document["state"])

@@ -1,4 +1,4 @@
-"""Who writes a checkpoint: the processes of one host, and what each of them holds of every variable."""
+"""The group that writes a checkpoint: the processes of one host, and the part of every variable that each holds."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _OFFERED = 2
 
 
 class Group:
-    """The processes of a run that share a host with this one, and so a folder: the first of them makes what they have
-    written a checkpoint.
+    """The processes of a run that share a host with this one, and thus a folder: the first of them commits what they
+    have written.
     """
 
     def __init__(self, run: Run) -> None:
@@ -47,7 +47,7 @@ class Group:
 
     @property
     def session(self) -> Session:
-        """The session with the other processes, where there are others."""
+        """The session with the other processes, if there are any."""
         found: Session = self._run.ledger.session
         return found
 
@@ -58,7 +58,7 @@ class Group:
 
     @property
     def commits(self) -> bool:
-        """Whether this process makes the parts of its host a checkpoint."""
+        """Whether this process commits the parts of its host."""
         return self.worker == self.members[0]
 
     @property
@@ -69,19 +69,19 @@ class Group:
         return [] if found is None else sorted({cluster_of(each) for each in found.absent} - running)
 
     def tell_needed(self) -> None:
-        """Let the launcher know that those are needed."""
+        """Report to the launcher that the missing clusters are needed."""
         heart = None if self._run.attachment is None else self._run.attachment.heart
         if heart is not None:
             heart.tell(needs=self.gone)
 
     def tell_saved(self, step: int) -> None:
-        """Let the launcher know that a step is saved."""
+        """Report to the launcher that a step is saved."""
         heart = None if self._run.attachment is None else self._run.attachment.heart
         if heart is not None:
             heart.tell(saved=step)
 
     def exchange(self, doing: str, said: Any) -> dict[str, Any]:
-        """What every process says of the same; this one's own word is among it."""
+        """Exchange a value with all processes; the result has this one's too."""
         if self._run.alone:
             return {self.worker: said}
         session = self._run.ledger.session
@@ -89,8 +89,8 @@ class Group:
         return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in told.items()}}
 
     def list_entries(self, variables: Mapping[str, Any], *, apart: bool = False) -> Iterator[Entry]:
-        """What this worker writes of variables: what it alone holds, and of what it holds with others its share. Where
-        clusters train `apart`, those others are of its own cluster.
+        """The entries of variables that this worker writes: what it alone holds, and its share of what it holds with
+        others. If clusters train `apart`, those others are of its own cluster.
         """
         mates = self._list_mates() if apart else self.members
         for number, name in enumerate(sorted(variables)):
@@ -113,9 +113,8 @@ class Group:
         return [each for each in self.members if clusters.get(each) == clusters.get(self.worker)]
 
     def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:
-        """Give variables, or this worker's pieces of them, the saved values by their names; gives the names of which
-        nobody has one. Where hosts have folders of their own, what is not in this one's is sent by other processes: all
-        call it at the same point.
+        """Restore variables, or this worker's pieces of them, by name; returns the names without a saved value. If
+        hosts have their own folders, missing tensors are received from other processes: all call it at the same point.
         """
         wanted = {name: each for name, each in sorted(variables.items()) if self._holds(each)}
         lacking = {}
@@ -128,7 +127,7 @@ class Group:
         return self._fetch(source, lacking) if self.label else list(lacking)
 
     def _fetch(self, source: Source, lacking: Mapping[str, Any]) -> list[str]:
-        """Have what this process lacks sent, slice by slice, by the first that has it; send what others lack."""
+        """Receive what this process lacks, by slices, from the first process that has it; send what others lack."""
         told = self.exchange("what is missing of a checkpoint", list(lacking))
         every = sorted({str(name) for names in told.values() for name in names})
         if not every:
@@ -170,7 +169,7 @@ class Group:
             self._find_kept(variable).piece.variable.assign(read(part))
 
     def _find_piece(self, variable: Any, form: Tensor) -> Slice | None:
-        """The part of a variable that this worker has; None where it has all of it."""
+        """The part of a variable that this worker has; None if it has all of it."""
         kept = self._find_kept(variable)
         if kept is None or kept.piece is None:
             return None
@@ -181,16 +180,16 @@ class Group:
         return kept is None or self.worker in kept.holders
 
     def knows_holders(self, variable: Any) -> bool:
-        """Whether this is a variable of a program: others are alike in all processes."""
+        """Whether this is a variable of a program; all others are replicated in all processes."""
         return self._run.alone or self._find_kept(variable) is not None
 
     def _find_kept(self, variable: Any) -> Any:
-        """What the run knows of who holds a variable; None where each process has it whole."""
+        """The record of who holds a variable; None if each process has it whole."""
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
 
 
 class Arriving:
-    """A tensor that comes in slices, given by their element type, the tensor's shape, their starts and their sizes."""
+    """A tensor that is received in slices: their element type, the tensor's shape, and the slices' starts and sizes."""
 
     def __init__(self, slices: Collection[tuple[Any, ...]]) -> None:
         dtype, shape = next(iter(slices))[:2]
@@ -198,7 +197,7 @@ class Arriving:
         self._whole = np.empty(shape, tf.as_dtype(dtype).as_numpy_dtype)
 
     def store(self, part: Slice) -> Callable[[Any], None]:
-        """What takes a slice in."""
+        """Returns the function that stores a slice."""
 
         def take(value: Any) -> None:
             self._whole[tuple(slice(a, a + n) for a, n in zip(part.starts, part.sizes, strict=True))] = np.asarray(
@@ -214,13 +213,13 @@ class Arriving:
 
 
 def _encode_slice(source: Source, name: str, part: Slice) -> list[Any]:
-    """A slice that is here, as it is told."""
+    """The description of a local slice for other processes."""
     form = source.tensors[name]
     return [form.dtype, list(form.shape), list(part.starts), list(part.sizes)]
 
 
 def _to_key(told: Any) -> tuple[Any, ...]:
-    """What another process has told of a slice."""
+    """The description of a slice from another process as a key."""
     try:
         dtype, *lists = told
         shape, starts, sizes = (tuple(int(axis) for axis in each) for each in lists)
@@ -235,11 +234,11 @@ def choose_source(
     folder: Folder | None = None,
     list_durable: Callable[[], Sequence[Found]] = list,
 ) -> Source | None:
-    """The newest checkpoint with all its parts, the same in all processes; None if there is none.
-    What is damaged is told, and passed over. A host that has nothing of it is sent its part, into this `folder`. Where
-    the run goes on without a cluster, `list_durable` says what there is on the disk, of which parts may be missing.
+    """The newest checkpoint with all its parts, the same in all processes; None if there is none. Damaged ones are
+    reported and skipped. A host that has nothing of it receives its part, into this `folder`. If the run goes on
+    without a cluster, `list_durable` gives the checkpoints on the disk, of which parts may be missing.
     """
-    whole: dict[str, list[Found]] = {}  # by folder: what is in a memory may be newer than what all others have
+    whole: dict[str, list[Found]] = {}  # by folder: a checkpoint in memory may be newer than those of all others
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
         beside = whole.setdefault(os.path.dirname(each.path), [])
         if (each.manifests or each.problems) and len(beside) < _OFFERED and check_whole(each, _LOG.warning):
@@ -256,7 +255,7 @@ def choose_source(
 
 
 def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str] | None) -> None:
-    """Refuse to go on without clusters that have parts of what was saved since: more than one step, or all there is."""
+    """Refuse to go on without clusters that have parts of newer checkpoints: of more than one step, or of all steps."""
     gone = group.gone
     if not gone:
         return
@@ -273,7 +272,7 @@ def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str
 
 
 def _find_checkpoint(several: Sequence[Found], identity: str) -> Found | None:
-    """Of those that are here the one of this identity, where most of it is."""
+    """The local checkpoint of this identity with the most parts."""
 
     def count(found: Found) -> int:
         return [manifest.identity for manifest in found.manifests.values()].count(identity)
@@ -288,7 +287,7 @@ def begin_manifest(
     aliases: Mapping[str, Mapping[str, str]],
     forms: Mapping[str, tuple[Shapes, ...]],
 ) -> Manifest:
-    """What the manifest of a checkpoint says that all processes say alike."""
+    """The contents of a checkpoint's manifest that are the same in all processes."""
     return Manifest(
         position,
         aliases=aliases,

@@ -26,8 +26,8 @@ _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 def _refuse_missing(path: str, program: str, source: Source, over: bool) -> CheckpointError:
-    """The error for a variable that is not there, or is there with another number behind its layer's name. The fit that
-    trained it may have been `over` when the checkpoint was saved.
+    """The error for a variable that is missing, or whose layer's name has another number in the checkpoint. The fit
+    that trained it may have been `over` when the checkpoint was saved.
     """
     why, mend = "the checkpoint is of another model", 'nb.init(checkpoint="another/folder")'
     plain = _NUMBER.sub("", path)
@@ -49,12 +49,12 @@ def _refuse_missing(path: str, program: str, source: Source, over: bool) -> Chec
 
 @dataclass
 class Known:
-    """What one process knows of them. `aliases` gives by program the names that are not the paths of its variables. The
-    n-th variable of a path that a program of this name has is called `path@n` there: the program of a model that was
-    made again. A name is not given twice, whether or not the variable that had it is still there.
+    """The variables that a process knows. `aliases` gives, by program, the names that are not the paths of its
+    variables. The n-th variable with a path in programs of one name is called `path@n` there: that of a model that was
+    made again. A name is not reused, whether or not its variable still exists.
 
-    The `fit` that is about to begin was `over` when the checkpoint was saved. `turns` counts how often all values were
-    to be given anew.
+    `over`: the `fit` that is about to begin was over when the checkpoint was saved. `turns` counts the requests to
+    restore all values again.
     """
 
     group: Group
@@ -70,16 +70,15 @@ class Known:
     _titles: dict[str, dict[str, Trained]] = field(default_factory=dict)
 
     def find_alive(self) -> dict[str, Any]:
-        """All variables that there still are, by name."""
+        """All variables that still exist, by name."""
         found = {name: known() for name, known in self._alive.items()}
         return {name: variable for name, variable in found.items() if variable is not None}
 
     def restore(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
     ) -> None:
-        """Know the variables of a program, which are given by their paths; give those their values that have not got
-        them. One that is `needed` must be in the checkpoint; none is expected of a program that had not trained, whose
-        steps are not `counted` there.
+        """Register the variables of a program, by path, and restore those that have not been restored. A `needed` one
+        must be in the checkpoint, unless the program had not trained, so that its steps are not `counted` there.
         """
         fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
         self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
@@ -94,8 +93,8 @@ class Known:
         *,
         began: bool,
     ) -> None:
-        """The same for a program that clusters train apart: each cluster is given what it had. If the run `began` to
-        train since, what has got its values keeps them.
+        """Like `restore` for a program that clusters train apart: each cluster gets its own copy. If the run `began` to
+        train since, restored variables keep their values.
         """
         names = self.add(program, variables)
         if names.keys() <= (self._restored if began else self._copied):
@@ -143,28 +142,28 @@ class Known:
             )
 
     def was_reached(self, program: str, needed: Collection[str]) -> bool:
-        """Whether the run that was saved had come to the model of these variables, where one is made again."""
+        """Whether the saved run had come to the model of these variables, if models are made again."""
         return not needed or any(self._was_saved(program, path) for path in needed)
 
     def _was_saved(self, program: str, path: str) -> bool:
-        """Whether the run that was saved had come to this variable: where a model is made again, to the one before."""
+        """Whether the saved run had come to this variable: if a model is made again, to the one before."""
         key = self._find_key(program, path)
         return key == path or (self.source is not None and key in self.source.manifest.aliases.get(program, {}))
 
     def _find_key(self, program: str, path: str) -> str:
-        """What the newest variable of a path is called among the aliases of a program."""
+        """The key of the newest variable with a path among the aliases of a program."""
         count = self._counts[program, path]
         return path if count <= 1 else f"{path}@{count}"
 
     def restore_again(self) -> None:
-        """Let all variables be restored once more, when a program of theirs begins to train."""
+        """Let all variables be restored again when their program begins to train."""
         self.turns += 1
         self._restored.clear()
         self._copied.clear()
 
     def find_title(self, program: str, trained: Sequence[Any]) -> str:
-        """What tells a program that trains these variables from others of its name: the name, and a number where there
-        are others that train none of these.
+        """The title of a program that trains these variables: its name, with a number if there are others of that name
+        that train none of these.
         """
         met, own = self._titles.setdefault(program, {}), {id(each): each for each in trained}
         title = next((title for title, known in met.items() if any(each in known for each in own)), None)
@@ -173,12 +172,12 @@ class Known:
         return title
 
     def note_trained(self, program: str, title: str, trained: Sequence[Any]) -> None:
-        """The program of this title trains these variables."""
+        """Record that the program with this title trains these variables."""
         known = self._titles[program].setdefault(title, weakref.WeakValueDictionary())
         known.update({id(each): each for each in trained})
 
     def _choose_title(self, program: str, trained: Collection[str]) -> str:
-        """The title of a program that was not met yet: the one by which it was saved, or one that is free."""
+        """The title of a new program: the one under which it was saved, or a free one."""
         saved = {} if self.source is None else self.source.manifest.position.titles
         every = (program if number == 1 else f"{program}@{number}" for number in count(1))
         free = [*islice((title for title in every if title not in self._titles[program]), len(saved) + 1)]
@@ -187,14 +186,14 @@ class Known:
         )
 
     def list_titles(self) -> dict[str, str]:
-        """Of programs that have one name with others, by their titles, a variable that each trains."""
+        """For programs that share a name, by title: a variable that each trains."""
         found = {} if self.source is None else dict(self.source.manifest.position.titles)
         for met in (each for each in self._titles.values() if len(each) > 1):
             found |= {title: min(self.names.get(each, "") for each in ids) for title, ids in met.items() if ids}
         return found
 
     def add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Know variables; gives their names, each with its path in the program."""
+        """Register variables; returns their names, each with its path in the program."""
         for path in sorted(variables):
             variable = variables[path]
             known = self._alive.get(self.names.get(id(variable), ""))
@@ -204,7 +203,7 @@ class Known:
         return {self.names[id(variable)]: path for path, variable in sorted(variables.items())}
 
     def _choose_name(self, program: str, path: str) -> str:
-        """The name of a variable in checkpoints: its path, unless another one has that already."""
+        """The name of a variable in checkpoints: its path, or a free name if another one has that."""
         saved = {} if self.source is None else self.source.manifest.aliases.get(program, {})
         self._counts[program, path] += 1
         key = self._find_key(program, path)

@@ -1,7 +1,7 @@
 """One place where the checkpoints of a run are written: a disk, or the memory of this host.
 
-Workers of clusters that train apart share no steps in whose sheets to say what they save, and send each other notices:
-the first worker says before which step all save, one that nobody reaches without having heard it; and each says when
+Workers of clusters that train apart share no steps, and thus no sheets; they send each other notices instead: the first
+worker announces before which step all save, one that nobody reaches without the announcement; and each announces when
 its part is written.
 """
 
@@ -34,7 +34,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass
 class _Pending:
-    """A checkpoint that is being written: what its manifest says, this worker's part, and when that began."""
+    """A checkpoint that is being written: its manifest, this worker's part, and the start time."""
 
     manifest: Manifest
     part: Future[Part]
@@ -43,11 +43,11 @@ class _Pending:
 
 @dataclass
 class Level:
-    """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest. Where an account may keep so
-    much and no more, `check_room` raises if that many bytes are too many.
+    """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest. If an account's storage is
+    limited, `check_room` raises for too many bytes.
 
-    One on a disk is `durable`. One in memory that has no room is given up (`usable`); on a disk it is tried again. What
-    a host has in memory may have `copies` in that of another one.
+    A level on a disk is `durable`. One in memory without room is abandoned (`usable`); on a disk it is tried again. A
+    level in memory may have `copies` in the memory of another host.
     """
 
     folder: Folder
@@ -65,11 +65,13 @@ class Level:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint waits for parts of it. It is so in all processes, or in none."""
+        """Whether a checkpoint waits for parts; the same in all processes."""
         return self._pending is not None
 
     def clean(self, step: int | None) -> None:
-        """Before a run goes on from a step, or anew: put what was not read aside, or in memory remove it."""
+        """Before a run goes on from a step, or begins anew: put aside checkpoints that were not read; in memory remove
+        them.
+        """
         for name in self.folder.clean(step):
             if self.durable:
                 _LOG.warning("what was not read of %s is now called %s", self.folder.path, name)
@@ -78,7 +80,7 @@ class Level:
 
     @property
     def pending(self) -> int | None:
-        """The step of the checkpoint that waits for parts of it."""
+        """The step of the checkpoint that waits for parts."""
         return None if self._pending is None else self._pending.manifest.position.step
 
     def is_due(self, step: int) -> bool:
@@ -87,21 +89,21 @@ class Level:
         return idle and self.usable and self.pace.is_due(step, time.monotonic())
 
     def read_part(self, *, wait: bool = False) -> list[Any] | None:
-        """The step and digest of the part that was written here, or "!" and why it was not; None where it is being
-        written, unless it is to `wait`.
+        """The step of the local part with its digest, or with "!" and the reason of its failure; None while it is being
+        written, unless `wait`.
         """
         if self._pending is None or not (wait or self._pending.part.done()):
             return None
         return [self._pending.manifest.position.step, _digest_of(self._pending.part)]
 
     def sheet(self, step: int, decides: bool) -> list[Any]:
-        """What is said with a step's sheet: whether a saving is due after it, by who `decides` that; and the step and
-        digest of the part that was written here.
+        """The entry of a step's sheet: whether a saving is due after the step, if this worker `decides` that; and step
+        and digest of the local part.
         """
         return [decides and self.is_due(step), self.read_part()]
 
     def hear(self, sheets: Mapping[str, Any]) -> None:
-        """What all have said with the same step: all conclude the same from it."""
+        """Receive the entries of all processes for the same step, from which all conclude the same."""
         self.due = any(isinstance(sheet, list) and sheet[:1] == [True] for sheet in sheets.values())
         if self.pending is not None:
             told = {worker: _read_saved(sheet, self.pending) for worker, sheet in sheets.items()}
@@ -109,7 +111,7 @@ class Level:
                 self.settle({worker: str(said) for worker, said in told.items()})
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write this worker's part, beside what follows."""
+        """Write this worker's part, beside training."""
         self.due = False
         self.pace.note_saving(snapshot.step, time.monotonic())
         part = self._writer.submit(self._write_part, snapshot)
@@ -126,7 +128,7 @@ class Level:
         return write_part(self.folder, snapshot)
 
     def drain(self) -> None:
-        """Wait until what is being written is a checkpoint; all processes call it at the same point."""
+        """Wait until the pending checkpoint is committed; all processes call it at the same point."""
         if self._pending is not None:
             told = self.group.exchange("the parts of a checkpoint", self.read_part(wait=True))
             self.settle({worker: str(each[1]) for worker, each in told.items()})
@@ -134,7 +136,9 @@ class Level:
             self._committing.result()
 
     def settle(self, told: Mapping[str, str]) -> None:
-        """All have written their parts, or could not, as they have told."""
+        """Commit the pending checkpoint if all parts were written, by what the workers reported; otherwise report the
+        failure.
+        """
         pending = self._pending
         if pending is None or set(told) != set(self.group.everyone):
             return
@@ -150,7 +154,7 @@ class Level:
             self._committing = self._writer.submit(self._commit, pending, dict(told))
 
     def _conclude(self, pending: _Pending) -> None:
-        """Conclude a saving that this process makes alone: its part is the whole checkpoint once it is written."""
+        """Conclude a saving of this process alone: its part is the whole checkpoint once it is written."""
         said = _digest_of(pending.part)
         if said.startswith("!"):
             self._tell_failure(pending.manifest.position.step, said[1:])
@@ -170,7 +174,7 @@ class Level:
         self.pace.note_cost(time.perf_counter() - pending.began)
 
     def _tell_failure(self, step: int, why: str) -> None:
-        """Training goes on: what was saved before is still there."""
+        """Warn of a failed saving; training goes on, and earlier checkpoints stay."""
         self.usable = self.durable
         if not self.durable:
             _LOG.info("%s: nothing is saved in memory any more: %s", self.group.worker, why)
@@ -184,20 +188,20 @@ class Level:
         )
 
     def close(self) -> None:
-        """The run is over."""
+        """Release all at the end of the run."""
         self._writer.close()
         self.folder.unlock()
 
 
 def _read_saved(sheet: Any, step: int) -> str | None:
-    """What a worker says of its part of the checkpoint of a step, if it says something."""
+    """A worker's report on its part of the checkpoint of a step, if there is one."""
     said = sheet[1] if isinstance(sheet, list) and len(sheet) == 2 else None
     right = isinstance(said, list) and len(said) == 2 and said[0] == step and isinstance(said[1], str)
     return said[1] if right and isinstance(said, list) else None
 
 
 def _digest_of(part: Future[Part]) -> str:
-    """The digest of a part, or "!" and why there is none; it waits for it."""
+    """The digest of a part, or "!" and the reason of its failure; waits for the part."""
     try:
         return part.result().digest
     except Exception as error:
@@ -217,7 +221,7 @@ _SAVING = "SAVING"
 
 @dataclass
 class Notices:
-    """Those of one worker. `due` says by level after which step it is saved."""
+    """The notices of one worker. `due` are the steps after which levels are saved, by level."""
 
     worker: str
     links: Mapping[str, Link]
@@ -227,12 +231,12 @@ class Notices:
     _parts: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
 
     def announce(self, level: int, step: int) -> None:
-        """All save a level after this step."""
+        """Announce to all that a level is saved after this step."""
         self._post(level, step)
         self.due[level] = step
 
     def take_due(self, step: int) -> list[Level]:
-        """The levels that are saved after a step. One that should have been before it was heard of too late."""
+        """Returns and removes the levels to save after a step; raises if an announcement has come too late."""
         found = []
         for level in [level for level, due in self.due.items() if due <= step]:
             due = self.due.pop(level)
@@ -243,7 +247,7 @@ class Notices:
         return found
 
     def hear(self) -> None:
-        """Say which parts are written, take what others have said, and conclude what is complete."""
+        """Announce the parts that are written, receive the notices of others, and commit what is complete."""
         self._tell_written()
         for peer in self.links:
             while self._take(peer, 0.0):
@@ -285,7 +289,7 @@ class Notices:
             link.post(build_message(_SAVING, level=level, step=step, **part))
 
     def _take(self, peer: str, patience: float) -> bool:
-        """Take what a peer has said, if it has said something."""
+        """Receive a notice of a peer; returns whether there was one."""
         said = None
         with contextlib.suppress(*([] if patience else [DeadlineError])):
             said = self.links[peer].take(_SAVING, patience)

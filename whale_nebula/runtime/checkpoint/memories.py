@@ -1,4 +1,4 @@
-"""What a run remembers beside variables: states of codecs, of callbacks of a `fit`, and of objects of the user's."""
+"""The state of a run beside variables: states of codecs, of a `fit`'s callbacks, and of objects of the user's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLAIN = ("steps", "rung", "version", "codec", "error")
 
 
 def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
-    """A channel's state as a document. A structure of the user's own is left out: it begins anew."""
+    """Encode a channel's state as a document. The state of a user-defined structure is left out: it begins anew."""
     document: dict[str, Any] = {name: getattr(state, name) for name in _PLAIN}
     if state.held is not None:
         document["held"] = {name: put(array) for name, array in state.held.as_arrays().items()}
@@ -54,7 +54,7 @@ def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
 
 
 def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> ChannelState | None:
-    """The state that a document tells of; None where it begins anew. `get` finds arrays by their names."""
+    """Decode a channel's state; None if it begins anew. `get` finds arrays by name."""
     if document.get("reset"):
         return None
     state = ChannelState(**{name: document[name] for name in _PLAIN})
@@ -71,7 +71,7 @@ def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> Chan
 
 
 def keep_arrays(worker: str, entries: list[Entry]) -> Put:
-    """What makes an array an entry of a worker's own; it gives its name."""
+    """Returns a function that adds an array to a worker's entries and returns its name."""
 
     def put(array: Any) -> str:
         entries.append(make_whole_entry(f"memory/{worker}/{len(entries)}", array))
@@ -82,12 +82,12 @@ def keep_arrays(worker: str, entries: list[Entry]) -> Put:
 
 @dataclass
 class Memories:
-    """Those of one worker. `channels` are the states of codecs, `histories` what Keras returned of each `fit` that has
-    ended. What was saved is in `source`.
+    """The states of one worker. `channels` are those of codecs, `histories` the results of each finished `fit`.
+    `source` is the checkpoint.
 
-    Objects are saved as they were when the last step had just returned, as what a loop draws for the next step it draws
-    again. Variables among them are saved once more as they are `late`, when the next one is about to begin: what a loop
-    has written to them between is theirs again from there on. `begun` says whether that step has come.
+    Objects are saved as they were when the last step had just returned, as a loop that goes on repeats its draws for
+    the next step. Variables among them are saved a second time (`late`) when the next step is about to begin: what a
+    loop has written to them in between is restored at that point. `begun`: that step has come.
     """
 
     worker: str
@@ -100,13 +100,13 @@ class Memories:
     _read: dict[str, Any] = field(default_factory=dict)
 
     def read_objects(self, *, spread: bool) -> None:
-        """Take the states of the user's objects: a step is over, and what follows it belongs to the next one. Those of
-        which each worker has a part are read if `spread`, when they are to be saved.
+        """Read the states of the user's objects after a step. `Spread` objects are read only with `spread`, when they
+        are to be saved.
         """
         self._read = {n: read_object(value) for n, value in self.objects.items() if spread or not is_spread(value)}
 
     def encode(self, entries: list[Entry], ended: bool) -> dict[str, Any]:
-        """All of it as documents; their arrays become entries of this worker's own. Where training has `ended`, no step
+        """Encode all states as documents; their arrays become entries of this worker. If training has `ended`, no step
         is about to begin.
         """
         put = keep_arrays(self.worker, entries)
@@ -122,8 +122,8 @@ class Memories:
         }
 
     def _find(self, kind: str, *, own: bool = False) -> Any:
-        """What was saved of a kind, and what reads its arrays: by this worker, or unless it must be its `own`, where
-        there are other workers now, by the first one.
+        """The saved state of a kind, and the function that reads its arrays: of this worker, or, unless it must be its
+        `own`, of the first one if the workers are others now.
         """
         parts = {} if self.source is None else self.source.parts
         part = parts.get(self.worker) or (parts[min(parts)] if parts and not own else None)
@@ -134,7 +134,7 @@ class Memories:
         return self.source.read if self.source is not None else str
 
     def restore_codecs(self) -> None:
-        """Give codecs of this worker what they remembered."""
+        """Restore the states of this worker's codecs."""
         found: Mapping[str, Any] = self._find("codecs", own=True) or {}
         for name, document in found.items():
             state = decode_state(document, self._get)
@@ -144,27 +144,27 @@ class Memories:
                 self.channels[name] = state
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
-        """Let the callbacks of a `fit` remember what was saved of them."""
+        """Restore the states of a `fit`'s callbacks."""
         restore_callbacks(callbacks, self._find("callbacks") or [], self._get)
 
     def keep_history(self, fit: int, callbacks: Sequence[Any]) -> None:
-        """Keep the history of a `fit` that has ended."""
+        """Keep the history of a finished `fit`."""
         self.histories[fit] = next(each.history for each in callbacks if isinstance(each, keras.callbacks.History))
 
     def count_epochs(self, fit: int) -> int:
-        """How many epochs a `fit` that had ended has trained, by its history."""
+        """The number of epochs that a finished `fit` has trained, by its history."""
         self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
         return max(map(len, self.histories.get(fit, {}).values()), default=0)
 
     def restore_history(self, fit: int, callbacks: Sequence[Any]) -> None:
-        """Give a `fit` that had ended, and trains nothing now, the history that it had."""
+        """Restore the history of a finished `fit`, which trains nothing now."""
         self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
         for each in callbacks:
             if isinstance(each, keras.callbacks.History) and fit in self.histories:
                 each.history = self.histories[fit]
 
     def add_object(self, name: str, value: Any) -> None:
-        """Save an object of the user's from now on, and give it what was saved of it."""
+        """Register a user's object for saving, and restore its state."""
         check_object(name, value)
         self.objects[name] = value
         if is_spread(value):
@@ -175,14 +175,14 @@ class Memories:
             write_object(value, decode_value(saved[name], self._get))
 
     def restore_late(self) -> None:
-        """The first step is about to begin: variables get what was written to them before it."""
+        """Before the first step: restore the values that were written to variables before it."""
         saved: Mapping[str, Any] = {} if self.begun else self._find("late") or {}
         self.begun = True
         for name in saved.keys() & self.objects.keys():
             write_object(self.objects[name], decode_value(saved[name], self._get))
 
     def _restore_parts(self, name: str, value: Spread) -> None:
-        """Let an object that is spread over workers know what each has saved of it."""
+        """Give an object that is spread over workers the states that each has saved."""
         if self.source is None:
             return
         saved = {worker: part.memory.get("objects", {}) for worker, part in self.source.parts.items()}

@@ -1,4 +1,4 @@
-"""Objects of the user's that are saved with a run, and values of theirs as documents."""
+"""Objects of the user's that are saved with a run, and their states as documents."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ _ARRAY, _PAIR, _KEYS = "array", "tuple", "dict"
 
 
 class Stateful(Protocol):
-    """An object of the user's own that can be saved."""
+    """The interface of a user-defined object that can be saved."""
 
     def state_dict(self) -> Any:
-        """All that it has to remember: numbers, texts, arrays, and lists and dicts of these."""
+        """The state: numbers, texts, arrays, and lists and dicts of these."""
         ...
 
     def load_state_dict(self, state: Any) -> None:
-        """Remember that again."""
+        """Restore a state."""
         ...
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of an object as one worker has saved it; `get` finds arrays by their names."""
+    """The state of an object as one worker has saved it; `get` finds arrays by name."""
 
     document: Any
     get: Callable[[str], Any]
 
     def read(self) -> Any:
-        """All of it."""
+        """The whole state."""
         return decode_value(self.document, self.get)
 
     def read_plain(self) -> Any:
-        """It without arrays: None stands for them."""
+        """The state with None in place of arrays."""
         return decode_value(self.document, lambda name: None)
 
 
 class Spread(Stateful, Protocol):
-    """An object of which each worker has a part, which steps alone change. Where a run goes on with other workers the
-    parts are given anew. It may be large, so it is read only when it is saved: the arrays of its `state_dict` are not
-    used by the object afterwards.
+    """An object of which each worker has a part, and which only steps change. If a run goes on with other workers, the
+    parts are redistributed. It may be large, so it is read only when it is saved: the arrays of its `state_dict` must
+    not be modified afterwards.
     """
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
-        """Go on from what workers have saved, by their names: this `worker` finds out when it trains what of it is its
-        own. It is `complete` unless other workers have saved more, in files that are not here.
+        """Restore the states that workers have saved, by their names; this `worker` selects its own part when it
+        trains. `complete` unless other workers have saved more, in files that are not here.
         """
         ...
 
 
 def encode_value(value: Any, put: Put) -> Any:
-    """A value as JSON has it; arrays are kept beside it.
+    """Encode a value as JSON, with its arrays beside it.
 
     >>> encode_value({"best": np.float32(0.5), "seen": (1, 2)}, lambda array: "a")
     {'dict': [['best', 0.5], ['seen', {'tuple': [1, 2]}]]}
@@ -86,7 +86,7 @@ def encode_value(value: Any, put: Put) -> Any:
 
 
 def decode_value(document: Any, get: Callable[[str], Any]) -> Any:
-    """The value that `encode_value` has told of; `get` finds arrays by their names."""
+    """Decode a value of `encode_value`; `get` finds arrays by name."""
     if isinstance(document, list):
         return [decode_value(each, get) for each in document]
     if not isinstance(document, dict):
@@ -107,7 +107,7 @@ def _hashable(key: Any) -> Any:
 
 
 def check_object(name: str, value: Any) -> None:
-    """Refuse an object that has no state that can be saved and given back."""
+    """Refuse an object whose state cannot be saved and restored."""
     if not (isinstance(value, np.random.Generator | random.Random) or _variables_of(value) or _has_state(value)):
         raise OptionError(
             f"nb.state({name}=...) was given a {type(value).__name__}, whose state is not known",
@@ -118,7 +118,7 @@ def check_object(name: str, value: Any) -> None:
 
 
 def holds_variables(value: Any) -> bool:
-    """Whether an object is saved as variables: those may be written at any time."""
+    """Whether an object is saved as variables, which may be written at any time."""
     return not _has_state(value) and bool(_variables_of(value))
 
 
@@ -139,7 +139,7 @@ def _variables_of(value: Any) -> list[Any]:
 
 
 def read_object(value: Any) -> Any:
-    """The state of an object, of plain values and arrays."""
+    """The state of an object as plain values and arrays."""
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, random.Random):
@@ -150,7 +150,7 @@ def read_object(value: Any) -> Any:
 
 
 def _copy_state(state: Any) -> Any:
-    """A state that stays as it is while its object goes on: lists and arrays in it may be the object's own."""
+    """A deep copy of a state, whose lists and arrays may be the object's own."""
     if isinstance(state, np.ndarray):
         return state.copy()
     if isinstance(state, tf.Variable):
@@ -163,7 +163,7 @@ def _copy_state(state: Any) -> Any:
 
 
 def write_object(value: Any, state: Any) -> None:
-    """Give an object a state that was read of it."""
+    """Restore an object's state."""
     if isinstance(value, np.random.Generator):
         value.bit_generator.state = state
     elif isinstance(value, random.Random):

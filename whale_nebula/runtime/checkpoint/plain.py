@@ -1,8 +1,8 @@
-"""Training of a model without scopes: Keras runs its steps itself, and what they read and write is saved.
+"""Training of a model without scopes: Keras runs its steps itself; the variables that they read and write are saved.
 
-That are the variables of the model, and what else the function refers to that Keras has traced: optimizers of a
-`train_step` of the user's own, and the generator of all draws without a seed. TensorFlow's own random ops draw from
-variables there, the numbers that they would have drawn.
+These are the variables of the model, and all others that the function refers to that Keras has traced: optimizers of a
+custom `train_step`, and the generator of all draws without a seed. TensorFlow's own random ops are made to draw from
+variables there, the same numbers as without them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlainStep:
         self._patches = patch_draws(self._find_draw_counter)
 
     def __call__(self, iterator: Any) -> Any:
-        """Run the steps of an execution, or pass their batches by."""
+        """Run the steps of an execution, or skip their batches."""
         with apply_patches(self._patches):
             return self._run(iterator)
 
@@ -68,7 +68,7 @@ class PlainStep:
         return logs
 
     def _take_in(self, traced: Any) -> None:
-        """Know all variables; they are made by the first step, or where there is a checkpoint by its trace."""
+        """Register all variables; they are created by the first step, or if there is a checkpoint by its trace."""
         self._turn = self._checkpoints.known.turns
         graph = keras_training.trace_step(self._function, traced)
         if graph is None:
@@ -94,11 +94,11 @@ class PlainStep:
             self._checkpoints.known.note_trained(self.name, self.title, self.list_trained())
 
     def list_trained(self) -> list[Any]:
-        """The variables that it trains, if they are made."""
+        """The trained variables, once they are created."""
         return [each.value for each in self._model.trainable_variables]
 
     def _find_draw_counter(self, seed: int, seed2: int) -> Any:
-        """The variable of an op with these seeds: the same in all traces, so that they draw on."""
+        """The variable of an op with these seeds: the same in all traces, so that draws continue."""
         if tf.executing_eagerly():
             return None
         met = self._met.setdefault(tf.compat.v1.get_default_graph(), Counter())
@@ -113,7 +113,7 @@ class PlainStep:
 
 
 def add_variable(variables: dict[str, Any], variable: Any) -> None:
-    """Add one by its name, unless it is there; where another one has that name, with a number."""
+    """Add a variable by its name, with a number if another one has that name."""
     if any(each is variable for each in variables.values()):
         return
     path, number = variable.name.split(":")[0], 1

@@ -23,7 +23,9 @@ from whale_nebula.tf.keras_training import build_optimizer
 
 
 class Resumed(NamedTuple):
-    """Where a run goes on: so many steps of training are done; of a `fit` also its epoch, and batches of that."""
+    """The position at which a run goes on: `step` steps of training are done; of a `fit` also its epoch, and batches of
+    that.
+    """
 
     step: int
     epoch: int
@@ -32,10 +34,10 @@ class Resumed(NamedTuple):
 
 @check_signature
 def resumed() -> Resumed | None:
-    """Where this run goes on from a checkpoint; None where it began anew.
+    """The position at which this run goes on from a checkpoint; None if it began anew.
 
-    A loop of one's own begins there: `for batch in dataset.skip(nb.resumed().step if nb.resumed() else 0)`. `fit` does
-    so by itself.
+    A custom loop begins there: `for batch in dataset.skip(nb.resumed().step if nb.resumed() else 0)`. `fit` does so by
+    itself.
 
     >>> import whale_nebula as nb
     >>> nb.resumed() is None
@@ -49,10 +51,10 @@ def resumed() -> Resumed | None:
 @check_signature
 @short_traceback
 def state(**objects: Any) -> None:
-    """Save these objects with the run, each by its name; where it goes on from a checkpoint, give them what was saved.
+    """Save these objects with the run, each by its name; if the run goes on from a checkpoint, restore them.
 
-    What is saved of them is what they held when the last step had just returned. So a loop that draws its batch, calls
-    the step and begins anew draws the next batch when it goes on; what it counts it counts before it calls the step.
+    They are saved as they were when the last step had just returned. So a loop that draws its batch and calls the step
+    draws the next batch when it goes on; it must update counters before it calls the step.
 
     >>> import numpy as np, whale_nebula as nb
     >>> nb.state(generator=np.random.default_rng(1))
@@ -102,7 +104,7 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def _check_no_run(folder: Folder) -> None:
-    """A model is not saved over the checkpoints of a run: of both in one folder `nb.restore` would read one."""
+    """Refuse to save a model to a folder with checkpoints of a run, as `nb.restore` could read only one of both."""
     here = folder.look()
     found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.by_hand), None)
     if found is not None:
@@ -117,8 +119,8 @@ def _check_no_run(folder: Folder) -> None:
 @check_signature
 @short_traceback
 def restore(path: str | os.PathLike[str], model: Any) -> None:
-    """Give a model, and its optimizer, what was saved: by `nb.save`, or of a run (of its newest checkpoint, or of the
-    one whose folder `path` is). Any process may call it, with or without scopes; in a run of several all do.
+    """Restore a model and its optimizer from a checkpoint of `nb.save`, or of a run (the newest one, or the one whose
+    folder `path` is). Any process may call it, with or without scopes; in a run of several all do.
     """
     group = Group(current_run())
     _check_model("restore", model)
@@ -154,7 +156,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
-    """The variables of a model by their names in a checkpoint, where another model of the run may have one's path."""
+    """The variables of a model by their names in a checkpoint, if another model of the run has the same paths."""
     variables, manifest, program = variables_of(model), source.manifest, program_of(model)
     own = manifest.aliases.get(program, {})
     again = any(f"{path}@2" in own for path in variables)
@@ -173,7 +175,7 @@ def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
 
 
 def _find_source(group: Group, path: str) -> Source:
-    """The checkpoint at a path, or the newest in it."""
+    """The checkpoint at a path, or the newest one in it."""
 
     def list_found() -> list[Found]:
         here = Folder(path, single=True).look()
@@ -190,7 +192,7 @@ def _find_source(group: Group, path: str) -> Source:
 
 
 def _check_model(name: str, model: Any) -> Any:
-    """The model, if it is one that has its variables."""
+    """The model, if its variables are created."""
     if not hasattr(model, "variables") or not hasattr(model, "metrics"):
         raise OptionError(
             f"nb.{name}(path, {type(model).__name__}) is given no model",

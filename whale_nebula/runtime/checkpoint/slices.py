@@ -1,7 +1,7 @@
-"""Slices of tensors in TensorFlow's bundles: how a tensor is cut for writing, and how any part of it is read again.
+"""Slices of tensors in TensorFlow's bundles: how a tensor is divided for writing, and how any part of it is read.
 
-A bundle is read slice by slice, each whole. So large tensors are written as tiles: a plan that holds a half of a
-variable, along whichever axis, reads about a half of it.
+A bundle is read in whole slices. So large tensors are written as tiles: a plan that holds half of a variable, along
+whichever axis, reads about half of it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _CUTS = (96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 
 
 class Slice(NamedTuple):
-    """A part of a tensor: where it begins and how long it is, along each axis."""
+    """A part of a tensor: its start and size along each axis."""
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def numbers(self) -> int:
-        """How many numbers are in it."""
+        """The number of elements."""
         return prod(self.sizes)
 
     def describe(self, shape: Sequence[int]) -> str:
-        """As TensorFlow has it; an empty text is all of the tensor.
+        """TensorFlow's text of a slice; "" is all of the tensor.
 
         >>> Slice((0, 4), (2, 3)).describe((2, 8)), Slice((0, 0), (2, 8)).describe((2, 8))
         ('2 8 0,2:4,3', '')
@@ -48,7 +48,7 @@ class Slice(NamedTuple):
 
 
 def parse_slice(text: str, shape: Sequence[int]) -> Slice:
-    """What `describe` has written.
+    """Parse the text of `Slice.describe`.
 
     >>> parse_slice("2 8 0,2:4,3", (2, 8))
     Slice(starts=(0, 4), sizes=(2, 3))
@@ -68,7 +68,7 @@ def find_slice(shape: Sequence[int], layout: Layout, count: int, index: int) -> 
 
 
 def cut_tiles(held: Slice, size: int) -> list[Slice]:
-    """A slice, whose numbers take `size` bytes each, as tiles: one where it is small."""
+    """Divide a slice, whose elements have `size` bytes, into tiles; a small one is a single tile."""
     most = held.numbers * size // _TILE
     if len(held.sizes) == 0 or most < 2:
         return [held]
@@ -87,9 +87,7 @@ def cut_tiles(held: Slice, size: int) -> list[Slice]:
 
 
 def _count_cuts(size: int, most: int) -> int:
-    """Into how many tiles an axis is cut, at most so many: rather evenly, so that halves and quarters of it are whole
-    tiles.
-    """
+    """The number of tiles along an axis, at most `most`: chosen so that halves and quarters of it are whole tiles."""
     fit = [count for count in _CUTS if count <= min(size, max(most, 1))]
     even = [count for count in fit if size % count == 0 and 2 * count >= fit[0]]
     return (even or fit or [1])[0]
@@ -102,7 +100,7 @@ def _divide_axis(start: int, size: int, count: int) -> Iterator[tuple[int, int]]
 
 
 class Entry(NamedTuple):
-    """A tensor to write: what is here of it is `value`, the slice `held` of one of the form `tensor`."""
+    """A tensor to write: `value` is the local part, the slice `held` of one of the form `tensor`."""
 
     name: str
     tensor: Tensor
@@ -111,14 +109,14 @@ class Entry(NamedTuple):
 
 
 def make_whole_entry(name: str, value: Any) -> Entry:
-    """A tensor all of which is here."""
+    """An entry of a tensor that is completely here."""
     tensor = tf.convert_to_tensor(value)
     shape = tuple(tensor.shape.as_list())
     return Entry(name, Tensor(tensor.dtype.name, shape), Slice((0,) * len(shape), shape), tensor)
 
 
 def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
-    """Write a bundle; gives the slices of each tensor in it."""
+    """Write a bundle; returns the slices of each tensor in it."""
     names, specs, tensors = [], [], []
     slices: dict[str, tuple[str, ...]] = {}
     with tf.device("CPU:0"):
@@ -135,7 +133,7 @@ def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str,
 
 
 def overlap(one: Slice, other: Slice) -> int:
-    """How many numbers two slices of a tensor have in common.
+    """The number of elements that two slices of a tensor have in common.
 
     >>> overlap(Slice((0, 0), (2, 8)), Slice((1, 4), (3, 2)))
     2
@@ -162,15 +160,15 @@ class Source:
 
     @property
     def manifest(self) -> Manifest:
-        """What all manifests of the checkpoint say alike."""
+        """The common contents of all manifests of the checkpoint."""
         return self.manifests[0]
 
     def list_slices(self, name: str) -> list[Slice]:
-        """The slices of a tensor that are here."""
+        """The local slices of a tensor."""
         return list(dict.fromkeys(each for found in self._slices.get(name, {}).values() for each in found))
 
     def has(self, name: str, part: Slice | None = None) -> bool:
-        """Whether a tensor is here, or a part of it."""
+        """Whether a tensor, or a part of it, is here."""
         return name in self._slices and self._find_bundle(name, part) is not None
 
     def _find_bundle(self, name: str, part: Slice | None) -> str | None:
@@ -180,7 +178,7 @@ class Source:
         return next((b for b, held in found if sum(overlap(each, wanted) for each in held) >= wanted.numbers), None)
 
     def read(self, name: str, part: Slice | None = None) -> Any:
-        """A tensor, or a part of it."""
+        """Read a tensor, or a part of it."""
         form = self.tensors[name]
         bundle = self._find_bundle(name, part)
         if bundle is None:

@@ -1,4 +1,4 @@
-"""What a run says at its end of checkpoints that nothing was read of, or written to."""
+"""Warnings at the end of a run about checkpoints that were not read or not written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 def warn_of_unused(checkpoints: Checkpoints) -> None:
-    """Say in the log where a script that ends well has not trained what its checkpoints are of."""
+    """Log a warning if a script that ends well has not trained the programs of its checkpoints."""
     if sys.exc_info()[0] is not None:
         return
     resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path

@@ -1,6 +1,6 @@
 """Write a checkpoint: each worker its part, and the first worker of a host the manifest, once all parts are written.
 
-Everything here runs beside training, in a thread: it works on values that were taken at a step's boundary.
+Everything here runs beside training, in a thread, on values that were taken between two steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUNDLE = 256 << 20
 
 
 class Writer:
-    """A thread that does one thing after the other. It goes on while Python ends, unlike those of an executor."""
+    """A thread that runs functions in order. It continues while Python exits, unlike those of an executor."""
 
     def __init__(self) -> None:
         self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -42,7 +42,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function with these arguments when all that was given before is done."""
+        """Call a function with these arguments after all that were submitted before."""
         found: Future[T] = Future()
 
         def call() -> None:
@@ -55,7 +55,7 @@ class Writer:
         return found
 
     def close(self) -> None:
-        """End when all is done that was given."""
+        """End when all submitted calls are done."""
         self._due.put(None)
         self._thread.join()
 
@@ -66,8 +66,8 @@ class Writer:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one worker writes of a step, and what the manifest says beside it. What it remembers may be told `late`, in
-    the thread that writes, where that has to wait.
+    """The entries of one worker for a step, and their manifest. Its states may be encoded `late`, in the writing
+    thread, if that has to wait.
     """
 
     manifest: Manifest
@@ -85,14 +85,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Written:
-    """A part as it waits for the others."""
+    """A part that waits for the others."""
 
     part: Part
     tensors: Mapping[str, Tensor]
 
 
 def write_part(folder: Folder, snapshot: Snapshot) -> Part:
-    """Write the part of one worker, durably. It is a part of nothing yet."""
+    """Write the part of one worker, durably. It belongs to no checkpoint yet."""
     path = folder.worker_path(snapshot.step, snapshot.worker)
     files.remove(path)
     files.make_folder(path)
@@ -117,12 +117,12 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
 
 
 def count_bytes(entries: Sequence[Entry]) -> int:
-    """The bytes of tensors, but for what strings hold."""
+    """The bytes of tensors, without the contents of strings."""
     return sum(each.held.numbers * (each.value.dtype.size or 1) for each in entries)
 
 
 def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries by the bundle that they are written to: so many that their copies do not take much memory."""
+    """Divide entries into bundles small enough that their copies need little memory."""
     some: list[Entry] = []
     for entry in entries:
         some.append(entry)
@@ -136,8 +136,8 @@ def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 def commit_parts(
     folder: Folder, manifest: Manifest, digests: Mapping[str, str], here: Sequence[str], keep: int
 ) -> None:
-    """Join the parts of the workers of this host, which all have written theirs with these digests, and make the whole
-    a checkpoint. The oldest go.
+    """Join the parts of this host's workers, all written with these digests, and commit the checkpoint. The oldest ones
+    are removed.
     """
     step = manifest.position.step
     paths = {worker: folder.worker_path(step, worker) for worker in sorted(here)}

@@ -1,8 +1,8 @@
 """`nb.compress("auto")`: choose the mildest precision whose transfer time the slowest stage's computation hides.
 
-The side that sends chooses, before a step of training begins: every tenth step, and once more as soon as the first
-steps have been measured. All directions that it chooses for on one link move together, as they share the line. To go
-back to a milder one it wants some room, so that what is just as long as the computing does not change at every look.
+The sending side chooses before a step of training: every tenth step, and as soon as the first steps have been measured.
+All directions with this codec on one link change together, as they share the line. Hysteresis: it returns to a milder
+rung only with some room, so that a transfer that takes as long as the computation does not switch back and forth.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ ROOM = 0.8
 GUESS = 0.05
 """Seconds that the slowest stage is taken to compute a step, until that was measured."""
 
-_UNKNOWN = (1, 4096)  # a tensor of which not even the number of axes is known before it is there
+_UNKNOWN = (1, 4096)  # stands for the shape of a tensor of unknown rank
 
 
 @dataclass(frozen=True)
 class Outlook:
     """Estimates for a step before it begins.
 
-    `rows` are those of its micro-batches, `compute` the seconds that the slowest stage computes (None: not measured
-    yet). By link, "a->b": `rates` are bytes a second, and a link that is not there takes no time; `carried` are the
-    bytes of the step before. Of `unseen` links no rate was seen, though they carried something: what stands in `rates`
-    is what the config says.
+    `rows` are those of its micro-batches, `compute` the computing seconds of the slowest stage (None: not measured
+    yet). By link, "a->b": `rates` are bytes a second, where a missing link takes no time; `carried` are the bytes of
+    the step before. Of `unseen` links no rate was measured although they carried something: their `rates` are the
+    config's.
     """
 
     rows: Sequence[int] = ()
@@ -48,7 +48,7 @@ class Outlook:
 
 
 class Direction(NamedTuple):
-    """A direction of a boundary that is sent from here: its name in reports, its state's, and the links it takes."""
+    """A direction of a boundary that is sent from here: its name in reports, the name of its state, and its links."""
 
     label: str
     key: str
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
 
 @dataclass
 class Auto:
-    """Chooses for all directions of a program that are sent from here."""
+    """Chooses the precision of all directions of a program that are sent from here."""
 
     directions: Sequence[Direction]
     states: States
@@ -114,7 +114,7 @@ class Auto:
         return Choice(rung, held[rung], compute)
 
     def _sizes(self, direction: Direction, rows: Sequence[int], last: BoundaryReport | None) -> list[float]:
-        """Bytes a step on each rung: by the sizes, and where it was measured as much less as that was on its rung."""
+        """Bytes a step on each rung: by the sizes, corrected by the ratio that was measured on the current rung."""
         found: list[float] = [sum(_wire(codec, direction.spec, each) for each in rows) for codec in direction.way.rungs]
         now = self.states.of(direction.key).rung
         if last is None or last.codec != str(direction.way.rungs[now] or NONE) or not found[now]:
@@ -130,7 +130,7 @@ class Auto:
 
 
 def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
-    """Say so where the choice rests on the config alone."""
+    """Add a note if the choice rests on the config alone."""
     for link in direction.links:
         if link in outlook.unseen and outlook.compute is not None:
             rate = outlook.rates.get(link)

@@ -1,5 +1,5 @@
-"""The tensors that a plan lets cross between stages: each boundary and each gradient that returns, described once; and
-the channels that they take, with the ends of these that are in this process.
+"""The tensors that cross between stages by a plan: each boundary and each returning gradient, described once; and their
+channels, with the local ends.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from whale_nebula.spec import Spec, Value
 
 @dataclass(frozen=True)
 class Crossing:
-    """One direction of a boundary: `kind` is forward, or backward for a gradient, which has a `number` of its own.
+    """One direction of a boundary: `kind` is forward, or backward for a gradient, which has its own `number`.
 
-    `label` names it in reports ("b0 gpu->npu", and "b0 npu->gpu" for its gradient), `name` in states: that is the same
-    in every program of a model, whatever the lengths of its rows. A gradient's `way` is as it returns. `boundary` is
-    None for a gradient of none.
+    `label` names it in reports ("b0 gpu->npu", and "b0 npu->gpu" for its gradient), `name` in states: the same in every
+    program of a model, whatever the lengths of its rows. A gradient's `way` is the backward one. `boundary` is None for
+    a gradient without a boundary.
     """
 
     value: Value
@@ -49,20 +49,20 @@ class Crossing:
 
     @cached_property
     def ids(self) -> Value | None:
-        """The ids of samples of which differences are sent."""
+        """The ids of samples, if it is sent as differences to cached ones."""
         return None if self.back or self.boundary is None else self.boundary.ids
 
     @cached_property
     def tensor(self) -> Value:
-        """What crosses forward: the value itself, or that of which this is the gradient."""
+        """The value that crosses forward: the tensor itself, or the one of which this is the gradient."""
         return self.value if self.boundary is None else self.boundary.value
 
 
 class Lane(NamedTuple):
-    """The way of one micro-batch, as a plan fixes it: the replica that sends it (`seat`) and its host, those that read
-    it (`seats`, by stage), how many other stages read it on each host, and which of these hosts take it `packed` by the
-    codec of its way. `name` is there where the hosts are not always the same; `lead` is the first micro-batch of a step
-    that goes this way, and `before` the last one that went before it.
+    """The route of one micro-batch by a plan: the replica that sends it (`seat`) and its host, those that read it
+    (`seats`, by stage), how many other stages read it on each host, and which of these hosts receive it `packed` by its
+    codec. `name` is set if the hosts vary; `lead` is the first micro-batch of a step on this route, and `before` the
+    previous one.
     """
 
     seat: Seat
@@ -76,13 +76,13 @@ class Lane(NamedTuple):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts to which it goes."""
+        """The receiving hosts."""
         return tuple(host for host in self.readers if host != self.home)
 
 
 @dataclass(frozen=True)
 class Crossings:
-    """All crossings of a plan. `clusters` says where hosts stand that are no clusters."""
+    """All crossings of a plan. `clusters` gives the cluster of each host that is not a cluster itself."""
 
     cut: Cut
     routing: Routing
@@ -116,18 +116,18 @@ class Crossings:
         return found
 
     def _ends(self, boundary: Boundary) -> tuple[str, str]:
-        """Its stages as a tensor passes them, and as its gradient does."""
+        """Names of sender and receiver, of the tensor and of its gradient."""
         stages = self.cut.program.stages
         source, readers = stages[boundary.source].key, ",".join(stages[stage].key for stage in boundary.destinations)
         return f"{source}->{readers}", f"{readers}->{source}"
 
     @cached_property
     def of_boundaries(self) -> tuple[Crossing, ...]:
-        """Those of boundaries, with a way."""
+        """The crossings of boundaries, with a way."""
         return tuple(each for each in self.by_value.values() if each.boundary is not None)
 
     def lane(self, crossing: Crossing, micro_batch: int) -> Lane:
-        """The way of a micro-batch."""
+        """The route of a micro-batch."""
         key = crossing.value, micro_batch
         if key not in self._lanes:
             self._lanes[key] = self._make_lane(crossing, micro_batch)
@@ -149,16 +149,16 @@ class Crossings:
         return Lane(routing.seat(crossing.source, micro_batch), home, seats, readers, frozenset(far), name, first, last)
 
     def lanes(self, crossing: Crossing) -> tuple[Lane, ...]:
-        """Every lane of it, by its first micro-batch."""
+        """Every lane of a crossing, by its first micro-batch."""
         every = (self.lane(crossing, m) for m in range(self.cut.program.pipeline.micro_batch))
         return tuple({(lane.home, lane.name): lane for lane in every}.values())
 
     def state_key(self, crossing: Crossing, host: str, lane: str = "", *, out: bool) -> str:
-        """The name of what a host remembers of it, where it sends it (`out`) or takes it in."""
+        """The name of a host's codec state of a crossing, on the sending (`out`) or the receiving side."""
         return f"{_channel(crossing, lane)}{AT}{host}{'' if out else ', incoming'}"
 
     def ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
-        """The names of the channels that have an end here, as states have them before the host."""
+        """The names of channels with a local end, as state keys have them before the host."""
         found: dict[str, None] = {}
         for crossing in self.of_boundaries:
             for lane in self.lanes(crossing) if crossing.way.coded else ():
@@ -168,13 +168,13 @@ class Crossings:
         return tuple(found)
 
     def links(self, crossing: Crossing) -> tuple[str, ...]:
-        """The links that it takes, "gpu->npu"; none where all who read it are where it is made."""
+        """The links of a crossing, such as "gpu->npu"; empty if all readers are where it is made."""
         stages = (crossing.source, *crossing.readers)
         home, *others = (self.cluster(self.routing.first(stage)) for stage in stages)
         return tuple(f"{home}->{other}" for other in dict.fromkeys(others) if other != home)
 
     def cluster(self, host: str) -> str:
-        """Where a host stands."""
+        """The cluster of a host."""
         return self.clusters.get(host, host)
 
     def _hosts(self, crossing: Crossing, micro_batch: int) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ def _leave_sizes_open(spec: Spec) -> Spec:
 
 
 def _remembering(way: Way) -> str:
-    """What tells the states of a structure from those of another: steps without a gradient may have one of their own.
+    """The part of a state's key that separates steps without a gradient, whose structure may have its own state.
 
     >>> _remembering(parse_way("rank(4) >> int8")), _remembering(parse_way("int8"))
     (' on rank(4)', '')
@@ -214,9 +214,9 @@ def _number_name(kind: str, used: dict[str, int]) -> str:
 
 @dataclass
 class Channels:
-    """What crosses between the hosts of a program, and the ends of channels that are here. `seed` is the run's.
+    """Channels between the hosts of a program, and their local ends. `seed` is the run's.
 
-    `here` says which hosts this process is, `clusters` in which clusters hosts stand, where they are not clusters.
+    `here` selects the hosts of this process, `clusters` gives the cluster of each host that is not one itself.
     """
 
     cut: Cut
@@ -231,21 +231,21 @@ class Channels:
 
     @cached_property
     def crossings(self) -> Crossings:
-        """What crosses, by value."""
+        """The crossings, by value."""
         return Crossings(self.cut, self.routing, self.clusters)
 
     @cached_property
     def training(self) -> bool:
-        """Whether steps of the program train: only these change what channels remember."""
+        """Whether steps of the program train: only these change codec states."""
         return bool(self.cut.program.requests)
 
     @cached_property
     def may_skip(self) -> bool:
-        """Whether any boundary asks that steps with a NaN be left out: then all processes must agree on each step."""
+        """Whether any boundary asks to skip steps with a NaN, for which all processes must agree on each step."""
         return self.training and any(each.way.nonfinite == SKIP for each in self.crossings.of_boundaries)
 
     def end(self, crossing: Crossing, host: str, lane: str, *, out: bool) -> Any:
-        """The end of a channel at a host: an `Outgoing`, or an `Incoming`."""
+        """The end of a channel at a host: an `Outgoing` or an `Incoming`."""
         key = (crossing.value, host, lane, out)
         if key not in self._ends:
             state = self.crossings.state_key(crossing, host, lane, out=out)
@@ -258,18 +258,20 @@ class Channels:
 
     @cached_property
     def entries(self) -> Mapping[Value, int]:
-        """Of what may come encoded, with a first axis that only a step knows: how many entries a row has there."""
+        """For values that may arrive encoded and whose first axis only a step knows: the number of entries for each
+        row.
+        """
         program, boundaries = self.cut.program, self.crossings.of_boundaries
         coded = dict.fromkeys(each.boundary.value for each in boundaries if each.boundary and each.way.coded)
         return entries_per_row(program, [n for n in coded if (program.graph.spec(n).shape or (0,))[0] is None])
 
     @cached_property
     def auto(self) -> Auto:
-        """Chooses the codecs that are left to the line."""
+        """Chooses the codecs of directions with `nb.compress("auto")`."""
         return Auto(tuple(self._directions()), self.states, self.training)
 
     def _directions(self) -> Iterator[Direction]:
-        """Those that are sent from here and leave the choice of their codec to the line."""
+        """The directions with `nb.compress("auto")` that are sent from here."""
         for each in self.crossings.of_boundaries:
             links = self.crossings.links(each) if each.way.auto else ()
             for lane in self.crossings.lanes(each) if links else ():
@@ -278,7 +280,7 @@ class Channels:
                     yield Direction(each.label, key, each.way, each.spec, links)
 
     def lines_of(self, tally: Tally) -> StepLines:
-        """What is to be said of a step. Of one that is left out nothing has changed."""
+        """Lines about a step; a step that is left out reports no changes."""
         out, notes = tally.left_out, tally.notes()
         changes = () if out else tally.changes()
         fresh = [note for note in notes if note not in self._said]
@@ -286,7 +288,7 @@ class Channels:
         return StepLines((*changes, *fresh), (*changes, *notes, *([f"left out: {out}"] if out else [])), out)
 
     def boundaries(self) -> tuple[Boundary, ...]:
-        """Those of the plan, as they crossed in the last step: on a ramp, and where the line decides."""
+        """The plan's boundaries with the codecs of the last step, which vary on a ramp or by `nb.compress("auto")`."""
         found = {each.value: each for each in self.cut.boundaries}
         for each in self.crossings.of_boundaries:
             way, last = each.way, self.last.get(each.label)
@@ -300,5 +302,5 @@ class Channels:
 
 
 def has_codecs(cut: Cut) -> bool:
-    """Whether anything in a plan takes more than a cast to cross."""
+    """Whether any boundary of a plan needs more than a cast."""
     return any(parse_way(text).coded for each in cut.boundaries for text in (each.codec, each.backward_codec))

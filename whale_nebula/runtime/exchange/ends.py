@@ -98,7 +98,7 @@ class Outgoing(_End):
         return made.payload, made.residue
 
     def _begin(self, x: Any, at: At) -> tuple[ChannelState, Codec | None]:
-        """Count a step of training, and look at the next rung of the ladder; gives the codec that the step uses."""
+        """Count a step of training, and consider the next rung of the ladder; returns the codec that the step uses."""
         state, way = self.states.of(self.key), self.way
         starts = at.training and at.first
         if starts:
@@ -159,7 +159,7 @@ class Outgoing(_End):
         return _Made(payload, codec, residue, state, made.clamped, _CLAMPED if made.clamped else (), None, made.data)
 
     def _refresh(self, structure: Structure, kept: Any, state: ChannelState, at: At) -> tuple[ChannelState, Any]:
-        """The structure's news for the other side: with the first micro-batch of a training step, and with the first
+        """The structure's state for the other side: sent with the first micro-batch of a training step and at the first
         use.
         """
         dims = tuple(kept.shape)

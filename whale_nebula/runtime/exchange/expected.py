@@ -70,11 +70,10 @@ class _Step(NamedTuple):
 
 
 class Expected:
-    """Gives the bound of a key, for every program of a run; what no program knows is refused.
+    """Gives the bound of a key, for every program of a run; keys that no program has are refused.
 
-    Nothing is due of a step that has not begun here, and of one that has as many rows as its micro-batch has.
-    Values of variables (kind "control") are no part of a program: each is admitted before it is sent, and dropped once
-    it was received.
+    No tensor is expected of a step that has not begun here, or with another number of rows than its micro-batch. Values
+    of variables (kind "control") belong to no program: each is admitted before it is sent, and dropped once received.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class Expected:
         self._steps: dict[int, _Step] = {}
 
     def add(self, program: int, cut: Cut) -> None:
-        """Take in a program, before its first step."""
+        """Register a program, before its first step."""
         table = _Table(dict(slots(cut)), dict(_entries(cut)), cut.program.pipeline.micro_batch)
         self._programs[program] = table
         self._steps[program] = _Step(-1, ())

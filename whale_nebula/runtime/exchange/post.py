@@ -32,8 +32,7 @@ Place = tuple[str, Value, int]
 class Post:
     """The exchange of one step, shared by the stages of a process.
 
-    `slices` are the inputs of each micro-batch and `rows` their numbers of rows; `outlook` is what is known of the step
-    beforehand.
+    `slices` are the inputs of each micro-batch and `rows` their numbers of rows; `outlook` are estimates for the step.
     """
 
     channels: Channels
@@ -60,7 +59,7 @@ class Post:
         self.channels.auto.choose(self.outlook, self.channels.last, self.tally)
 
     def undo(self) -> None:
-        """The step failed, or is left out: what channels remember is as it was before it."""
+        """Restore the codec states from before a step that failed or is left out."""
         self.channels.states.restore(self._before)
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
@@ -127,7 +126,7 @@ class Post:
         return payload
 
     def _unpack(self, crossing: Crossing, lane: Lane, taken: Place, seat: Seat, came: Any) -> Any:
-        """The tensor for which that crossed."""
+        """Decode a tensor."""
         host, _, micro_batch = taken
         end = self.channels.end(crossing, host, lane.name, out=False)
         place, ids = (host, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
@@ -176,7 +175,7 @@ class Post:
             self._changed.notify_all()
 
     def _wait_for(self, ready: Mapping[Place, Any] | set[Place], place: Place) -> None:
-        """Until something holds of a micro-batch of a value here; a failed stage, and patience, end it."""
+        """Block until a condition on a micro-batch's local value holds; raises if a stage fails or patience ends."""
         come = self._changed.wait_for(lambda: place in ready or self._failed is not None, self.patience)
         if self._failed is not None:
             raise self._failed

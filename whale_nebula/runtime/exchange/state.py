@@ -29,12 +29,12 @@ codec_name = functools.cache(str)
 
 @dataclass(frozen=True)
 class ChannelState:
-    """Frozen: a step makes a new one, and a step that fails leaves the old one.
+    """Codec state of one end of a channel. Frozen: a step makes a new one, and a failed step leaves the old one.
 
-    `steps` are those of training that were begun, `rung` the place on the ladder of precisions, `structure` what the
-    codec's structure remembers, and `version` how often that was sent to the other side. `held` is what differences
-    are kept of (a `codec.deltas.Cache`); then `version` is its version.
-    `codec` is what the last step of training used, and `error` how exact that was when it was last measured.
+    `steps` counts steps of training that were begun, `rung` is the position on the ladder of precisions, `structure`
+    the state of the codec's structure, and `version` how often that was sent to the other side. `held` is the cache of
+    differences (a `codec.deltas.Cache`), whose version is then `version`. `codec` is the one of the last step of
+    training, and `error` its last measured error.
     """
 
     steps: int = 0
@@ -62,11 +62,11 @@ class States:
         return self.held.get(f"model {self.model}: {name}", ChannelState())
 
     def put(self, name: str, state: ChannelState) -> None:
-        """Remember."""
+        """Store the state of a channel."""
         self.held[f"model {self.model}: {name}"] = state
 
     def forget(self, models: Collection[int]) -> None:
-        """Drop what belongs to models that are gone."""
+        """Drop the states of models that were garbage-collected."""
         starts = tuple(f"model {model}: " for model in models)
         for name in [name for name in self.held if name.startswith(starts)]:
             del self.held[name]
@@ -83,8 +83,8 @@ class States:
         return found
 
     def drop(self, told: Mapping[str, Mapping[str, int]], ends: Iterable[str] = ()) -> list[str]:
-        """Forget the states that some process with an end has in another version, or not at all: all processes do so
-        alike. Gives their names.
+        """Drop the states of which some process with an end has another version or none, in all processes alike.
+        Returns their names.
         """
         own = self.versions(ends)
         versions: dict[str, set[int]] = {}
@@ -175,8 +175,8 @@ class StepLines(NamedTuple):
 class Tally:
     """Statistics of one step's channels, summed up at its end. Thread-safe.
 
-    What was sent and what was taken in are kept apart: in one process both ends of a boundary are here, and its bytes
-    count once. `left_out` says why the step is to be left out, and is empty where it is not.
+    Sent and received tensors are counted apart: in one process both ends of a boundary are here, and its bytes count
+    once. `left_out` is the reason to leave the step out, or "".
     """
 
     left_out: str = ""
@@ -185,19 +185,19 @@ class Tally:
     _changes: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def add(self, name: str, report: BoundaryReport) -> None:
-        """More of a boundary's direction was sent."""
+        """Count what was sent in a direction of a boundary."""
         self._sent[name].append(report)
 
     def took(self, name: str, report: BoundaryReport) -> None:
-        """More of it has come."""
+        """Count what was received in a direction of a boundary."""
         self._taken[name].append(report)
 
     def note_change(self, name: str, what: str) -> None:
-        """Something is otherwise from this step on; where both ends are here, they say the same once."""
+        """Record a change from this step on; if both ends are here, their equal notes count once."""
         self._changes[name, what] = None
 
     def leave_out(self, why: str) -> None:
-        """The step is to be left out; the first reason stays."""
+        """Mark the step to be left out; the first reason is kept."""
         self.left_out = self.left_out or why
 
     def reports(self) -> dict[str, BoundaryReport]:

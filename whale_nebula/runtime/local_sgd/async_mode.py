@@ -33,11 +33,12 @@ _WHOLE = 0
 
 @dataclass
 class Server:
-    """Serves clusters, which count by their shares. None is more than `staleness` rounds ahead of the slowest.
+    """The parameter server; clusters count by their shares, and none is more than `staleness` rounds ahead of the
+    slowest.
 
-    As a run ends it goes on until the other clusters have ended theirs, where it `waits`.
+    At the end of a run it serves until the other clusters have ended, if it `waits`.
 
-    What a cluster says is last before all meet is answered when all have said so, with the weights themselves.
+    The last push of each cluster before all meet is answered once all have made theirs, with the weights themselves.
     """
 
     ends: Ends
@@ -67,7 +68,7 @@ class Server:
             self._threads[-1].start()
 
     def take(self, cluster: str, when: int, data: Bytes, *, last: bool) -> Bytes:
-        """Take a cluster's difference; gives the answer, once it may go on."""
+        """Receive a cluster's difference; returns the answer, once the cluster may continue."""
         with naming(self.ends.firsts[cluster]):
             gone = self._back[cluster].decode(data, self._size)
         with self._changed:
@@ -87,7 +88,7 @@ class Server:
             self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
 
     def close(self) -> None:
-        """Let all threads go. A cluster that is slower still wants its answers."""
+        """Let all threads end, after they have answered slower clusters."""
         for thread in self._threads if self.waits and self.failure is None else ():
             thread.join(self.ends.patience)
         with self._changed:
@@ -141,7 +142,7 @@ class Server:
         return shared.view(np.uint8)
 
     def _serve(self, cluster: str) -> None:
-        """A cluster's thread."""
+        """The thread of one cluster."""
         when = 0
         try:
             while not self._over:
@@ -192,40 +193,40 @@ class Pushes(Meetings):
             self.server.begin(self._shared)
 
     def tell(self) -> None:
-        """After a step: if a push is due, apply the answer to the last one, and push again."""
+        """After a step: if a push is due, apply the answer to the last one and push again."""
         self.steps += 1
         if self.steps % self.every == 0:
             self._take()
             self._push()
 
     def take(self) -> None:
-        """Answers are taken before the next push."""
+        """Nothing to do: answers are applied before the next push."""
 
     def settle_tell(self) -> None:
-        """Push the rest, as all clusters need the shared weights now."""
+        """Push the remaining difference, as all clusters need the shared weights now."""
         if not self.settled:
             self._take()
             self._push(last=True)
 
     def settle_take(self) -> None:
-        """Then all clusters have the same weights, bit for bit."""
+        """Receive the shared weights, after which all clusters have the same, bit for bit."""
         self._take(exactly=True)
         self._told = self.steps
         self._agreed = super().digest()
 
     def restart(self) -> None:
-        """The server begins anew, too."""
+        """Begin anew with the current weights, the server too."""
         super().restart()
         if self.server is not None and self._shared is not None:
             self.server.again(self._shared)
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take the state, which is empty when all have met but for how many steps that took."""
+        """Take a snapshot of the state; once all have met it is only the number of steps."""
         steps = self.steps
         return lambda: {"steps": steps}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue after this number of steps."""
+        """Continue after the saved number of steps."""
         self.steps = self._told = int(state["steps"])
 
     def digest(self) -> int:
@@ -233,7 +234,7 @@ class Pushes(Meetings):
         return self._agreed
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads end."""
         if self.server is not None:
             self.server.close()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -89,14 +89,14 @@ class Opened:
 
     @cached_property
     def asked(self) -> Asked:
-        """The requests to leave of all workers of this run."""
+        """The requests of all workers of this run to leave."""
         session = self.run.ledger.session
         return Asked(session.worker, session.links)
 
     def here(
         self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Mapping[str, Meetings]:
-        """The rounds of these weights in this process, by cluster: of one cluster, or of all where it has all.
+        """The rounds of these weights in this process, by cluster: of its own cluster, or of all if it runs all.
 
         `variables` are all that the step touches.
         """
@@ -118,7 +118,7 @@ class Opened:
         return self._known[key]
 
     def settle(self) -> None:
-        """Everybody has the same weights after this; every process calls it at the same point."""
+        """Give everybody the same weights; every process calls it at the same point."""
         try:
             self._settle()
         except BaseException as failure:
@@ -127,7 +127,7 @@ class Opened:
             raise
 
     def settle_to_leave(self) -> None:
-        """All workers leave after this step: finish exchanges that are in flight, unless checkpoints contain them."""
+        """Finish exchanges in flight before all workers leave after this step, unless checkpoints contain them."""
         if self.run.checkpoints is None:
             self.settle()
 
@@ -160,7 +160,7 @@ class Opened:
             )
 
     def restart(self) -> None:
-        """The weights were replaced, in every process by the same ones."""
+        """Begin anew after the weights were replaced, in every process by the same ones."""
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
             self.copies.alike(first.flat.variables)
@@ -170,12 +170,12 @@ class Opened:
                 each.restart()
 
     def close(self) -> None:
-        """Let all threads go."""
+        """Let all threads end."""
         for each in [each for rounds in self._known.values() for each in rounds.values()]:
             each.close()
 
     def _check(self, key: frozenset[int], weights: Mapping[str, Any], apart: Apart) -> None:
-        """A weight belongs to one set of rounds."""
+        """Verify that each weight belongs to only one set of rounds."""
         met = [known for known in self._known if known & key]
         if met:
             shared = next(path for path, variable in weights.items() if id(variable) in met[0])
@@ -208,7 +208,7 @@ class Opened:
         return made
 
     def _copy_of(self, cluster: str, variable: Any) -> Any:
-        """A cluster's copy of a variable of the model's or its optimizer's."""
+        """A cluster's copy of a variable of the model or its optimizer."""
         return self.copies.kept[cluster][id(variable)] if cluster else variable
 
     # ------------------------------------------------------------------ others are in other processes
@@ -229,7 +229,7 @@ class Opened:
         return {here.cluster: rounds}
 
     def _start_alike(self, rounds: Meetings, seeds: Mapping[str, Any]) -> None:
-        """All begin with the first worker's seeds and weights; where these are the same already, they do not cross."""
+        """Give all clusters the first worker's seeds and weights; if these are equal already, they are not sent."""
         session, ends = self.run.ledger.session, rounds.ends
         whole = (0, rounds.flat.total)
         own = {
@@ -285,7 +285,7 @@ class OfClusters:
 
     @property
     def near(self) -> Session:
-        """The conversation with the other workers of this cluster."""
+        """The session with the other workers of this cluster."""
         session: Session = self.run.ledger.session
         return session.among(self.mates)
 
@@ -339,7 +339,7 @@ class OfClusters:
             )
 
     def _check_exchange(self, weights: Mapping[str, Any]) -> None:
-        """Momenta are of float32, and of each step."""
+        """Verify that momenta are exchanged in float32 and after each step."""
         odd = next((path for path, variable in weights.items() if variable.dtype != tf.float32), None)
         optimizers = [getattr(model, "optimizer", None) for model in self.models]
         scaled = any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in optimizers)

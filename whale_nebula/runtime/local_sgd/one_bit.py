@@ -1,9 +1,9 @@
-"""Exchange of momenta in a bit a number: after each step clusters have the same momentum, and make one update of it.
+"""Exchange of momenta at one bit a number: after each step clusters have the same momentum, and make one update of it.
 
-Each cluster trains a copy. Its optimizer (`whale_nebula.strategies.OneBitAdam`, `OneBitLamb`) makes its step with the
-gradients of its own rows; of that only the momentum counts. It is sent, in float32 while the optimizer warms up, and
-then as signs and one scale, with what these leave out added to the next. All decode the same bytes, average them in the
-same order, and make the update of the weights and slots that all had before the step. So all stay alike, bit for bit.
+Each cluster trains a copy. Its optimizer (`whale_nebula.strategies.OneBitAdam`, `OneBitLamb`) makes a step with the
+gradients of the cluster's rows, of which only the momentum is used. It is sent in float32 during warm-up, then as signs
+and one scale with error feedback. All decode the same bytes, average them in the same order, and update the weights and
+slots from before the step. So all copies stay identical, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MomentumOptimizer(Protocol):
     fused: bool
 
     def slots_of(self, variable: Any) -> Slots | None:
-        """The slots of a weight; None where it trains another model's."""
+        """The slots of a weight; None if the optimizer trains another model's."""
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -62,12 +62,12 @@ _OPTIMIZERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_optimizer(optimizer: MomentumOptimizer) -> None:
-    """An optimizer has its slots now, and can exchange its momenta."""
+    """Register an optimizer that has its slots now and can exchange its momenta."""
     _OPTIMIZERS.add(optimizer)
 
 
 class Exchanged(NamedTuple):
-    """An optimizer whose momenta are exchanged, and the paths of the weights that it trains in a step."""
+    """An optimizer whose momenta are exchanged, with the paths of the weights that it trains in a step."""
 
     optimizer: MomentumOptimizer
     paths: tuple[str, ...]
@@ -151,7 +151,7 @@ class OneBitRounds(Meetings):
         return google_crc32c.value(self._read_all().tobytes())
 
     def tell(self) -> None:
-        """A step is over: send the momentum that it has made."""
+        """After a step: send the momentum that it has computed."""
         momentum, self._step = self._momenta.read((0, self._momenta.total)), int(self.optimizer.iterations.numpy()) - 1
         data, there = self._encode(momentum)
         kept = self._kept.read((0, self._kept.total))
@@ -160,7 +160,7 @@ class OneBitRounds(Meetings):
         self.ends.tell(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), momentum.nbytes + kept.nbytes)
 
     def take(self) -> None:
-        """Wait for the momenta of the others, and make the update of all clusters."""
+        """Receive the momenta of the others, and make the update of all clusters."""
         if self._own is None:
             return
         began = time.perf_counter()
@@ -181,10 +181,10 @@ class OneBitRounds(Meetings):
         self.met += 1
 
     def settle_tell(self) -> None:
-        """All have the same weights after each step."""
+        """Nothing to do: all have the same weights after each step."""
 
     def settle_take(self) -> None:
-        """All have the same weights after each step: that they have was compared before this."""
+        """Nothing to do: that all have the same weights was verified before this."""
         self._told = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
@@ -206,7 +206,7 @@ class OneBitRounds(Meetings):
         self._error, self._server_error = np.zeros_like(self._error), np.zeros_like(self._server_error)
 
     def close(self) -> None:
-        """No threads have to end."""
+        """Nothing to do: there are no threads."""
 
     # ------------------------------------------------------------------ what crosses
     @property
@@ -262,7 +262,7 @@ class OneBitRounds(Meetings):
         return there
 
     def _freeze(self) -> None:
-        """The warm-up is over: what never had a gradient is left as it is, and errors begin at zero."""
+        """End the warm-up: entries that never had a gradient stay as they are, and errors begin at zero."""
         before = self._before or []
         first = [np.asarray(slots[1]).reshape(-1) > 0 for slots in before]
         self._mask = np.concatenate(first).astype(np.float32)
@@ -304,7 +304,7 @@ class OneBitRounds(Meetings):
         return [weight for weight, _ in made], [tuple(others) for _, others in made]
 
     def _trained_before(self) -> Numbers:
-        """The trained weights that all had before the step."""
+        """The trained weights from before the step, which all clusters share."""
         trained = {id(each) for each in self.trained}
         shared = self._shared if self._shared is not None else np.zeros(0, np.float32)
         parts = {id(variable): numbers for variable, numbers in self.flat.divide(shared) if id(variable) in trained}

@@ -53,7 +53,7 @@ class Asked:
                 self._take(peer, said["program"], said["step"], said["why"])
 
     def after(self, program: int, steps: int) -> bool:
-        """Whether a step was the last one of this program."""
+        """Whether a step was the last one of this program before all leave."""
         return program in self._at and steps >= self._at[program]
 
     def leave(self, program: int) -> None:
@@ -73,8 +73,8 @@ class LeavesTogether:
     """Agreement on leaving, for the steps of one program. `ahead` is the maximum number of rounds by which another
     cluster may be ahead.
 
-    Nobody passes the end of the next but one meeting (and as many rounds more) without having heard what this worker
-    had to say before it: so that is where all leave. Where several are asked, the first of these steps counts.
+    Nobody passes the end of the next but one meeting (and `ahead` more rounds) without having received what this worker
+    announced before it: all leave there. Where several are asked, the first of these steps counts.
     """
 
     asked: Asked
@@ -130,7 +130,7 @@ class BetweenClusters(Runner):
         return made
 
     def report(self, outcome: StepOutcome, cluster: str, seconds: float) -> StepOutcome:
-        """An outcome with what crossed between the clusters since the step before, and where this one stands."""
+        """An outcome with the bytes between clusters since the step before, and this cluster's progress."""
         before, self._sent = self._sent, count_sent(self.rounds)
         since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent.items()}
         links = {name: LinkReport(*sent.counts()) for name, sent in since.items()}
@@ -153,7 +153,7 @@ class BetweenClusters(Runner):
 
 @dataclass
 class TrainsApart(BetweenClusters):
-    """One cluster's part in this process; the others are in processes of their own."""
+    """Runner for the one cluster of this process; the others are in processes of their own."""
 
     takes_parts = True
     cluster: str = field(kw_only=True)
@@ -218,7 +218,7 @@ class Copies:
         return own
 
     def left(self, variables: Iterable[Any]) -> None:
-        """A step has left the model's variables so."""
+        """Record the values that a step has left in the model's variables."""
         self.last.update({id(variable): variable.read_value() for variable in variables})
 
     def follow(self, variables: Iterable[Any]) -> None:
@@ -233,7 +233,7 @@ class Copies:
                         own[id(variable)].assign(variable)
 
     def alike(self, variables: Collection[Any]) -> None:
-        """The model's variables were replaced: so are all copies."""
+        """Set all copies to the values of the model's variables, which were replaced."""
         for own in self.kept.values():
             for variable in variables:
                 if id(variable) in own:

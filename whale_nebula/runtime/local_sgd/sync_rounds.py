@@ -1,10 +1,10 @@
 """Synchronous rounds of local SGD: send own fragments, receive the others', and apply the outer optimizer.
 
-All clusters know the same *shared* weights. A fragment of what a cluster has gone since (shared minus own) is sent
-after some step, and some steps later, when those of the others are here, the outer optimizer makes one step of their
-mean. All decode the same bytes, add them in the same order and keep the same state: so the shared weights stay the same
-bits everywhere without ever being sent. What a cluster has gone *since it sent* is kept: its own weights move by as
-much as the shared ones differ from those that it had sent.
+All clusters know the same *shared* weights. A fragment of a cluster's difference (shared minus own) is sent after some
+step, and some steps later, when those of the others have arrived, the outer optimizer makes one step of their mean. All
+decode the same bytes, add them in the same order and keep the same state, so the shared weights stay bit-identical
+without ever being sent. Progress that a cluster has made *since it sent* is kept: its own weights move by the
+difference of the new shared weights to those that it had sent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Rounds(Meetings):
             self._send(fragment)
 
     def settle_take(self) -> None:
-        """Then all clusters have the same weights, bit for bit."""
+        """Receive the differences, after which all clusters have the same weights, bit for bit."""
         for sent in self._on_way[:]:
             self._take(sent.fragment, exactly=True)
         self._told = self.steps
@@ -97,12 +97,12 @@ class Rounds(Meetings):
         self._on_way = [Sent(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]]
 
     def restart(self) -> None:
-        """The outer optimizer begins anew, too."""
+        """Begin anew with the current weights, and reset the outer optimizer."""
         super().restart()
         self._states.clear()
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads end."""
         for pool in (self._telling, self._hearing):
             pool.shutdown(wait=False, cancel_futures=True)
 

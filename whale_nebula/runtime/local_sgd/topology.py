@@ -39,7 +39,7 @@ PROGRAMS = 1 << 20
 class Ends:
     """One worker's view. `firsts` are the first workers by cluster, in the order in which differences are added.
 
-    `mates` are the other workers of its own cluster: they hold the same weights, so they need no telling of those.
+    `mates` are the other workers of its own cluster: they hold the same weights, so these are not sent to them.
     """
 
     worker: str
@@ -52,7 +52,7 @@ class Ends:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the worker that speaks for its cluster."""
+        """Whether this is the first worker of its cluster, which sends and receives for it."""
         return self.firsts[self.cluster] == self.worker
 
     @property
@@ -62,7 +62,7 @@ class Ends:
 
     @property
     def program(self) -> int:
-        """The number of these rounds where links expect that of a program."""
+        """The number that stands for these rounds in keys of tensors, where others have that of a program."""
         return PROGRAMS + self.number
 
     def tell(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
@@ -79,7 +79,7 @@ class Ends:
         return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
 
     def send_start(self, worker: str, data: Bytes) -> None:
-        """Before the first round: what another worker is to begin with."""
+        """Send another worker the initial weights, before the first round."""
         self._send(self._key(0, 0, 0, self.worker, worker), data, data.nbytes)
 
     def receive_start(self, worker: str) -> Bytes:
@@ -126,7 +126,7 @@ class Ends:
         return np.asarray(self.links[key.source].receive(key, deadline))
 
     def answer(self, when: int, cluster: str, data: Bytes, raw: int) -> None:
-        """At the server: answer it."""
+        """Send a cluster the server's answer to its push."""
         self._send(self._key(when, 0, len(self.firsts), self.worker, self.firsts[cluster]), data, raw)
 
     def _place(self, cluster: str) -> int:
@@ -173,7 +173,7 @@ class Sites(NamedTuple):
 
 
 def sites_of(apart: Apart, run: Run) -> Sites:
-    """The clusters of the layout; where it names none, all that the run has."""
+    """The clusters of the layout; if it names none, all clusters of the run."""
     names = apart.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
         raise ConfigError(
@@ -196,7 +196,7 @@ def sites_of(apart: Apart, run: Run) -> Sites:
 
 
 def _speed(run: Run, cluster: str) -> float:
-    """Its workers' speeds together, as the config says; each is 1 where it says nothing."""
+    """The sum of the speeds of a cluster's workers by the config; 1 for each without one."""
     listed = run.config.clusters.get(cluster)
     if listed is not None and listed.workers:
         return sum(worker.speed for worker in listed.workers)
@@ -294,7 +294,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Flat:
-    """These variables, one after another.
+    """A flat view of variables, one after another.
 
     >>> one, two = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0, 4.0])
     >>> flat = Flat((one, two))
@@ -311,34 +311,34 @@ class Flat:
 
     @property
     def total(self) -> int:
-        """The number of all numbers."""
+        """The total count of numbers."""
         return self._ends[-1] if self._ends else 0
 
     def read(self, where: Range) -> Numbers:
-        """The numbers of a range, as they are now: an array of its own."""
+        """The current numbers of a range, as a new array."""
         found = np.empty(where[1] - where[0], np.float32)
         for variable, inside, outside in self._parts(where):
             found[outside] = variable.numpy().reshape(-1)[inside]
         return found
 
     def write(self, where: Range, numbers: Numbers) -> None:
-        """Put these numbers there."""
+        """Write numbers to a range."""
         for variable, inside, outside in self._parts(where):
             whole = np.array(variable.numpy()).reshape(-1)
             whole[inside] = numbers[outside]
             variable.assign(tf.reshape(tf.convert_to_tensor(whole), variable.shape))
 
     def add(self, where: Range, numbers: Numbers) -> None:
-        """Add numbers to the current ones."""
+        """Add numbers to those of a range."""
         self.write(where, self.read(where) + numbers)
 
     def divide(self, numbers: Numbers) -> Iterator[tuple[Any, Numbers]]:
-        """All the variables, each with its part of all numbers."""
+        """Split all numbers into the parts of the variables."""
         for variable, _, inside in self._parts((0, self.total)):
             yield variable, numbers[inside]
 
     def _parts(self, where: Range) -> Iterator[tuple[Any, slice, slice]]:
-        """The variables that a range touches: which of their numbers, and which of the range's these are."""
+        """The variables that a range overlaps, with the slice of each and the matching slice of the range."""
         begin, end = where
         for variable, stop in zip(self.variables, self._ends, strict=True):
             start = stop - math.prod(variable.shape)

@@ -1,8 +1,8 @@
 """Bucketed all-reduce of gradients by TensorFlow's collectives, overlapped with the last micro-batch's backward; or,
 where replicas hold slots in parts, a reduce-scatter.
 
-The sums are ops of the function that computes the last micro-batch of a replica: so the gradients of the last layers
-are on their way while those of the first ones are computed. All else that replicas tell one another crosses by links.
+The sums are ops of the function that computes the last micro-batch of a replica, so that gradients of the last layers
+are sent while those of the first ones are computed. All other messages between replicas use links.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from whale_nebula.spec import Spec, Value
 
 
 class Run(Protocol):
-    """A stage in a step, as this file sees it: its micro-batches, its sums, and which of these are those of all."""
+    """A stage in a step, as this module needs it: its micro-batches, and its sums, own and merged."""
 
     stage: int
     turns: Sequence[int]
@@ -33,7 +33,7 @@ class Run(Protocol):
 
 @dataclass
 class BucketedAllReduce:
-    """The groups of replicas, by stage; a group calls its sums by the number of the program."""
+    """The groups of replicas, by stage; a group names its sums by the number of the program."""
 
     cut: Cut
     groups: Mapping[int, Group]
@@ -43,7 +43,7 @@ class BucketedAllReduce:
     _functions: dict[tuple[Fragment, bool], Any] = field(default_factory=dict)
 
     def takes(self, each: ReplicaMessage) -> bool:
-        """Whether TensorFlow can add this up: a dense gradient of a form that the plan knows."""
+        """Whether TensorFlow's collectives can sum a message: a dense gradient of known shape."""
         if each.kind != "sum" or each.stage not in self.groups:
             return False
         if each not in self._shapes:
@@ -51,8 +51,8 @@ class BucketedAllReduce:
         return self._shapes[each] is not None
 
     def add(self, run: Run, messages: Sequence[ReplicaMessage]) -> None:
-        """Put what all replicas have in the place of what this one has, where it is not there yet. One that had no rows
-        adds zeros.
+        """Replace this replica's values by the sums over all replicas, where that has not been done. A replica without
+        rows adds zeros.
         """
         chosen = [each for each in self._choose(run.stage, messages) if each not in run.added]
         if chosen:
@@ -66,8 +66,8 @@ class BucketedAllReduce:
     def last(
         self, run: Run, piece: Piece, tensors: Sequence[Any], messages: Sequence[ReplicaMessage]
     ) -> dict[Value, Any] | None:
-        """Run the last micro-batch of a replica and add up what all have; gives what else the piece gives. None where
-        it does not make all of the gradients that are to be added up.
+        """Run the last micro-batch of a replica and sum the replicas' gradients; returns the other outputs of the
+        piece, or None if it does not compute all of the gradients to sum.
         """
         chosen = self._choose(run.stage, messages)
         if not chosen or any(each.values[0] not in piece.fetches for each in chosen):
@@ -102,7 +102,7 @@ class BucketedAllReduce:
         return tf.function(body, input_signature=specs, autograph=False).get_concrete_function(), rest
 
     def _choose(self, stage: int, messages: Sequence[ReplicaMessage]) -> list[ReplicaMessage]:
-        """What is added up for a stage: the gradients of the last layers first, as they are there first."""
+        """The messages to sum for a stage: gradients of the last layers first, as they are available first."""
         return [each for each in reversed(messages) if each.stage == stage and self.takes(each)]
 
     def _put(self, run: Run, chosen: Sequence[ReplicaMessage], found: Sequence[Any]) -> None:
@@ -111,14 +111,14 @@ class BucketedAllReduce:
             run.sums.put(each.key, [(tensor,)])
 
     def _sum(self, stage: int, own: Sequence[Any], chosen: Sequence[ReplicaMessage]) -> list[Any]:
-        """What all replicas have of some gradients; of those that the plan divides, the piece of this one."""
+        """The sums of gradients over all replicas; of those that the plan divides, the piece of this replica."""
         layouts = self.cut.layouts.get(stage)
         pieces = {each.value: each.target.axis for each in layouts.sums if each.target.kind == SPLIT} if layouts else {}
         axes = [pieces.get(each.values[0]) for each in chosen]
         return self.groups[stage].sum(own, f"{self.program} {stage} {chosen[0].slot}", axes)
 
     def _shape(self, each: ReplicaMessage) -> tuple[int, ...] | None:
-        """The form of a dense gradient, or of this worker's piece; None where it is a list of rows, or not known."""
+        """The shape of a dense gradient, or of this worker's piece; None if it is a list of rows, or unknown."""
         program, (request, source, *_) = self.cut.program, each.key
         part = program.gradient_parts[each.key]
         variable = program.variable_ops.get(program.requests[request].origins[source])
@@ -136,7 +136,7 @@ class BucketedAllReduce:
         return tuple(axis for axis in shape if axis is not None)
 
     def _adds_alike(self, stage: int) -> bool:
-        """Whether TensorFlow adds replicas up in one order for all shards: so what is whole has the same bits."""
+        """Whether TensorFlow sums replicas in one order for all shards, so that whole values have the same bits."""
         ranks = rank_workers(self.cut.workers)
         hosts = {self.cut.routings[worker].hosts[stage] for worker in self.cut.workers_of(stage)}
         orders = {tuple(sorted(range(len(own)), key=lambda r: ranks[own[r]])) for own in hosts}
@@ -144,6 +144,6 @@ class BucketedAllReduce:
 
 
 def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> BucketedAllReduce | None:
-    """The groups that this worker is in; None where TensorFlow's collectives are not to be had."""
+    """The groups of this worker; None if TensorFlow's collectives are not available."""
     found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
     return BucketedAllReduce(compiled.cut, found, program, compiled.worker) if found else None

@@ -1,8 +1,8 @@
 """Sums over the replicas of a stage by TensorFlow's collectives: a ring on CPUs, NCCL on GPUs.
 
 Every worker of the cluster is a task of a TensorFlow cluster. Each calls the same sums under the same names, and all
-get the same bits, since every part of a sum is added up in one place and handed around; or is kept there, where members
-are given pieces of a sum. Then all tell one another their parts of each piece, since CPUs have no reduce-scatter.
+get the same bits, since every part of a sum is computed in one place and distributed; or it stays there, where members
+get pieces of a sum. Then all exchange their parts of each piece, since CPUs have no reduce-scatter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BUCKET_BYTES = 1 << 21
 
 
 def buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
-    """Which tensors travel together: neighbours of the same dtype up to `limit` bytes, larger ones alone.
+    """Group tensors into buckets by index: neighbours of the same dtype up to `limit` bytes, larger ones alone.
 
     >>> buckets(["float32", "int32", "float32"], [8, 4, 8], limit=16)
     [[0, 2], [1]]
@@ -60,7 +60,7 @@ def buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYT
 def apply_packed(
     tensors: Sequence[tf.Tensor], bucket: Sequence[int], do: Callable[[tf.Tensor], tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Do something to the tensors of a bucket as if they were one; gives each back in its own form."""
+    """Apply a function to the tensors of a bucket as one vector; returns each in its own shape."""
     chosen = [tensors[number] for number in bucket]
     if len(chosen) == 1:
         return [do(chosen[0])]
@@ -70,7 +70,7 @@ def apply_packed(
 
 
 def count(tensor: tf.Tensor) -> int:
-    """How many numbers a tensor of known shape has."""
+    """The number of elements of a tensor of known shape."""
     return int(np.prod(tensor.shape.as_list(), dtype=np.int64))
 
 
@@ -79,13 +79,13 @@ _GLANCE_SECONDS, _GLANCES = 0.25, 4
 
 
 def can_open(index: int, count: int) -> bool:
-    """Whether `open_collectives` would: TensorFlow's runtime has not started yet, or as this task."""
+    """Whether `open_collectives` is possible: TensorFlow's runtime has not started yet, or as this task."""
     task = tf_collectives.task()
     return (task.index, task.count) == (index, count) if task is not None else not runtime_started()
 
 
 def listening_port() -> int | None:
-    """Where TensorFlow's server listens in this process; None where none does yet."""
+    """The port of TensorFlow's server in this process; None if there is none."""
     task = tf_collectives.task()
     return None if task is None or not task.address else _port(task.address)
 
@@ -97,10 +97,10 @@ def open_collectives(
     patience: float = PATIENCE_SECONDS,
     lost: Callable[[], NebulaError | None] = lambda: None,
 ) -> Collectives:
-    """Become task `index` of the cluster whose workers are at `addresses` ("host:port"), and listen at one's own port.
+    """Become task `index` of the cluster whose workers are at `addresses` ("host:port"), and listen at its own port.
 
-    Where all hosts are numeric, nobody but these hosts and this one reaches it then. `lost` is asked while a sum takes
-    long: of a mate that died only its neighbour in the ring hears, and the others would wait.
+    If all hosts are numeric, only these hosts and this one can connect. `lost` is polled while a sum takes long: only
+    the neighbour in the ring notices a dead process, and the others would wait.
     """
     if not can_open(index, len(addresses)):
         raise StateError(
@@ -119,7 +119,7 @@ def _port(address: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Collectives:
-    """The tasks of a cluster, and which of them is this process."""
+    """The tasks of a cluster, and the index of this process."""
 
     index: int
     addresses: tuple[str, ...]
@@ -128,7 +128,7 @@ class Collectives:
     _ends: list[NebulaError] = field(default_factory=list, repr=False)
 
     def group(self, members: Sequence[int], name: str) -> Group:
-        """Some tasks that sum among themselves; all of them give the same members and the same name."""
+        """Create a group of tasks that sum among themselves; all of them pass the same members and the same name."""
         chosen = tuple(sorted(set(members)))
         if self.index not in chosen or not set(chosen) <= set(range(len(self.addresses))):
             raise OptionError(
@@ -139,15 +139,16 @@ class Collectives:
         return Group(self, chosen, name)
 
     def abort(self, why: str | NebulaError) -> None:
-        """Let every sum that waits fail, in whatever thread it does, and every later one: this process will end."""
+        """Let every waiting and every later sum fail, in all threads, as this process will end."""
         self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was given up", why=why))
         tf_collectives.abort(self._ends[0].what)
 
     @contextlib.contextmanager
     def explain_failures(self, doing: str) -> Iterator[None]:
-        """Give up what takes longer than our patience or lost a mate, and say in our own words why it failed.
+        """Abort sums that exceed their patience or whose members are lost, and replace TensorFlow's error by a
+        NebulaError.
 
-        `sum` does so itself; a function that holds sums is to be called inside.
+        `sum` does so itself; a function that contains sums is to be called inside this context.
         """
         done = threading.Event()
         threading.Thread(target=self._watch, args=(doing, done), name="nebula-collectives", daemon=True).start()
@@ -162,7 +163,7 @@ class Collectives:
             done.set()
 
     def _watch(self, doing: str, done: threading.Event) -> None:
-        """Give up what others will never come to. One that came to the end and left has sent all that is needed."""
+        """Abort what others will never reach. A member that ended normally has sent all that is needed."""
         until, glances = time.monotonic() + self.patience, 0
         while not done.wait(_GLANCE_SECONDS):
             lost = self.lost()
@@ -177,14 +178,16 @@ class Collectives:
         return DeadlineError(f"{doing}: not all workers of the cluster came to it within {self.patience:g} s")
 
     def _lost_soon(self) -> NebulaError | None:
-        """TensorFlow may hear of an end a little before the links do, and they know whose it is."""
+        """The error of a lost member, after a short wait: TensorFlow may notice an end before the links, which know
+        whose it is.
+        """
         until = time.monotonic() + 2 * _GLANCE_SECONDS
         while (found := self.lost()) is None and time.monotonic() < until:
             time.sleep(_GLANCE_SECONDS / 25)
         return found
 
     def _explanation(self, error: tf.errors.OpError, doing: str) -> NebulaError | None:
-        """None where the error is not one of a collective."""
+        """The error to raise instead; None if `error` is not one of a collective."""
         text = error.message
         if not self._ends and "Collective" not in text and "Collective ops is aborted by" not in text:
             return None
@@ -209,10 +212,10 @@ class Group:
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str = "", axes: Sequence[int | None] = ()) -> list[tf.Tensor]:
         """The sums over all members: each calls this with tensors of the same dtypes and shapes, under the same name.
-        Of a tensor with an axis in `axes` a member is given its piece along that one, of the others the whole.
+        For a tensor with an axis in `axes` a member gets its piece along that axis, otherwise the whole.
 
-        In a function that is traced it adds ops, which begin as soon as what they read is there. Functions that may
-        run at the same time need different names.
+        In a traced function it adds ops, which start as soon as their inputs are available. Functions that may run at
+        the same time need different names.
         """
         _check(tensors)
         if len(self.members) == 1 or not tensors:
@@ -228,7 +231,7 @@ class Group:
         return traced_often(tf.function(self._sum_tensors, autograph=False))
 
     def _sum_tensors(self, tensors: Sequence[tf.Tensor], name: str, axes: Sequence[int | None]) -> list[tf.Tensor]:
-        """The ops of a sum in the graph that is being traced."""
+        """Add the ops of a sum to the graph that is being traced."""
         pairs = list(zip(tensors, axes, strict=True))
         forms = [
             (f"{tensor.dtype.name}{'' if axis is None else '/'}", tensor.shape.as_list()) for tensor, axis in pairs
@@ -251,8 +254,8 @@ class Group:
     def _scatter_packed(
         self, tensors: Sequence[tuple[tf.Tensor, int]], exchange: Callable[[tf.Tensor], tf.Tensor]
     ) -> list[tf.Tensor]:
-        """The own pieces of the sums of some tensors, each along its axis: members exchange their parts of all pieces,
-        as long as the longest, and each adds up those of its own.
+        """The local pieces of the sums of some tensors, each along its axis: members exchange their parts of all
+        pieces, padded to the longest, and each sums those of its own piece.
         """
         members = len(self.members)
         cut = [tf.split(tensor, divide(tensor.shape[axis], members), axis) for tensor, axis in tensors]
@@ -271,7 +274,9 @@ class Group:
     def _run_collective(
         self, do: Callable[..., tf.Tensor], tensor: tf.Tensor, key: int, graph: _InGraph, **options: str
     ) -> tf.Tensor:
-        """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
+        """Add one collective op. On GPUs all members must start theirs in the same order, so each waits for the
+        previous one.
+        """
         device = tf_collectives.find_device()
         with tf.control_dependencies(graph.before()), tf.device(device):
             group = tf_collectives.hash_key(f"{self.name}/{self.members}")
@@ -281,9 +286,9 @@ class Group:
         return found
 
     def _key(self, call: str) -> int:
-        """What tells a sum from all others of this group, the same in every member, whatever each traced before.
+        """The key of a call among all calls of this group, the same in every member, whatever each traced before.
 
-        The same call has the same key each time: it ends before the next begins.
+        The same call has the same key each time, as it ends before the next begins.
         """
         key = tf_collectives.hash_key(call)
         if self._taken.setdefault(key, call) != call:
@@ -293,18 +298,18 @@ class Group:
 
 @dataclass
 class _InGraph:
-    """The sums of a group in one graph: how many there are of each, and which was the last."""
+    """The sums of a group in one graph: the count by call, and the last one."""
 
     seen: Counter[str] = field(default_factory=Counter)
     last: weakref.ref[tf.Tensor] | None = None
 
     def before(self) -> list[tf.Tensor]:
-        """The sum that another waits for."""
+        """The sum that the next one waits for."""
         last = self.last() if self.last is not None else None
         return [] if last is None else [last]
 
     def again(self, call: str) -> int:
-        """How often the same was called in this graph before."""
+        """The number of previous identical calls in this graph."""
         self.seen[call] += 1
         return self.seen[call] - 1
 
@@ -320,7 +325,7 @@ def _check(tensors: Sequence[tf.Tensor]) -> None:
 
 
 def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> dict[int, Group]:
-    """By stage, the group of its replicas that this worker is in, each with a name of its own."""
+    """By stage, the group of replicas that this worker belongs to, each with a unique name."""
     if collectives is None:
         return {}
     cluster = next(worker.cluster for worker in cut.workers if worker.name == own)
@@ -339,7 +344,7 @@ _DOING = "the moments of stage {} over its replicas"
 
 @dataclass
 class ReplicaSums:
-    """The sums of a program's stages on this worker; a group calls them by the number of the program."""
+    """The sums of a program's stages on this worker; a group names them by the number of the program."""
 
     cut: Cut
     groups: Mapping[int, Group]
@@ -347,13 +352,13 @@ class ReplicaSums:
     _idle: dict[Fragment, Any] = field(default_factory=dict)
 
     def ops(self, fragment: Fragment) -> tuple[int, ...]:
-        """The sums in a fragment, in the order in which all replicas come to them."""
+        """The sums in a fragment, in the order in which all replicas run them."""
         found = tuple(sorted(op for op in fragment.ops if self.cut.program.graph.ops[op].type == REPLICA_SUM))
         return found if fragment.kind in _KINDS and fragment.stage in self.groups else ()
 
     def add_up(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
-        """In the graph that is being traced, add up what stands for sums, in the order of `ops`; gives by the tensor of
-        each what is to be read in its place.
+        """Add sums to the graph that is being traced in place of their markers, in the order of `ops`; returns the
+        replacement of each marker.
         """
         found = {}
         for (name, spec), mark in zip(self._name_sums(fragment), marks, strict=True):
@@ -374,7 +379,7 @@ class ReplicaSums:
             self._idle[fragment]()
 
     def _zeros(self, fragment: Fragment) -> list[Any]:
-        """Each after the one before, as others may be."""
+        """Sums of zeros, each after the one before, as those of other members may be."""
         totals: list[Any] = []
         for name, spec in self._name_sums(fragment):
             with tf.control_dependencies(totals[-1:]):
@@ -382,7 +387,7 @@ class ReplicaSums:
         return totals
 
     def explain_failures(self, fragment: Fragment) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """Inside, what fails because a replica is gone says so."""
+        """A context that explains failures because of a lost replica."""
         key = self.cut.program.stages[fragment.stage or 0].key
         return lambda: self._group(fragment).collectives.explain_failures(_DOING.format(repr(key)))
 
@@ -390,12 +395,12 @@ class ReplicaSums:
         return self.groups[fragment.stage or 0]
 
     def _name_sums(self, fragment: Fragment) -> list[tuple[str, Spec]]:
-        """The sums of a fragment, each by a name that no other has, with its form."""
+        """The sums of a fragment, each with a unique name and its shape."""
         spec, about = self.cut.program.graph.spec, f"{self.program} {fragment.phase} {fragment.stage} {fragment.kind}"
         return [(f"{about} {number}", spec(Value(op))) for number, op in enumerate(self.ops(fragment))]
 
 
 def replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
-    """Those of a worker; None where no function of its stages has any."""
+    """The sums of a worker; None if no function of its stages has any."""
     found = groups(cut, worker, collectives, f"moments of program {program}")
     return ReplicaSums(cut, found, program) if found else None

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
-    """Warn where a first batch of so many rows `made` fewer micro-batches than the step called `name` asks for."""
+    """Warn if the first batch, of `rows` rows, `made` fewer micro-batches than the step called `name` asks for."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas that add up on the way are one in one process
         asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
         what, why = f"and the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
@@ -71,7 +71,7 @@ def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
 
 
 def _name_asker(program: Program) -> str:
-    """What sets the number of micro-batches, in words: replicas, shares by speed, or `nb.pipeline`."""
+    """What determines the number of micro-batches, in words: replicas, shares by speed, or `nb.pipeline`."""
     most = max(program.stages, key=lambda stage: stage.replicas)
     asked = program.pipeline.micro_batch
     if most.replicas == asked > 1:
@@ -89,9 +89,9 @@ def _fewer(program: Program, rows: int) -> str:
 
 
 def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The results of step `name` for a caller whose tape records: numbers as they are, but with no way back.
+    """The results of step `name` for a caller whose tape records: the same values, without a gradient.
 
-    A gradient for one of the step's variables is refused, and one for what its arguments are made of; others pass.
+    A gradient with respect to the step's variables, or to sources of its arguments, is refused; others pass.
     """
     fresh = [_fresh(result) for result in results]
     followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.tape_follows(each)]
@@ -107,7 +107,7 @@ def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results:
 
 
 def _fresh(result: Any) -> Any:
-    """A tensor of its own for a result: it may be an argument that is handed back, or still on its way."""
+    """A copy of a result, which may be an argument that is returned or a value still in flight."""
     if not isinstance(result, tf.Tensor | Later) or not _differentiable(result):
         return result
     with tf_private.stop_recording():
@@ -151,7 +151,7 @@ class Engine:
     title: str = ""
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """Run one step, report on it, and pack its results as the user's code returns them."""
+        """Run one step, report it, and pack its results as the user's code returns them."""
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
             checkpoints.take_again(self)
@@ -207,9 +207,7 @@ class Engine:
         return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
 
     def count_from(self, steps: int) -> None:
-        """Count on from so many steps, unless there were more: those of another form of the batch, or of another
-        run.
-        """
+        """Continue the count at `steps`, unless it is higher: those of another form of the batch, or of another run."""
         runner = self.runner.innermost
         self.steps = max(self.steps, steps)
         if hasattr(runner, "steps"):
@@ -217,11 +215,11 @@ class Engine:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether the step asks for gradients."""
+        """Whether the step requests gradients."""
         return bool(self.cut.program.requests)
 
     def list_trained(self) -> list[Any]:
-        """The variables that gradients are asked for."""
+        """The variables whose gradients are requested."""
         known = self.cut.program.variable_ops
         asked = {op for request in self.cut.program.requests for op in request.origins}
         return [self.captured.variables[known[op].path] for op in sorted(asked & known.keys())]
@@ -232,7 +230,7 @@ class Engine:
         return count_bytes(self.captured.variables.values()) if held is None else held
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run the step; one that XLA cannot compile after all is run without it, from then on."""
+        """Run the step; if XLA fails to compile it, run it without XLA from then on."""
         try:
             return self.runner.run(tensors)
         except StageFailedError as failure:
@@ -244,7 +242,7 @@ class Engine:
             return self.runner.run(tensors)
 
     def _log(self, said: StepLines) -> None:
-        """What both sides of a boundary say of a step, each in its own log."""
+        """Log the lines of a step about its boundaries, which both sides of a boundary log."""
         for line in said.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
         if said.left_out:
@@ -256,13 +254,13 @@ class Engine:
 
     @property
     def doing(self) -> Mapping[str, str]:
-        """What each stage does at this moment, where stages run apart."""
+        """The current activity of each stage, if stages run apart."""
         return {} if self.runner.clocks is None else self.runner.clocks.doing()
 
 
 @dataclass
 class Uncut(Runner):
-    """One stage, one micro-batch: the user's own function."""
+    """Runner of one stage and one micro-batch: the user's own function."""
 
     plain = True
     function: Any
@@ -270,7 +268,7 @@ class Uncut(Runner):
     graph: Any
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run it."""
+        """Run one step."""
         start = time.perf_counter()
         try:
             results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
@@ -291,8 +289,8 @@ def engine(
     notes: Sequence[str] = (),
     models: Sequence[Any] = (),
 ) -> Engine:
-    """Plan a captured step and choose what runs it. With `jit`, XLA compiles its stages where it can; with `lazy`,
-    numbers that other processes make are waited for where they are read. `models` are those that it is about.
+    """Plan a captured step and choose its runner. With `jit`, XLA compiles its stages where possible; with `lazy`,
+    values from other processes are awaited where they are read. `models` are those that the step trains or evaluates.
     """
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))
@@ -333,7 +331,7 @@ def engine(
 
 
 def _watch_plan(captured: Captured, run: Run, name: str) -> PlanWatch | None:
-    """What holds a step against what was predicted of it, where the planner has planned this very program."""
+    """The comparison of a step with its prediction, if the planner has planned this very program."""
     if captured.decision is None or captured.decision.program != name:
         return None
     from whale_nebula.runtime.replan import PlanWatch  # the planner, which scripts with scopes do not need
@@ -342,13 +340,13 @@ def _watch_plan(captured: Captured, run: Run, name: str) -> PlanWatch | None:
 
 
 def held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
-    """How variables lie that earlier programs of the run have touched, by their op."""
+    """The layouts of variables that earlier programs of the run have fixed, by their op."""
     known = {op: run.ledger.layout_of(captured.variables[v.path]) for op, v in captured.program.variable_ops.items()}
     return {op: layout for op, layout in known.items() if layout is not None}
 
 
 def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = False) -> Compilation:
-    """What the passes are given for a captured step, once the run has met its clusters."""
+    """The input of the passes for a captured step, once the run's clusters are connected."""
     stages = captured.program.stages
     run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
     operations = order_operations(captured.graph.get_operations())
@@ -362,7 +360,7 @@ def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = 
 
 
 def _place_workers(captured: Captured, run: Run) -> list[Worker]:
-    """All stages on one worker in one process; else each on workers of its cluster, one for each of its replicas."""
+    """Assign stages to workers: all to one in a single process, otherwise each replica to a worker of its cluster."""
     stages = captured.program.stages
     if run.alone:
         return [Worker("local/0", "local", tuple(range(len(stages))))]
@@ -400,7 +398,7 @@ def _runner(
 
 
 def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted) -> Shards | None:
-    """What this worker has of split stages."""
+    """The part of split stages that belongs to this worker."""
     if worker not in hosts_of_splits(cut) or run.ledger.collectives is None:
         run.ledger.exchanges += bool(cut.layouts)  # as those do that have some
         return None
@@ -416,8 +414,8 @@ def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted)
 def _make_distributed(
     captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: OfClusters | None = None
 ) -> Runner:
-    """Agree with the other processes, leave their variables to them, and run our stages. Where each cluster
-    trains a copy of its own, the others are those of this one.
+    """Agree with the other processes, release variables that they hold, and run the local stages. If each cluster
+    trains its own copy, the others are those of this cluster.
     """
     session = run.ledger.session if copied is None else copied.near
     lines = canonical_lines(captured.program)
@@ -458,8 +456,8 @@ def _make_distributed(
 
 
 def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
-    """By a plan that replaces another one variables go to other workers: with the program that was planned those that
-    no stage needs there any more as well, for it may train them elsewhere.
+    """Move variables to other workers for a plan that replaces another one: with the planned program also those that no
+    stage of it needs any more, as it may train them elsewhere.
     """
     decision, ledger = captured.decision, run.ledger
     if decision is None or decision.replaces is None or ledger.moved is decision:
@@ -470,14 +468,14 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
 
 
 def forget_states(captured: Captured, run: Run) -> None:
-    """A program is cut elsewhere from now on: what codecs remember is of other tensors."""
+    """Discard the codec states of a program that is cut elsewhere from now on, as its boundaries are other tensors."""
     if run.models is not None:
         states = _states(run, captured)
         states.forget({states.model})
 
 
 def _states(run: Run, captured: Captured) -> States:
-    """What codecs remember of the model of a program."""
+    """The codec states of a program's model."""
     run.models = run.models or Models()
     states = States(run.channels, run.models.number(captured.variables.values()))
     states.forget(run.models.find_gone())
@@ -485,7 +483,7 @@ def _states(run: Run, captured: Captured) -> States:
 
 
 def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
-    """Close a step at the end of the run; the run itself does not keep it, so a model that is dropped goes."""
+    """Close a step at the end of the run, without a reference that keeps a dropped model alive."""
     held = weakref.ref(step)
 
     def close() -> None:
@@ -502,7 +500,7 @@ def plain_function(
     jit: bool = False,
     around: Around | None = None,
 ) -> Any:
-    """The user's step as a plain tf.function: the oracle of every other way to run it. It is traced inside `around`."""
+    """The user's step as a plain `tf.function`, traced inside `around`: the oracle of every other way to run it."""
 
     def body(*tensors: Any) -> Any:
         with tracing.uncut(), around(tensors) if around is not None else contextlib.nullcontext():
@@ -513,5 +511,5 @@ def plain_function(
 
 
 def _seed(run: Run) -> int:
-    """What stochastic rounding is seeded with: the same in every process."""
+    """The seed of stochastic rounding, the same in every process."""
     return run.seed if run.seed is not None else run.config.seed or 0

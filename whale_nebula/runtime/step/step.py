@@ -47,7 +47,7 @@ def _shape(tensor: Any) -> tuple[int | None, ...] | None:
 
 
 def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
-    """In words, the first input whose rows are not shaped like those of the first batch; nothing where all are.
+    """Describe the first input whose rows are shaped unlike those of the first batch; "" if none is.
 
     >>> import numpy as np
     >>> describe_change(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
@@ -63,13 +63,13 @@ def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes)
 
 
 def takes(wide: Signature, layout: Signature) -> bool:
-    """Whether a program of the form `wide` can be given a call of the form `layout`."""
+    """Whether a program traced for the form `wide` accepts a call of the form `layout`."""
     pairs = zip(wide.specs, layout.specs, strict=True)
     return _kind(wide) == _kind(layout) and all(_fits(free, spec.shape) for free, spec in pairs)
 
 
 def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature | None:
-    """The form that takes `layout` and every known one that differs from it in sizes alone; None without such."""
+    """The form that accepts `layout` and every known form that differs from it in sizes only; None if there is none."""
     alike = [other for other in known if _kind(other) == _kind(layout)]
     if not alike:
         return None
@@ -80,7 +80,7 @@ def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature 
 
 
 def replace_sizes(layout: Signature, shapes: Sequence[tuple[int | None, ...]]) -> Signature | None:
-    """The form with these sizes in the place of those of `layout`; None where there are other numbers of axes."""
+    """The form `layout` with these sizes; None if they have another number of axes."""
     if [len(shape) for shape in shapes] != [spec.shape.rank for spec in layout.specs]:
         return None
     return _replace_specs(layout, [tf.TensorSpec(s, spec.dtype) for s, spec in zip(shapes, layout.specs, strict=True)])
@@ -92,7 +92,7 @@ def _replace_specs(layout: Signature, specs: Iterable[tf.TensorSpec]) -> Signatu
 
 
 def _kind(layout: Signature) -> Any:
-    """What two forms must share: everything but sizes."""
+    """The part of a form that two forms must share for one trace: everything but the sizes."""
     return layout.key[0], tuple((spec.dtype, spec.shape.rank) for spec in layout.specs), *layout.key[2:]
 
 
@@ -120,7 +120,7 @@ _CALLS = Patch(keras.Model, "__call__", _note_call)
 
 @contextlib.contextmanager
 def models_met() -> Iterator[list[Any]]:
-    """Gather the models that this thread calls inside, each once."""
+    """Collect the models that this thread calls inside the context, each once."""
     before, _LOCAL.met = getattr(_LOCAL, "met", None), []
     try:
         with _CALLS.apply():
@@ -130,7 +130,7 @@ def models_met() -> Iterator[list[Any]]:
 
 
 def models_of(fn: Callable[..., Any]) -> list[Any]:
-    """The models that a function reads by their names, or that the object holds whose method it is.
+    """The models that a function refers to by name, or that the object of a method holds.
 
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     >>> [found is model for found in models_of(lambda x: model(x))]
@@ -149,13 +149,13 @@ def models_of(fn: Callable[..., Any]) -> list[Any]:
 
 
 def _names(code: CodeType) -> list[str]:
-    """The names that a function reads, and the functions inside it."""
+    """The names that a function and its inner functions read."""
     inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
     return [*code.co_names, *inner]
 
 
 def _attributes_of(thing: Any) -> list[Any]:
-    """What an object of the user's own has as attributes: a class that holds its models and its loop, say."""
+    """The attributes of an object of a user's class, such as one that holds models and the training loop."""
     whole = thing is None or isinstance(thing, keras.Model | type)
     return [] if whole else list(getattr(thing, "__dict__", {}).values())
 
@@ -166,19 +166,19 @@ Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 
 
 def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Call with the values in their order."""
+    """Call with the values as positional arguments, in order."""
     return values, {}
 
 
 def declared_inputs() -> Declared:
-    """The forms that the config of the run gives to inputs."""
+    """The shapes that the run's config declares for inputs."""
     run = current_run()
     return Declared(run.config.inputs, run.alone)
 
 
 @dataclass
 class Step:
-    """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
+    """Calls of `fn`, run by a plan, with one engine for each form of the arguments and each set of scopes around.
 
     A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
     of all engines, also of plans that were replaced. `trains`: it is Keras's own train step of a model.
@@ -205,7 +205,7 @@ class Step:
 
     @property
     def owner(self) -> Any:
-        """The model whose step it is, if it is a method of one."""
+        """The model whose method the step is, if any."""
         return getattr(self.fn, "__self__", None)
 
     def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
@@ -223,7 +223,7 @@ class Step:
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
-        """Run the step; one that fails on a batch that is shaped unlike the first says so."""
+        """Run the step; an error on a batch that is shaped unlike the first one mentions that."""
         try:
             last.count_from(self.steps)
             results = last.run(tensors)
@@ -236,23 +236,23 @@ class Step:
         return results
 
     def call(self, unpack: Unpack, given: Sequence[Any]) -> Any:
-        """The user's function on these values of its arguments."""
+        """Call the user's function with these values of its arguments."""
         args, kwargs = unpack(list(given))
         return self.fn(*args, **kwargs)
 
     def captured_before(self, layout: Signature) -> Captured | None:
-        """What was captured for calls of this form, if one has run; not where a planner has decided."""
+        """What was captured for calls of this form, if one has run; None if a planner made the decision."""
         with self._lock:
             self._forget_others()
             kept = self.engines.get((scopes_around(), layout.key))
             return None if kept is None or kept.captured.decision is not None else kept.captured
 
     def data(self, unpack: Unpack) -> Callable[[Sequence[Any]], Any] | None:
-        """What gives of the arguments the one that Keras's own train step takes; None where it is not that step."""
+        """Selects from the arguments the one that Keras's own train step takes; None if it is not that step."""
         return (lambda given: unpack(list(given))[0][0]) if self.trains else None
 
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
-        """Capture and plan for the given arguments without running."""
+        """Capture and plan for the given arguments without running them."""
         with self._lock:
             layout, tensors = signature(arguments, self.whole, declared_inputs())
             if (watching := observer()) is not None:
@@ -262,8 +262,8 @@ class Step:
     def _engine(
         self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None, *, checked: bool = True
     ) -> Engine:
-        """The engine for such arguments, inside the scopes around this call, planned for the rows of the first
-        `tensors`; where `checked`, it is looked at whether they are a batch at all.
+        """The engine for these arguments and the scopes around this call, planned for the rows of the first `tensors`;
+        `checked`: verify that they are a batch.
         """
         self._forget_others()
         around = scopes_around()
@@ -276,7 +276,7 @@ class Step:
         return self.engines[around, layout.key]
 
     def _forget_others(self) -> None:
-        """What was planned for another run, or before `nb.place` was called, does not count."""
+        """Drop engines that were planned for another run, or before `nb.place` was called."""
         run, placed = current_run(), changes()
         if self.run_of_plans is None or self.run_of_plans() is not run or self.placed != placed:
             self.run_of_plans, self.placed = weakref.ref(run), placed
@@ -289,14 +289,14 @@ class Step:
                 self._replace_engine(key, kept)
 
     def _replace_engine(self, key: tuple[Any, Any], kept: Engine) -> None:
-        """Its plan was replaced by a better one: by that the steps that follow are counted on."""
+        """Register the engine of a better plan, by which the steps that follow are counted."""
         del self.engines[key]
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         kept.runner.close()
         forget_states(kept.captured, current_run())
 
     def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
-        """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
+        """An engine with free axes instead of one more for every size; None if the step depends on sizes."""
         form = self._find_saved_form(layout) or widen_signature(layout, forms) if self.widens else None
         if form is None:
             return None
@@ -307,7 +307,7 @@ class Step:
             return None
 
     def _find_saved_form(self, layout: Signature) -> Signature | None:
-        """The form that a run, which goes on here, had traced for calls of the form `layout`; None for that itself."""
+        """The form that the resumed run had traced for calls of the form `layout`; None for `layout` itself."""
         checkpoints = current_run().checkpoints
         saved = () if checkpoints is None else checkpoints.forms.get(self.name, ())
         found = (replace_sizes(layout, shapes) for shapes in saved)

@@ -1,4 +1,4 @@
-"""Losses that a step makes and returns beside the one that is differentiated."""
+"""Losses that a step computes and returns beside the differentiated one."""
 
 from __future__ import annotations
 

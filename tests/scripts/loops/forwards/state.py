@@ -1,4 +1,4 @@
-"""Forwards that keep something: what they write, the next step reads."""
+"""Forwards with state: what they write, the next step reads."""
 
 from __future__ import annotations
 

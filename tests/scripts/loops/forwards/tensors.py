@@ -1,4 +1,4 @@
-"""Forwards of other tensors than batches of floats, or of a part of the batch."""
+"""Forwards of tensors other than batches of floats, or of a part of the batch."""
 
 from __future__ import annotations
 

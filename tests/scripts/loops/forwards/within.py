@@ -1,4 +1,4 @@
-"""A loop of three parts, of which a script writes the first two."""
+"""A loop of three parts, of which a script defines the first two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search: it finds what an exhaustive search finds, follows greedy choices with a beam of one, ends in time."""
+"""Beam search: equal to exhaustive search, to greedy decoding with a beam of one, and terminating."""
 
 import itertools
 

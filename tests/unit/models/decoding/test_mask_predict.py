@@ -1,4 +1,4 @@
-"""Mask-predict: lengths, rounds, what is hidden again, and which candidate wins."""
+"""Mask-predict: lengths, rounds, words that are hidden again, and the choice of the candidate."""
 
 import numpy as np
 import pytest

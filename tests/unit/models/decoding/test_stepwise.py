@@ -1,4 +1,4 @@
-"""Decoders searched: what is kept from word to word changes nothing."""
+"""Decoding with caches equals decoding without."""
 
 import numpy as np
 import pytest

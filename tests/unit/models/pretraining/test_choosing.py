@@ -1,4 +1,4 @@
-"""Which of two sentences is the translation: rows, the model's score, tuning; and the text that is asked about."""
+"""The choice of the translation: rows, the model's score, tuning; and the generated text."""
 
 from pathlib import Path
 

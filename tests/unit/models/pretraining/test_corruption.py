@@ -1,4 +1,4 @@
-"""Hiding and filling in: each half has its share, a row's own number decides, and samples follow the scores."""
+"""Corruption: the share of each half, determinism by a row's number, and sampling by the logits."""
 
 from typing import Any
 

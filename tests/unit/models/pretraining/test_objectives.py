@@ -1,4 +1,4 @@
-"""The losses and the learning rate, beside the same in NumPy, written from the formulas."""
+"""The losses and the learning rate, compared with NumPy implementations of the formulas."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A step of pretraining: only what is needed crosses, and networks that do not fit are refused."""
+"""A step of pretraining: only necessary data crosses, and networks that do not match are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Logs of clicks, generated and read, and AUC against a count of all pairs."""
+"""Click logs, generated and read, and AUC compared with a count of all pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HashedEmbedding: the numbers of keras.layers.Embedding, cut and uncut; what is saved; what is refused."""
+"""HashedEmbedding: the numbers of keras.layers.Embedding, cut and uncut; saving; refusals."""
 
 from __future__ import annotations
 

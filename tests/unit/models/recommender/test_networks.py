@@ -1,4 +1,4 @@
-"""The three networks: shapes, that they learn, that they are saved, and that a cut changes nothing."""
+"""The three networks: shapes, learning, saving, and equality under a cut."""
 
 from __future__ import annotations
 

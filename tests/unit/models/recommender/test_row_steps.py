@@ -1,4 +1,4 @@
-"""Steps of a table: micro-batches are one update, look-ups ahead change no bit, updates are late by a number."""
+"""Steps of a table: micro-batches are one update, look-ups ahead change no bit, updates can be deferred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of rows: its index, its memory, and its optimizers against Keras's own, a row at a time."""
+"""The table of rows: its index, its memory, and its optimizers compared with Keras's own, a row at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of several workers: each has the rows of its share, together they are one; states go to other numbers."""
+"""Sharded tables: each worker has the rows of its share, equal together to one table; resharding of states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SplitEmbedding: the bits of HashedEmbedding however the ids are shared out, with fewer bytes; saving; refusals."""
+"""SplitEmbedding: the bits of HashedEmbedding for any partition of ids, with fewer bytes; saving; refusals."""
 
 from __future__ import annotations
 

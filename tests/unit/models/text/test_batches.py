@@ -1,4 +1,4 @@
-"""Batches: filled up to few lengths, the same rows in every cluster, and a model that learns from them."""
+"""Batches: padding to few lengths, the same rows in every cluster, and a model that learns from them."""
 
 from collections.abc import Sequence
 

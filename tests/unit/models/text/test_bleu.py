@@ -1,4 +1,4 @@
-"""BLEU: sacrebleu's number, its signature, and differences that are drawn as sacrebleu draws them."""
+"""BLEU: sacrebleu's score and signature, and its bootstrap of differences."""
 
 import numpy as np
 import pytest

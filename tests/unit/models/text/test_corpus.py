@@ -1,4 +1,4 @@
-"""Aligned files: what is read, and one clear sentence for each way in which they can be wrong."""
+"""Aligned files: reading, and one clear message for each fault."""
 
 import gzip
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A corpus as ids: what is too long is cut and counted, or refused."""
+"""A corpus as ids: long sentences are truncated and counted, or refused."""
 
 import logging
 

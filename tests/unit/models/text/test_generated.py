@@ -1,4 +1,4 @@
-"""The generated corpus: the same everywhere, never the same in two splits, and right."""
+"""The generated corpus: the same everywhere, disjoint splits, and correct."""
 
 import re
 from collections import defaultdict

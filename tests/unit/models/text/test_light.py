@@ -1,4 +1,4 @@
-"""Importing the models, or the text part of them, imports nothing heavy that is not needed yet."""
+"""Importing the models, or the text part of them, imports no heavy dependency that is not needed yet."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Orders: each row once an epoch, alike ones together, the same wherever they are made, and safe to hand over."""
+"""Orders: each row once an epoch, grouped by length, deterministic, and without content of the text."""
 
 import json
 from pathlib import Path

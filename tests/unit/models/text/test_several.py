@@ -1,4 +1,4 @@
-"""The corpus of four languages: right in each, the same everywhere, and never the same in two splits."""
+"""The corpus of four languages: correct in each, the same everywhere, with disjoint splits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The tokenizer: ids and back, in eager code and in graphs, and text as people write it."""
+"""The tokenizer: to ids and back, eagerly and in graphs, and detokenization."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Vocabularies: learned alike everywhere, read and written in BERT's form, and refused where they are wrong."""
+"""Vocabularies: learned deterministically, read and written in BERT's format, and refused if invalid."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files in the forms of GLUE and SQuAD, small ones; and what is wrong with them."""
+"""Small files in the formats of GLUE and SQuAD; and errors for invalid ones."""
 
 from __future__ import annotations
 

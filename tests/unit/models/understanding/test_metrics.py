@@ -1,4 +1,4 @@
-"""Metrics, against what is counted another way."""
+"""Metrics, compared with independent computations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions of axes are true: an op that is run on pieces of an axis makes the pieces of what it makes of all."""
+"""Descriptions of axes: an op run on shards of an axis gives the shards of its whole output."""
 
 from __future__ import annotations
 

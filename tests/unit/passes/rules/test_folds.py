@@ -1,4 +1,4 @@
-"""What the rules make of states, op by op: the graphs of `folds.txt`."""
+"""The states that rules compute, op by op: the graphs of `folds.txt`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is left out of a walk, and what counts the rows of an input instead of those of a model's output."""
+"""Ops that are left out of a walk, and shapes of model outputs that are replaced by those of inputs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Programs made by chance: whatever the pass promises of any of their values must hold."""
+"""Random programs: all states that the pass claims must hold."""
 
 import random
 from collections.abc import Callable

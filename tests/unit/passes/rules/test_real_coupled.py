@@ -1,5 +1,4 @@
-"""Programs whose rows need each other, traced for real: they are refused, and the op that does it is
-named."""
+"""Traced programs with coupled rows: they are refused, and the coupling op is named."""
 
 from collections.abc import Callable
 from typing import Any

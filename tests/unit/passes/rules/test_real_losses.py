@@ -1,4 +1,4 @@
-"""Losses, traced for real: their class, what must be fed or grown for it, and the numbers."""
+"""Traced losses: their state, what must be fed or grown for it, and the numbers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Layers of Keras, traced for real: every value of the trace is checked against its fold."""
+"""Traced layers of Keras: every value of the trace is compared with its fold."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,5 @@
-"""Sizes that a step computes from the shapes of its batch: of tensors that are made, sliced or broadcast by them, and
-in gradients that the step takes of its own forward. Every value of the trace is checked against its fold.
+"""Sizes that a step computes from the shapes of its batch: of tensors created, sliced or broadcast by them, and in
+gradients of its own forward. Every value of the trace is compared with its fold.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The pieces of training apart: flat variables, differences with what they leave out, rounds over memory links."""
+"""Parts of local SGD: flat variables, differences with error feedback, rounds over memory links."""
 
 from __future__ import annotations
 

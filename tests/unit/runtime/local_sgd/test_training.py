@@ -1,4 +1,4 @@
-"""Clusters that train apart in one process, held against the same done by hand."""
+"""Local SGD in one process, compared with a manual implementation."""
 
 from __future__ import annotations
 

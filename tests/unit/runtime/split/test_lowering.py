@@ -1,4 +1,4 @@
-"""Steps of Keras models, made again for several devices of one process: they train as the steps that were traced."""
+"""Steps of Keras models, lowered to several devices of one process: they train like the traced steps."""
 
 from __future__ import annotations
 
