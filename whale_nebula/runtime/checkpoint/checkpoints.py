@@ -168,6 +168,7 @@ class Checkpoints:
             self._reset_metrics(program)
         else:
             self.take_variables(program, variables, needed, counted=bool(steps))
+        self.known.restore(program, engine.unread, counted=False)
         if engine.steps < steps and self.known.was_reached(program, needed):
             engine.count_from(steps)
         if engine.trains:
