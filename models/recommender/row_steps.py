@@ -4,6 +4,7 @@ of later steps are looked up, and deferred updates made, in parallel with the cu
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whale_nebula.errors import NotYetError
+from whale_nebula.errors import NebulaWarning, NotYetError
 from whale_nebula.runtime.run import opened_run
 
 from .distinct import Distinct
 from .row_table import Ahead, RowTable
 
+_LOG = logging.getLogger("whale_nebula.runtime.run")
 _MOST_ANNOUNCED = 16
 Found = tuple[Distinct, Ahead]
 
@@ -36,6 +38,7 @@ class RowSteps:
     def __init__(self, table: RowTable, find: Callable[[np.ndarray], Distinct]) -> None:
         self.table, self._find = table, find
         self.looked_ahead = 0
+        self._told = False
         self._lock = threading.Lock()
         self._step, self._pulls = 0, 0
         self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
@@ -68,6 +71,9 @@ class RowSteps:
                 return
             pushed, self._pushed = self._pushed, []
         self.table.push(*(pushed[0] if count == 1 else _sum_by_id(pushed)))
+        if not self._told:
+            self._told = True
+            _tell_if_unsaved(self.table)
 
     def announce(self, flat: np.ndarray) -> None:
         """Announce the ids of a later step, which are looked up beside the step before it, if the table is here."""
@@ -135,6 +141,21 @@ def _step_of_run() -> tuple[int, int]:
     if run is None or not run.step_now.micro_batches:
         return 0, 1
     return run.step_now.number, run.step_now.micro_batches
+
+
+def _tell_if_unsaved(table: RowTable) -> None:
+    """Say in the log of a table that trains where a run saves checkpoints, and is not in them."""
+    run = opened_run()
+    checkpoints = None if run is None else run.checkpoints
+    if checkpoints is None or any(each is table for each in checkpoints.memories.objects.values()):
+        return
+    said = NebulaWarning(
+        "rows of a HashedEmbedding are not saved with the checkpoints of this run",
+        where=checkpoints.levels[0].folder.path,
+        why="they are no variables: where the run goes on they begin anew",
+        mend="nb.state(rows=layer.table) before the first step",
+    )
+    _LOG.warning("%s", said)
 
 
 def _sum_by_id(pushed: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

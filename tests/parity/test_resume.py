@@ -336,6 +336,16 @@ def test_what_clusters_apart_have_saved_is_one_model_for_all_others(tmp_path: Pa
     assert len({each.digest() for each in rounds.values()}) == 1
 
 
+def test_clusters_that_meet_otherwise_than_before_begin_with_the_weights_that_all_know(tmp_path: Path) -> None:
+    """What was on its way in fragments is not of theirs."""
+    fit_dense(tmp_path, 2, stop=9, sync_every=4, fragments=2, delay=1)
+    begun = Folder(str(tmp_path)).scan()[0]
+    run, model, _ = fit_dense(tmp_path, 2, stop=1 + begun.step, sync_every=3, outer="average")
+    [rounds] = run.rounds.list_rounds()
+    assert {each.steps for each in rounds.values()} == {1}
+    assert int(model.optimizer.iterations) == 1 + begun.step
+
+
 def test_a_server_of_clusters_that_were_broken_off_goes_on(tmp_path: Path) -> None:
     """They meet before they are saved: what comes first at a server is left to chance, and so are its numbers."""
     fit_dense(tmp_path, 3, stop=9, every=4, sync_every=3, mode="async")

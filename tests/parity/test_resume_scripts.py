@@ -324,6 +324,35 @@ def test_models_of_a_run_are_restored_by_their_names(tmp_path: Path) -> None:
         nb.restore(tmp_path, build(True, "third"))
 
 
+def test_what_a_cut_step_does_not_read_is_saved(tmp_path: Path) -> None:
+    """Counters of a LossScaleOptimizer's own, and a weight for inference alone: nothing is missed without scopes."""
+
+    class Measured(keras.layers.Dense):
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            self.other = self.add_weight(shape=(), name="other", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return super().call(x) if training else super().call(x) + self.other
+
+    def script(cut: bool, count: Count) -> Any:
+        with nb.stage(cluster="gpu") if cut else nullcontext():
+            model = keras.Sequential([keras.Input((4,)), Measured(1, name="a")], name="model")
+        model.layers[0].other.assign(5.0 if cut else 0.0)
+        model.compile(keras.optimizers.LossScaleOptimizer(momentum()), "mse")
+        fit(model, count, 1 if cut else 2, rows=40)
+        return model.get_weights(), model.optimizer.inner_optimizer.iterations
+
+    cut, _ = run(script, tmp_path, True)
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((4,)), Measured(1, name="a")], name="model")
+    model.compile(keras.optimizers.LossScaleOptimizer(momentum()), "mse")
+    nb.restore(tmp_path, model)
+    assert [each.tobytes() for each in model.get_weights()] == cut
+    weights, steps = run(script, tmp_path, False)
+    assert weights[-1] == cut[-1] == np.float32(5).tobytes() and int.from_bytes(steps, "little") == 4
+
+
 def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:
     def script(cut: bool, count: Count) -> None:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: tf.random.shuffle(x))])

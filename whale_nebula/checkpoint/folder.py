@@ -191,6 +191,7 @@ class Folder:
             files.make_folder(self.path)
             for name in [LOCK, f"{LOCK}.{self.group}"] if self.group else [LOCK]:
                 self._locks.append(os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                _LOCKED.add(self._locks[-1])
         except OSError as error:
             self.unlock()
             raise ConfigError(
@@ -214,7 +215,23 @@ class Folder:
     def unlock(self) -> None:
         """Release the lock."""
         while self._locks:
-            os.close(self._locks.pop())
+            opened = self._locks.pop()
+            if opened in _LOCKED:
+                _LOCKED.remove(opened)
+                os.close(opened)
+
+
+_LOCKED: set[int] = set()
+"""The lock files that this process has open."""
+
+
+def _let_go() -> None:
+    """In a process that was forked: the locks are those of the run, which it may outlive."""
+    while _LOCKED:
+        os.close(_LOCKED.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _share_lock(opened: int, run: bytes) -> None:

@@ -156,6 +156,27 @@ def leave_on_signals() -> None:
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
 
 
+def heed_sigterm(ask: Callable[[str], None]) -> bool:
+    """Let SIGTERM call `ask` with its name, in this process; gives whether it does. A handler of the user's own stays.
+
+    A process that this one forks, such as one of a `multiprocessing.Pool`, ends by it.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return False
+    own = os.getpid()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:
+            ask(signal.Signals(number).name)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, hear)
+    return True
+
+
 class _Forks:
     """Gives forked processes the handlers that were there before ours. No signal is lost meanwhile: they are held."""
 

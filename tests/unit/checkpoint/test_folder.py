@@ -173,6 +173,28 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
             other.lock()
 
 
+def test_a_process_that_was_forked_holds_no_lock(folder: Folder) -> None:
+    """It may outlive the run, as those of a `multiprocessing.Pool` do whose parent is killed."""
+    folder.lock()
+    (reads, writes), (begun, begins) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(begins, b"x")
+        os.read(reads, 1)
+        os._exit(0)
+    os.read(begun, 1)
+    try:
+        with pytest.raises(StateError, match="another run writes"):
+            Folder(folder.path).lock()
+        folder.unlock()
+        Folder(folder.path).lock()
+    finally:
+        os.write(writes, b"x")
+        os.waitpid(child, 0)
+        for each in (reads, writes, begun, begins):
+            os.close(each)
+
+
 def test_a_folder_that_cannot_be_made_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     for path in (tmp_path / "runs", tmp_path / "runs" / "a"):

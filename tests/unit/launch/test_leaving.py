@@ -57,8 +57,11 @@ def test_one_leaves_for_the_reasons_of_the_first_step_in_which_there_were_some()
 
 FORKING = """
 import os, signal, sys, time
-from whale_nebula.launch.ending import departure, leave_on_signals
-leave_on_signals()
+from whale_nebula.launch.ending import departure, heed_sigterm, leave_on_signals
+if sys.argv[1] == "worker":
+    leave_on_signals()
+else:
+    assert heed_sigterm(departure.ask) and not heed_sigterm(departure.ask)
 departure.begin()
 child = os.fork()
 if not child:
@@ -66,11 +69,13 @@ if not child:
 os.kill(child, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 os.kill(os.getpid(), signal.SIGTERM)
-os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] == "worker":
+    os.kill(os.getpid(), signal.SIGINT)
 print(departure.asked, departure.agreed)
 """
 
 
-def test_a_signal_is_noted_and_what_was_forked_still_ends_by_it() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("kind", ["worker", "script"])
+def test_a_signal_is_noted_and_what_was_forked_still_ends_by_it(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING, kind], capture_output=True, text=True, timeout=60)
     assert done.stdout.split("\n")[:2] == [str(-signal.SIGTERM), "SIGTERM False"], done.stderr

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
 from whale_nebula.runtime.checkpoint.slices import Entry, Source
-from whale_nebula.runtime.local_sgd.topology import offset_seeds, seeds_of
+from whale_nebula.runtime.local_sgd.topology import Meetings, offset_seeds, seeds_of
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.group import Group
@@ -65,12 +65,13 @@ def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], 
     for meetings in opened.list_rounds():
         weights = _name_weights(next(iter(meetings.values())).flat.variables, names)
         begun = ((cluster, rounds) for cluster, rounds in meetings.items() if rounds.shared is not None)
-        taken += [(cluster, weights, rounds.capture()) for cluster, rounds in begun]
+        taken += [(cluster, weights, rounds.form, rounds.capture()) for cluster, rounds in begun]
 
     def encode(put: Put) -> dict[str, Any]:
         found: dict[str, list[Any]] = {}
-        for cluster, weights, collect in taken:
-            found.setdefault(cluster, []).append({"weights": weights, "state": encode_value(collect(), put)})
+        for cluster, weights, form, collect in taken:
+            state = encode_value(collect(), put)
+            found.setdefault(cluster, []).append({"weights": weights, "form": form, "state": state})
         return {_KIND: {"clusters": list(opened.names), "of": found}}
 
     return encode
@@ -91,17 +92,22 @@ class SavedRounds:
         for each in found:
             self._of.update(each["of"])
 
-    def has(self, clusters: tuple[str, ...], here: Iterable[str], weights: Sequence[str]) -> bool:
-        """Whether it was a run of these very clusters, and the state of those of this process is here."""
-        return self._clusters == clusters and all(self._find(cluster, weights) is not None for cluster in here)
+    def has(self, clusters: tuple[str, ...], here: Mapping[str, Meetings], weights: Sequence[str]) -> bool:
+        """Whether it was a run of these very clusters, which met in the same way, and the state of those of this
+        process is here.
+        """
+        found = {cluster: self._find(cluster, weights) for cluster in here}
+        alike = all(each is not None and each.get("form") == here[cluster].form for cluster, each in found.items())
+        return self._clusters == clusters and alike
 
     def read(self, cluster: str, weights: Sequence[str]) -> Any:
         """The state of a cluster in the rounds of these weights."""
-        return decode_value(self._find(cluster, weights), self._source.read)
+        found = self._find(cluster, weights)
+        return None if found is None else decode_value(found["state"], self._source.read)
 
-    def _find(self, cluster: str, weights: Sequence[str]) -> Any:
+    def _find(self, cluster: str, weights: Sequence[str]) -> Mapping[str, Any] | None:
         documents = self._of.get(cluster, ())
-        return next((each["state"] for each in documents if each["weights"] == list(weights)), None)
+        return next((each for each in documents if each["weights"] == list(weights)), None)
 
 
 def restore_apart(

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +30,7 @@ from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.launch.ending import departure
+from whale_nebula.launch.ending import departure, heed_sigterm
 from whale_nebula.passes.effects import DRAWS
 from whale_nebula.report.goodput import Goodput, Spent
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
@@ -167,6 +166,7 @@ class Checkpoints:
             self._reset_metrics(program)
         else:
             self.take_variables(program, variables, needed, counted=bool(steps))
+        self.known.restore(program, engine.unread, counted=False)
         if engine.steps < steps and self.known.was_reached(program, needed):
             engine.count_from(steps)
         if engine.trains:
@@ -473,20 +473,14 @@ class Checkpoints:
             _LOG.warning("step %d is not saved: %s", self.position.step, error)
 
     def heed_sigterm(self) -> None:
-        """Let SIGTERM end a script that nobody has started as a worker after its step, with all saved. A handler of the
-        user's own stays.
-        """
-        main = threading.current_thread() is threading.main_thread()
-        if not self.run.alone or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
+        """Let SIGTERM end a script that nobody has started as a worker after its step, with all saved."""
 
-        def ask(number: int, frame: Any) -> None:
-            departure.settle({self.group.worker: signal.Signals(number).name})
+        def ask(name: str) -> None:
+            departure.settle({self.group.worker: name})
             if not self._trains:
                 departure.begin()
 
-        signal.signal(signal.SIGTERM, ask)
-        self._heeds = True
+        self._heeds = self.run.alone and heed_sigterm(ask)
 
     def close(self) -> None:
         """Release all at the end of the run."""

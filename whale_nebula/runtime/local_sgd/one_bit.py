@@ -187,6 +187,11 @@ class OneBitRounds(Meetings):
         """Nothing to do: that all have the same weights was verified before this."""
         self._told = self.steps
 
+    @property
+    def form(self) -> str:
+        """The optimizer's kind too, whose momenta they are."""
+        return f"{super().form} {type(self.optimizer).__name__}"
+
     def capture(self) -> Callable[[], dict[str, Any]]:
         """Take a snapshot of the state: compression errors, and codec states."""
         arrays = {"error": self._error, "server": self._server_error, "mask": self._mask, "scales": self._scales}

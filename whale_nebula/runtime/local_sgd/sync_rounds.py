@@ -111,6 +111,11 @@ class Rounds(Meetings):
         """The number of fragments that are not empty."""
         return sum(begin < end for begin, end in self._ranges)
 
+    @property
+    def form(self) -> str:
+        """The timetable too, as fragments may be on their way, and the kind of the outer optimizer's state."""
+        return f"{super().form} {self.table} {type(self.outer).__name__}"
+
     # ------------------------------------------------------------------ a fragment's way
     @cached_property
     def _ranges(self) -> Sequence[Range]:

@@ -425,6 +425,11 @@ class Meetings(ABC):
         """The number of exchanges in which all weights are sent once."""
         return 1
 
+    @property
+    def form(self) -> str:
+        """How they meet, in words: a state that was saved is one of meetings of the same form."""
+        return type(self).__name__
+
     waits_for_all: ClassVar[bool] = False
     """Whether it has a state to save only when all clusters have met, and nothing is on its way."""
 

@@ -7,7 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -136,7 +136,9 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass
 class Engine:
-    """A captured step with its plan and its runner."""
+    """A captured step with its plan and its runner. `unread` are variables of the model that it trains, by name, which
+    the step neither reads nor writes: they are saved with it.
+    """
 
     name: str
     captured: Captured
@@ -149,6 +151,7 @@ class Engine:
     without_xla: Callable[[], Runner] | None = None
     planned: PlanWatch | None = None
     title: str = ""
+    unread: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report it, and pack its results as the user's code returns them."""

@@ -181,13 +181,15 @@ class Step:
     """Calls of `fn`, run by a plan, with one engine for each form of the arguments and each set of scopes around.
 
     A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
-    of all engines, also of plans that were replaced. `trains`: it is Keras's own train step of a model.
+    of all engines, also of plans that were replaced. `trains`: it is Keras's own train step of a model. `owned` gives
+    all variables of the model that it trains, by name, whether or not it reads them.
     """
 
     fn: Callable[..., Any]
     name: str
     paths: Callable[[], Mapping[int, str]] = dict
     metrics: Callable[[], Mapping[int, str]] = dict
+    owned: Callable[[], Mapping[str, Any]] = dict
     whole: frozenset[str] = frozenset()
     jit: bool = False
     lazy: bool = False
@@ -340,6 +342,8 @@ class Step:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
         make_all_collective(models, run)
         if run.checkpoints is not None:
+            read = {id(variable.handle) for variable in captured.variables.values()}
+            found.unread = {name: each for name, each in self.owned().items() if id(each.handle) not in read}
             run.checkpoints.take_in(found)
             if self.widens and all(spec.shape.rank is not None for spec in layout.specs):
                 run.checkpoints.note_form(self.name, tuple(tuple(spec.shape) for spec in layout.specs))

@@ -126,6 +126,19 @@ def test_a_table_is_read_only_when_it_is_saved(tmp_path: Path, monkeypatch: pyte
         np.testing.assert_array_equal(value, read(again.table)[name])
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_table_that_no_checkpoint_has_is_told(kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with nb.init(checkpoint=str(tmp_path)):
+        layer = hashed("sgd")
+        model = make_model(layer)
+        if kept:
+            nb.state(table=layer.table)
+        model.compile("sgd", "mse")
+        inputs, clicked = log()
+        model.train_on_batch(inputs, clicked)
+    assert ["are not saved with the checkpoints" in each.message for each in caplog.records] == [True] * (not kept)
+
+
 def test_rows_of_another_optimizer_are_refused() -> None:
     layer, other = hashed("adam"), hashed("sgd")
     for each in (layer, other):
