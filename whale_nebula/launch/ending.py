@@ -17,6 +17,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import takewhile
 from types import FrameType
 from typing import Any
@@ -164,17 +165,32 @@ def heed_sigterm(ask: Callable[[str], None]) -> bool:
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return False
-    own = os.getpid()
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:
-            ask(signal.Signals(number).name)
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, hear)
+    _end_forks_by_sigterm()
+    signal.signal(signal.SIGTERM, _Heeding(ask))
     return True
+
+
+class _Heeding:
+    """A handler of SIGTERM that calls `ask` with its name."""
+
+    def __init__(self, ask: Callable[[str], None]) -> None:
+        self._ask = ask
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._ask(signal.Signals(number).name)
+
+
+@cache
+def _end_forks_by_sigterm() -> None:
+    """Register, once, that forked processes do not have the handler of SIGTERM that the script has from us."""
+    forks = _Forks({})
+
+    def restore() -> None:
+        if isinstance(signal.getsignal(signal.SIGTERM), _Heeding):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        forks.free()
+
+    os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=restore)
 
 
 class _Forks:
