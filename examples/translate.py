@@ -177,13 +177,9 @@ def main() -> None:
     corpus = read(options, [side for side in SIDES if nb.here().runs(side)])
     sides = {side: language_model(side, corpus, options) for side in SIDES}
     rows, tests = (encoded(pairs, sides) for pairs in (corpus.train, corpus.test))
-    if nb.here().lead:
-        console.print("The translator is trained once for each way to cross the line; bytes and BLEU are the point:")
-        for codec in options.codecs:
-            console.print(f"  {codec:6} {MEANT[codec]}")
     runs = {}
     for codec in options.codecs:
-        console.rule(f"translator, {codec}: {CODECS[codec] or 'everything crosses as it is'}")
+        console.rule(f"translator, {codec}: {MEANT[codec]}")
         model, clock = train(codec, rows, sides, options.steps)
         runs[codec] = clock.ran(nb.last_report())
         found = translated(model, tests, sides["target"].words)
