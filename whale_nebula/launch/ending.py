@@ -160,7 +160,7 @@ def leave_on_signals() -> None:
 def heed_sigterm(ask: Callable[[str], None]) -> bool:
     """Let SIGTERM call `ask` with its name, in this process; gives whether it does. A handler of the user's own stays.
 
-    A process that this one forks, such as one of a `multiprocessing.Pool`, ends by it.
+    A process that this one forks, such as one of a pool of processes, ends by it.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
