@@ -88,9 +88,14 @@ def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
     while True:
         number, which = divmod(digest(f"{split}/{seed}/{place}/{attempt}"), len(forms))
         made = _FORMS[forms[which]](Pick(number % _SIZES[forms[which]]))
-        if _SPLITS[digest(made.es) % len(_SPLITS)] == split:
+        if _find_split(made.es, _SPLITS) == split:
             return made
         attempt += 1
+
+
+def _find_split(text: str, splits: Sequence[str]) -> str:
+    """The one of these splits that a sentence belongs to, by the hash of what it says."""
+    return splits[digest(text) % len(splits)]
 
 
 def digest(text: str) -> int:
@@ -169,6 +174,6 @@ def _drawn(split: str, seed: int, place: int) -> four.Meaning:
         form = four.FORMS[which]
         made = four.meaning(form, number % _SIZES_OF_FOUR[form])
         other = made.changed("order", 0) if form == "compared" else None
-        if other != made and _SPLITS_OF_FOUR[digest(made.said("en")) % len(_SPLITS_OF_FOUR)] == split:
+        if other != made and _find_split(made.said("en"), _SPLITS_OF_FOUR) == split:
             return made
         attempt += 1

@@ -148,9 +148,12 @@ class Folder:
 
         The manifest is removed first, so that a partly removed checkpoint is none.
         """
-        committed = [found for found in self.scan() if found.committed]
-        whole = [found for found in committed if not found.check(digests=digests)]
-        gone = committed[committed.index(whole[keep - 1]) + 1 :] if len(whole) >= keep else []
+        whole, gone = 0, []
+        for found in self.scan():
+            if found.committed and whole == keep:
+                gone.append(found)
+            elif found.committed and not found.check(digests=digests):
+                whole += 1
         for found in gone:
             remove_checkpoint(found)
         return [found.step for found in gone]

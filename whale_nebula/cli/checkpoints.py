@@ -136,10 +136,9 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
-    chosen = next((each for each in found if each.committed), None)
+    chosen = _choose(found, lambda each: each.problems)
     if chosen is None:
         raise CheckpointError("there is no checkpoint that was written to its end", where=found[0].path)
-    _tell_skipped(found, chosen, digests=False)
     damage = chosen.check(digests=False)
     manifests = list(chosen.manifests.values())
     names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, given, made)]
@@ -169,10 +168,17 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     return arguments.DONE
 
 
-def _tell_skipped(found: list[Found], chosen: Found, *, digests: bool = True) -> None:
-    """Report on stderr each checkpoint newer than the chosen one, and why it was skipped."""
-    for each in found[: found.index(chosen)]:
-        print(f"{each.path} is passed over: {each.check(digests=digests)[0]}", file=sys.stderr)
+def _choose(found: list[Found], find_faults: Callable[[Found], Sequence[str]]) -> Found | None:
+    """The newest checkpoint without faults; those skipped for it are named on stderr, with their first fault."""
+    skipped: list[tuple[Found, Sequence[str]]] = []
+    for each in found:
+        faults = find_faults(each)
+        if each.committed and not faults:
+            for other, why in skipped:
+                print(f"{other.path} is passed over: {why[0]}", file=sys.stderr)
+            return each
+        skipped.append((each, faults))
+    return None
 
 
 def _is_wanted(name: str, given: argparse.Namespace, made: Parser) -> bool:
@@ -211,10 +217,9 @@ def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
 def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     if given.to is None or not given.to.endswith((".npz", ".safetensors")):
         made.error("--to names the file: --to weights.npz, or --to weights.safetensors")
-    chosen = next((each for each in found if each.committed and not each.check()), None)
+    chosen = _choose(found, Found.check)
     if chosen is None:
         raise CheckpointError("there is no checkpoint that is whole", where=found[0].path)
-    _tell_skipped(found, chosen)
     from whale_nebula.runtime.checkpoint.slices import Source
 
     source = Source(chosen, next(iter(chosen.manifests.values())).identity)

@@ -61,12 +61,12 @@ def problem_of(
     """
     sites = tuple(_site(layers, cluster, options, (measured or {}).get(cluster.name)) for cluster in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
-    lines = {(a, b): _wire(clusters.between(one, other)) for (a, one), (b, other) in pairs}
+    lines = {(a, b): _line(clusters.between(one, other)) for (a, one), (b, other) in pairs}
     coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
     return Problem(replace(layers.chain, coded=coded), sites, layers.rows, lines, options)
 
 
-def _wire(link: LinkRate) -> Line:
+def _line(link: LinkRate) -> Line:
     return Line(rate=link.rate_bytes_per_s or math.inf, delay=link.delay_s)
 
 
@@ -79,7 +79,7 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
         return op_seconds(slowest, kernel, flops, moved)
 
     memory = min((d.memory_bytes for d in devices if d.memory_bytes is not None), default=math.inf)
-    inside = _wire(cluster.inside)
+    inside = _line(cluster.inside)
     for each in cluster.collectives:
         if each.kind == "all-reduce":  # its time for a byte is that of 2 (n - 1) / n bytes on each way
             share = 2.0 * (each.workers - 1) / each.workers

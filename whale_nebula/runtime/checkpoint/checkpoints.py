@@ -420,8 +420,8 @@ class Checkpoints:
         memory = self.memories.encode(entries, ended)
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs, titles=self.known.list_titles())
-        manifest = begin_manifest(self.run, self.position, self.known.aliases, self.forms)
-        manifest = replace(manifest, at=time.time(), spent=asdict(self.spent.sum_up()))
+        manifest = begin_manifest(self.run, self.position, self.known.aliases)
+        manifest = replace(manifest, forms=self.forms, at=time.time(), spent=asdict(self.spent.sum_up()))
         for level in levels:
             level.write(Snapshot(manifest, self.group.worker, entries, memory, batch, late))
             if level.durable:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from whale_nebula import __version__
 from whale_nebula.checkpoint.folder import Folder, Found, check_whole, choose_checkpoint, offer_checkpoints
-from whale_nebula.checkpoint.manifest import Manifest, Position, Shapes, Tensor
+from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, RemoteProtocolError
 from whale_nebula.errors.text import list_names
@@ -281,17 +281,11 @@ def _find_checkpoint(several: Sequence[Found], identity: str) -> Found | None:
     return best if best is not None and count(best) else None
 
 
-def begin_manifest(
-    run: Run,
-    position: Position,
-    aliases: Mapping[str, Mapping[str, str]],
-    forms: Mapping[str, tuple[Shapes, ...]],
-) -> Manifest:
+def begin_manifest(run: Run, position: Position, aliases: Mapping[str, Mapping[str, str]]) -> Manifest:
     """The contents of a checkpoint's manifest that are the same in all processes."""
     return Manifest(
         position,
         aliases=aliases,
-        forms=forms,
         attempt=run.here().epoch,
         run=run.config.run_name,
         seed=run.seed if run.seed is not None else run.config.seed,

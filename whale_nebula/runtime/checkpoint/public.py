@@ -83,7 +83,7 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     with telling():
         _check_no_run(folder)
     entries = list(group.list_entries(variables))
-    snapshot = Snapshot(begin_manifest(run, Position(), {}, {}), group.worker, entries, {})
+    snapshot = Snapshot(begin_manifest(run, Position(), {}), group.worker, entries, {})
     with telling():
         try:
             check_own_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))

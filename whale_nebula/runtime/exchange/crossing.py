@@ -194,8 +194,8 @@ def _leave_sizes_open(spec: Spec) -> Spec:
     """
     if not spec.shape:
         return spec
-    *_, last = spec.shape
-    return Spec(spec.dtype, (*[None] * (len(spec.shape) - 1), last if len(spec.shape) > 1 else None))
+    *outer, last = spec.shape
+    return Spec(spec.dtype, (*[None] * len(outer), last if outer else None))
 
 
 def _remembering(way: Way) -> str:
