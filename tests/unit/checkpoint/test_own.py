@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import keras
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
+from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.errors import AccountError, CheckpointError
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.checkpoint.checkpoints import find_own
@@ -56,6 +58,16 @@ def test_no_more_is_written_than_the_account_may_keep(tmp_path: Path, monkeypatc
     assert "gpu/0: account ana of gpu may keep 1 MiB" in (refused.value.why or "")
     assert [*(home / "runs/a").glob("step-*/manifest.json")] and (home / "by-hand/manifest.json").exists()
     assert not [*tmp_path.glob("runs")] and not (home / "by-hand-2").exists()
+
+
+def test_a_folder_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
+    """No thread goes on, and the folder is locked by nobody."""
+    nb.save(tmp_path, keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+    nb.shutdown()
+    with pytest.raises(CheckpointError, match=r"a model that nb\.save has written"), nb.init(checkpoint=str(tmp_path)):
+        pytest.fail("it is no folder of a run")
+    assert not [each for each in threading.enumerate() if each.name == "nebula-checkpoint"]
+    Folder(str(tmp_path)).lock()
 
 
 def test_what_is_kept_is_counted_once_and_not_by_its_length(tmp_path: Path) -> None:

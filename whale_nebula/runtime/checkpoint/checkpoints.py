@@ -584,7 +584,11 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
     spent = Spent(None if run.attachment is None else run.attachment.ended)
     found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
-    with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
-        found.open()
+    try:
+        with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
+            found.open()
+    except BaseException:
+        found.close()
+        raise
     found.heed_sigterm()
     return found

@@ -136,7 +136,8 @@ def test_a_table_that_no_checkpoint_has_is_told(kept: bool, tmp_path: Path, capl
         model.compile("sgd", "mse")
         inputs, clicked = log()
         model.train_on_batch(inputs, clicked)
-    assert ["are not saved with the checkpoints" in each.message for each in caplog.records] == [True] * (not kept)
+    said = [each.message for each in caplog.records if each.name != "tensorflow"]  # that one counts what ran before
+    assert ["are not saved with the checkpoints" in each for each in said] == [True] * (not kept)
 
 
 def test_rows_of_another_optimizer_are_refused() -> None:
