@@ -31,7 +31,7 @@ Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
-UNOPTIMIZED = ("tests/unit/", "tests/processes/", "tests/scripts/", "tests/traps/")
+OPTIMIZED = ("tests/parity/test_cases.py", "tests/examples/")
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
@@ -87,11 +87,11 @@ def no_zygote_stays() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def graph_optimizer(request: pytest.FixtureRequest) -> None:
     """Tests that run each function a few times do so without TensorFlow's graph optimizer, which takes a fifth of their
-    time. Parity, examples and programs run with it, as users do; with `--grid` all but unit tests.
+    time. The parity matrix and examples run with it, as users do; with `--grid` all but unit tests.
     """
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
-        folders = ("tests/unit/",) if request.config.getoption("--grid") else UNOPTIMIZED
-        off = request.node.nodeid.startswith(folders)
+        node, grid = request.node.nodeid, request.config.getoption("--grid")
+        off = node.startswith("tests/unit/") if grid else not node.startswith(OPTIMIZED)
         tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 

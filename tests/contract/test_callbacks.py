@@ -244,7 +244,7 @@ def test_build_optimizer_gives_variables_that_are_made_ahead_the_names_of_a_step
     x, y = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
     found = {}
     for way in ("step", "model", "variables"):
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="head")], name="model")
         model.compile(wrap(keras.optimizers.Adam(name="adam")), "mse", metrics=["mae"])
         if way == "step":

@@ -14,7 +14,7 @@ from whale_nebula.passes.pipeline import CAPTURE, PIPELINE
 
 def list_passes(make: Callable[[], nb.Plan]) -> list[str]:
     """The text after each pass of a program, below its digests."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     plan = make()
     portable = replace(plan, versions={}, threads={})
     head = [f"program digest {plan.program_digest}", f"plan digest, without versions and threads, {portable.digest}"]

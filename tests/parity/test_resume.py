@@ -180,7 +180,7 @@ CASES = {
 def train(case: Case, folder: Path | None, stop: int = -1) -> dict[str, Any]:
     """Train in a run of its own; with `stop` it is broken off after so many batches."""
     nb.shutdown()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
@@ -259,7 +259,7 @@ def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name: str, tmp_path:
 def test_a_loop_goes_on_where_it_stood_with_what_else_it_remembers(tmp_path: Path) -> None:
     def loop(folder: Path | None, stop: int = -1) -> list[str]:
         nb.shutdown()
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(SEED)
         with nb.init(checkpoint=None if folder is None else {"folder": str(folder), "every": 2}) as run:
             model, optimizer = staged(), keras.optimizers.SGD(0.05, momentum=0.9)
@@ -298,7 +298,7 @@ def fit_dense(folder: Path, epochs: int, stop: int = -1, every: int = 2, **optio
     losses.
     """
     nb.shutdown()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     run = nb.init(seed=SEED, checkpoint={"folder": str(folder), "every": every})
     model = apart(**options) if options else one_model()
@@ -323,7 +323,7 @@ def one_model() -> keras.Model:
 def test_what_clusters_apart_have_saved_is_one_model_for_all_others(tmp_path: Path) -> None:
     _, model, _ = fit_dense(tmp_path, 1, sync_every=4)
     weights = model.get_weights()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     found = one_model()
     found.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     nb.restore(tmp_path, found)
@@ -362,7 +362,7 @@ def test_other_data_than_before_is_named(tmp_path: Path) -> None:
     case = Case(staged)
     train(case, tmp_path, 5)
     nb.shutdown()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED + 1)  # shuffles in another order
     with nb.init(checkpoint=str(tmp_path)):
         model = staged()
@@ -377,7 +377,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     train(case, tmp_path, 5)
     for units in (16, 33):
         nb.shutdown()
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         with nb.init(checkpoint=str(tmp_path)):
             with nb.cluster(), nb.stage(cluster="gpu"):
                 inputs = keras.Input((6,))
@@ -397,7 +397,7 @@ def scaled() -> Any:
 @pytest.mark.parametrize("make", [scaled, lambda: keras.optimizers.Adafactor(0.02)], ids=["scaled", "one name"])
 def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callable[[], Any], tmp_path: Path) -> None:
     nb.shutdown()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     x, y = np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32")
     model = staged(pipeline={"micro_batch": 2})
@@ -406,7 +406,7 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callab
     nb.save(tmp_path / "model", model)
     nb.save(tmp_path / "model", model)
     values = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((6,), name="x")
     hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
     hidden = keras.layers.Dense(32)(hidden)
@@ -448,7 +448,7 @@ def test_a_model_that_is_made_again_in_a_process_is_told_of_its_numbers(tmp_path
 def test_a_disk_that_is_full_ends_no_training(tmp_path: Path) -> None:
     """Files may not grow any more: as TensorFlow and Python meet it where a disk is full."""
     nb.shutdown()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
     x, y = np.ones((ROWS, 6), "float32"), np.ones((ROWS, 1), "float32")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

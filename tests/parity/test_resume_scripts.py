@@ -65,7 +65,7 @@ def folds(cut: bool, count: Count) -> Any:
     """Models of the same names, one after the other."""
     kept, histories = [], []
     for fold in range(3):
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         kept.append(build(cut))
         histories.append(fit(kept[-1], count, 2, rows=8, begin=20 * fold))
     return histories, [model.get_weights() for model in kept]
@@ -75,7 +75,7 @@ def folds_that_begin_exact(cut: bool, count: Count) -> Any:
     """A model that is made again counts its own steps: a codec begins as late in each."""
     kept, histories = [], []
     for _ in range(2):
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         with nb.compress("int8", start_step=6):
             kept.append(build(cut))
         histories.append(fit(kept[-1], count, 2, rows=8))
@@ -84,7 +84,7 @@ def folds_that_begin_exact(cut: bool, count: Count) -> Any:
 
 def folds_let_go(cut: bool, count: Count) -> Any:
     for fold in range(3):
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         model = build(cut)
         fit(model, count, 2, rows=8, begin=20 * fold)
         del model
@@ -245,7 +245,7 @@ def two_loops(cut: bool, count: Count) -> Any:
 def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
     """Run a script, or until so many batches of its own were trained in this process."""
     nb.shutdown()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     seen = 0
 
@@ -315,11 +315,11 @@ def test_steps_of_a_loop_are_counted_once(
 
 def test_models_of_a_run_are_restored_by_their_names(tmp_path: Path) -> None:
     *_, first, second = run(one_after_the_other, tmp_path, False)
-    keras.utils.clear_session()  # optimizers are numbered as they were in the run
+    keras.utils.clear_session(free_memory=False)  # optimizers are numbered as they were in the run
     for model, expected in [(build(True, "first"), first), (build(True, "second"), second)]:
         nb.restore(tmp_path, model)
         assert [each.tobytes() for each in model.get_weights()] == expected
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     with pytest.warns(NebulaWarning, match="several models of that run have a variable"):
         nb.restore(tmp_path, build(True, "third"))
 
@@ -344,7 +344,7 @@ def test_what_a_cut_step_does_not_read_is_saved(tmp_path: Path) -> None:
         return model.get_weights(), model.optimizer.inner_optimizer.iterations
 
     cut, _ = run(script, tmp_path, True)
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = keras.Sequential([keras.Input((4,)), Measured(1, name="a")], name="model")
     model.compile(keras.optimizers.LossScaleOptimizer(momentum()), "mse")
     nb.restore(tmp_path, model)

@@ -30,7 +30,7 @@ class AddsLoss(keras.layers.Layer):
 
 def build(extra: str, place: str, *, cut: bool, replicated: str = "") -> keras.Model:
     """Three stages; `extra` is done in the one at `place`, and of the one at `replicated` there are two replicas."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(4)
     regularizers = {each: "l2" if (extra, each) == ("regularizer", place) else None for each in PLACES}
 

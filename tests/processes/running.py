@@ -164,7 +164,7 @@ def act(lessons: Iterable[Callable[..., None]]) -> None:
         name, *arguments = json.loads(words)
         print(BEGINS + name, flush=True)
         reconnect(Path(folder))
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         seed_all(SEED)  # as the launcher seeds who is run alone
         named[name](*arguments)
 

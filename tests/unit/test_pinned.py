@@ -28,7 +28,7 @@ def closed() -> Iterator[None]:
 
 
 def model(second: str = "npu", name: str = "small") -> Any:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(3, name="a")(inputs)
     made = keras.Model(inputs, keras.layers.Dense(1, name="b")(hidden), name=name)
@@ -129,7 +129,7 @@ def unnamed(micro_batch: int = 2) -> Any:
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pin of a model that Keras named; those of the tests have other numbers."""
     path = tmp_path_factory.mktemp("numbered") / "plan.json"
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     nb.plan(unnamed(), X, Y).save(path)
     nb.shutdown()
     unnamed()
@@ -159,7 +159,7 @@ def test_the_same_model_with_another_number_is_the_pinned_one(numbered: Path) ->
 
 
 def test_a_pin_that_has_found_its_step_is_not_taken_for_another(numbered: Path) -> None:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     nb.init(plan=numbered)
     unnamed().fit(X, Y, verbose=0)
     second = unnamed(micro_batch=4)

@@ -75,7 +75,7 @@ class Script:
     looks: bool = True
 
     def __call__(self, cut: Cut) -> Outcome:
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
         watch = Watch(cut)
         model = self.build(cut)

@@ -31,7 +31,7 @@ class Placed:
 
     def model(self) -> Any:
         """A new model, the same each time."""
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(3)
         return self.build()
 

@@ -29,7 +29,7 @@ HERE = re.escape(__file__)
 
 def chain(*names: str) -> keras.Model:
     """Dense layers of these names, functional."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = hidden = keras.Input((4,))
     for name in names:
         hidden = layers.Dense(4, name=name)(hidden)
@@ -68,7 +68,7 @@ class Scoped(layers.Layer):
 
 def around(body: Any) -> keras.Model:
     """A model of a layer with that code, and a head."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(1, name="head")(Scoped(body, name="mid")(inputs)), name="around")
     model.compile("sgd", "mse")

@@ -119,7 +119,7 @@ class Drawn(TwoStages):
 
 def trained(kind: str, way: str, first: str, optimizer: Any = "adam") -> keras.Model:
     global _scoped
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     made, x = MODELS.get(kind, (Drawn, X))
     model = made(name="net")

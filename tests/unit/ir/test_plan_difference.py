@@ -30,7 +30,7 @@ def plan(
 ) -> nb.Plan:
     """The plan of a small model in which one thing may be otherwise."""
     nb.shutdown()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     first = keras.Input((inputs,))
     hidden = layers.Dense(width, activation=activation, name="a")(first)
     hidden = layers.LayerNormalization(epsilon=epsilon, name="norm")(hidden)

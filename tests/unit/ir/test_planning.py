@@ -19,7 +19,7 @@ ROWS = 12
 
 
 def model(*, scopes: bool = True, compiled: bool = True) -> Any:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
     if scopes:
         with nb.cluster(), nb.stage(cluster="gpu"):

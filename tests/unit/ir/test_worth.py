@@ -108,7 +108,7 @@ def test_the_slowest_is_of_those_that_are_known() -> None:
 
 # ---------------------------------------------------------------------- plans
 def planned(micro_batch: int = 1, line: str = LINE, masked: bool = False, **options: Any) -> nb.Plan:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((64, 768))
     with nb.cluster(), nb.pipeline(micro_batch):
         with nb.stage(cluster="gpu"), nb.compress(**options):
@@ -162,7 +162,7 @@ def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
 
 
 def test_one_line_of_code_is_warned_of_once() -> None:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((64, 768))
     with nb.cluster():
         with nb.stage(cluster="gpu"), nb.compress(int8=True):

@@ -38,7 +38,7 @@ def everything(
     rate: float = 0.1,
 ) -> nb.Plan:
     """A step with an embedding, a custom gradient, dropout, a while, a cond and a table of floats."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     embedding, dropout = layers.Embedding(10, width), layers.Dropout(0.5)
     embedding.build((None,))
     weight = tf.Variable(tf.ones((width, width)), name="weight")
@@ -65,7 +65,7 @@ def everything(
 
 def skipping() -> nb.Plan:
     """A functional model whose first stage feeds both others; micro-batches, codecs, metrics, AdamW."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((8,), name="features")
     with nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="gpu"):
@@ -137,7 +137,7 @@ def inference() -> nb.Plan:
 
 def divided() -> nb.Plan:
     """Words, and a wide layer and back, in pieces in the first stage; classes in the second."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((6,), dtype="int32", name="tokens")
     with nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="gpu", name="body"):
@@ -157,7 +157,7 @@ def divided() -> nb.Plan:
 
 def parted() -> nb.Plan:
     """Backwards in two parts, but for those of the first stage, and of one that has no weights."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     hidden = inputs = keras.Input((8,), name="features")
     own = {"one": [layers.Dense(16)], "two": [layers.Dense(16), layers.LayerNormalization()], "three": [layers.ReLU()]}
     with nb.cluster(), nb.pipeline(6, schedule="zero-bubble"):

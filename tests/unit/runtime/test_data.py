@@ -82,7 +82,7 @@ def test_texts_cross_as_they_are(site: Site, config: dict[str, Any]) -> None:  #
 
 
 def train(folder: Path | None, config: dict[str, Any], epochs: int) -> list[np.ndarray]:
-    keras.utils.clear_session()  # as in a process of its own
+    keras.utils.clear_session(free_memory=False)  # as in a process of its own
     keras.utils.set_random_seed(1)
     nb.init(config, checkpoint=None if folder is None else {"folder": str(folder), "every": 1})
     inputs = keras.Input((1,))

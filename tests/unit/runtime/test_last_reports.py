@@ -23,7 +23,7 @@ def closed_run() -> None:
 
 
 def chain() -> keras.Model:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     hidden = inputs = keras.Input((WIDTH,))
     with nb.cluster():
         for name in "abc":
