@@ -376,7 +376,7 @@ def _checkpointing(checkpoint: Any, site: str) -> Checkpointing:
 
 def _open_checkpoints(run: Run, saves: Checkpointing) -> None:
     """Find the checkpoint that the run goes on from, with all other processes. Here TensorFlow is needed."""
-    from whale_nebula.runtime.checkpoint.checkpoints import open_checkpoints
+    from whale_nebula.runtime.checkpoint.opening import open_checkpoints
 
     run.checkpoints = open_checkpoints(run, saves)
     run.closers.append(run.checkpoints.close)

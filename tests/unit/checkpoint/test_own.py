@@ -14,7 +14,7 @@ import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.errors import AccountError, CheckpointError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.checkpoint.checkpoints import find_own
+from whale_nebula.runtime.checkpoint.opening import find_own
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, count_kept, open_home
 

@@ -10,40 +10,34 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.checkpoint import files
-from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.checkpoint.interval import Pace, guess_between_failures
+from whale_nebula.checkpoint.interval import guess_between_failures
 from whale_nebula.checkpoint.manifest import Position, Shapes
-from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
-from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.ending import departure, heed_sigterm
 from whale_nebula.passes.effects import DRAWS
 from whale_nebula.report.goodput import Goodput, Spent
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
-from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring, hand_over_parts
+from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known import Known
+from whale_nebula.runtime.checkpoint.leading import Leading
 from whale_nebula.runtime.checkpoint.level import Level, Notices
 from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.unused import warn_of_unused
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
-from whale_nebula.security.tenant import check_folder, check_room, claim_folder
 from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
@@ -51,11 +45,6 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.step.engine import Engine
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
-_AWAY = 32
-"""After so many steps of another program without one of the leading program, that one leads."""
-_MEMORY_FIRST = 5.0
-"""Seconds until the first saving in memory, which tells what one costs."""
-_MEMORY_KEPT = 2
 
 
 class Training(Protocol):
@@ -108,8 +97,7 @@ class Checkpoints:
     _apart: dict[str, BetweenClusters] = field(default_factory=dict)
     _turns: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
-    _away: list[str] = field(default_factory=list)
-    _beside: set[str] = field(default_factory=set)
+    _leading: Leading = field(default_factory=Leading)
     _trains: bool = False
     _heeds: bool = False
     _logs: Callable[[], Mapping[str, float]] = dict
@@ -121,9 +109,6 @@ class Checkpoints:
     def open(self) -> None:
         """Choose the checkpoint that the run goes on from, together with all other processes."""
         folders = [level.folder for level in self.levels]
-        if self.group.commits:
-            folders[0].lock()
-            _check_no_other(folders[0])
         self.source = choose_source(
             self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1], folders[0].scan
         )
@@ -250,7 +235,7 @@ class Checkpoints:
         title = self._find_title(engine)
         if title == self.position.program:
             self._check_batch(tensors)
-        self._choose_leading(title)
+        self.position = self._leading.choose(self.position, title)
         if title != self.position.program:
             return
         self.memories.restore_late()
@@ -289,39 +274,9 @@ class Checkpoints:
         for level in self.levels:
             level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, self.run.here().epoch)
 
-    def _choose_leading(self, program: str) -> None:
-        """Choose the program whose steps are counted: that of the running `fit`; in loops the one that trained first,
-        or that alone has trained for long, then with its steps until now.
-        """
-        if program == self.position.program:
-            self._beside.update(self._away)
-            self._away.clear()
-            return
-        self._away.append(program)
-        if not self.position.program or len(self._away) > _AWAY:
-            self._lead_on()
-            if program == self.position.program:  # this step is not done yet
-                self.position = replace(self.position, step=self.position.step - 1)
-
-    def _lead_on(self) -> None:
-        """Replace a leading program that trains no more by the first that trained since, and count its steps."""
-        away, self._away, self._beside = self._away, [], set()
-        self.position = replace(self.position, program=away[0], step=self.position.step + away.count(away[0]))
-        for program in away:
-            if program == away[0]:
-                self._beside.update(self._away)
-                self._away.clear()
-            else:
-                self._away.append(program)
-
     def count_last(self) -> None:
         """At the end of a loop: count the last program's steps if it trained after the leading one, not beside it."""
-        while self._away and self._beside.isdisjoint(self._away) and self._has_led():
-            self._lead_on()
-
-    def _has_led(self) -> bool:
-        """Whether the leading program has done several steps, so that it is known what trains beside it."""
-        return self.position.programs.get(self.position.program, 0) > 1
+        self.position = self._leading.count_last(self.position)
 
     def _check_batch(self, tensors: Sequence[Any]) -> None:
         """Verify that the first batch is the one that the saved run would have trained next."""
@@ -506,89 +461,3 @@ def fingerprint(tensors: Sequence[Any]) -> str:
                 repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes()
             )
     return found.hexdigest()[:32]
-
-
-def find_own(path: str, attachment: Attachment | None) -> str:
-    """The folder for a run's checkpoints: within the account's own folder if it has one, unless the path is absolute;
-    other accounts' folders are refused.
-    """
-    if not files.is_local(path):
-        return path
-    path = path if attachment is None or attachment.home is None else os.path.join(attachment.home, path)
-    check_folder(Path(path), None if attachment is None else attachment.tenant)
-    return path
-
-
-def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
-    """Verify that the account of this run may write `need` more bytes to its own folder."""
-    if attachment is not None and attachment.tenant is not None and files.is_local(path):
-        check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
-
-
-def _check_no_other(folder: Folder) -> None:
-    """Verify that a run's folder has no checkpoint of `nb.save`, and is not a single checkpoint of a run."""
-    here, several = folder.look(), folder.scan()
-    found = here if here.manifests else next((each for each in several if each.by_hand), None)
-    if found is None:
-        return
-    if found.by_hand:
-        what, mend = "a model that nb.save has written", 'nb.init(checkpoint="another/folder")\n'
-        mend += f"nb.restore({found.path!r}, model) before training, if it begins with that model"
-    else:
-        what, mend = "one checkpoint of a run", f"nb.init(checkpoint={os.path.dirname(found.path)!r}) goes on from it"
-    raise CheckpointError(
-        f"this folder holds {what}, and is not the folder of a run",
-        where=found.path,
-        why="a run goes on from the folder that it has saved to itself, and would begin anew here",
-        mend=mend,
-    )
-
-
-def _check_folders(folders: Mapping[str, str]) -> None:
-    """Verify that workers that share a host, and thus write parts of one checkpoint, have the same folder."""
-    first = next(iter(folders))
-    other = next((worker for worker, path in folders.items() if path != folders[first]), None)
-    if other is not None:
-        raise CheckpointError(
-            f"{first} saves to {folders[first]!r}, and {other} to {folders[other]!r}",
-            why="both work in the same folder, as processes of one host, where each writes its part of one checkpoint",
-            mend='nb.init(checkpoint="one/folder") in all of them',
-        )
-
-
-def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
-    """Open the checkpoints of a run that has just connected its processes."""
-    group, now = Group(run), time.monotonic()
-    path = find_own(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
-    if run.attachment is not None and run.attachment.tenant is not None and files.is_local(path):
-        claim_folder(Path(path), run.attachment.tenant)
-    several = options.keep if not group.label else max(2, options.keep)
-    memory = None if run.attachment is None or options.memory is False else run.attachment.memory
-    if not run.alone:
-        admit_copies(group.session)
-    told = group.exchange("where checkpoints are kept", [memory is not None, group.label, os.path.abspath(path)])
-    _check_folders({worker: str(told[worker][2]) for worker in group.members})
-    in_memory = all(has for has, *_ in told.values())
-    overhead = options.overhead / (1 + in_memory)
-    clusters = sorted({*run.workers.values(), *group.gone})
-    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its working folder
-    folder = Folder(fixed, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
-    pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
-    levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]
-    if in_memory and memory is not None:
-        beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
-        pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
-        levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
-        ring = find_ring({worker: label for worker, (_, label, _) in told.items()}, run.workers, group.worker)
-        if ring is not None:
-            levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
-    spent = Spent(None if run.attachment is None else run.attachment.ended)
-    found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
-    try:
-        with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
-            found.open()
-    except BaseException:
-        found.close()
-        raise
-    found.heed_sigterm()
-    return found

@@ -11,9 +11,9 @@ import tensorflow as tf
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import AccountError, CheckpointError, OptionError, StateError
-from whale_nebula.runtime.checkpoint.checkpoints import check_own_room, find_own
 from whale_nebula.runtime.checkpoint.fitting import program_of, variables_of
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
+from whale_nebula.runtime.checkpoint.opening import check_own_room, find_own
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, count_bytes, write_part
 from whale_nebula.runtime.run import current_run

@@ -1,0 +1,122 @@
+"""Open the checkpoints of a run: find and check its folder, and make a level for the disk and one for memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.interval import Pace
+from whale_nebula.config import Checkpointing
+from whale_nebula.errors import CheckpointError
+from whale_nebula.launch.attach import Attachment
+from whale_nebula.report.goodput import Spent
+from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring
+from whale_nebula.runtime.checkpoint.group import Group
+from whale_nebula.runtime.checkpoint.level import Level
+from whale_nebula.runtime.checkpoint.memories import Memories
+from whale_nebula.security.tenant import check_folder, check_room, claim_folder
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.run import Run
+
+_MEMORY_FIRST = 5.0
+"""Seconds until the first saving in memory, which measures its cost."""
+_MEMORY_KEPT = 2
+
+
+def find_own(path: str, attachment: Attachment | None) -> str:
+    """The folder for a run's checkpoints: within the account's own folder if it has one, unless the path is absolute;
+    other accounts' folders are refused.
+    """
+    if not files.is_local(path):
+        return path
+    path = path if attachment is None or attachment.home is None else os.path.join(attachment.home, path)
+    check_folder(Path(path), None if attachment is None else attachment.tenant)
+    return path
+
+
+def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
+    """Verify that the account of this run may write `need` more bytes to its own folder."""
+    if attachment is not None and attachment.tenant is not None and files.is_local(path):
+        check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
+
+
+def _check_no_other(folder: Folder) -> None:
+    """Verify that a run's folder has no checkpoint of `nb.save`, and is not a single checkpoint of a run."""
+    here, several = folder.look(), folder.scan()
+    found = here if here.manifests else next((each for each in several if each.by_hand), None)
+    if found is None:
+        return
+    if found.by_hand:
+        what, mend = "a model that nb.save has written", 'nb.init(checkpoint="another/folder")\n'
+        mend += f"nb.restore({found.path!r}, model) before training, if it begins with that model"
+    else:
+        what, mend = "one checkpoint of a run", f"nb.init(checkpoint={os.path.dirname(found.path)!r}) goes on from it"
+    raise CheckpointError(
+        f"this folder holds {what}, and is not the folder of a run",
+        where=found.path,
+        why="a run goes on from the folder that it has saved to itself, and would begin anew here",
+        mend=mend,
+    )
+
+
+def _check_folders(folders: Mapping[str, str]) -> None:
+    """Verify that workers that share a host, and thus write parts of one checkpoint, have the same folder."""
+    first = next(iter(folders))
+    other = next((worker for worker, path in folders.items() if path != folders[first]), None)
+    if other is not None:
+        raise CheckpointError(
+            f"{first} saves to {folders[first]!r}, and {other} to {folders[other]!r}",
+            why="both work in the same folder, as processes of one host, where each writes its part of one checkpoint",
+            mend='nb.init(checkpoint="one/folder") in all of them',
+        )
+
+
+def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
+    """Open the checkpoints of a run that has just connected its processes."""
+    group, now = Group(run), time.monotonic()
+    path = find_own(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
+    if run.attachment is not None and run.attachment.tenant is not None and files.is_local(path):
+        claim_folder(Path(path), run.attachment.tenant)
+    several = options.keep if not group.label else max(2, options.keep)
+    memory = None if run.attachment is None or options.memory is False else run.attachment.memory
+    if not run.alone:
+        admit_copies(group.session)
+    told = group.exchange("where checkpoints are kept", [memory is not None, group.label, os.path.abspath(path)])
+    _check_folders({worker: str(told[worker][2]) for worker in group.members})
+    in_memory = all(has for has, *_ in told.values())
+    overhead = options.overhead / (1 + in_memory)
+    clusters = sorted({*run.workers.values(), *group.gone})
+    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its working folder
+    folder = Folder(fixed, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
+    pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
+    levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]
+    if in_memory and memory is not None:
+        beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
+        pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
+        levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
+        ring = find_ring({worker: label for worker, (_, label, _) in told.items()}, run.workers, group.worker)
+        if ring is not None:
+            levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
+    spent = Spent(None if run.attachment is None else run.attachment.ended)
+    found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
+    try:
+        with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
+            if group.commits:
+                folder.lock()
+                _check_no_other(folder)
+            found.open()
+    except BaseException:
+        found.close()
+        raise
+    found.heed_sigterm()
+    return found
