@@ -31,7 +31,7 @@ Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
-OPTIMIZED = ("tests/parity/test_cases.py", "tests/examples/")
+OPTIMIZED = ("tests/parity/test_cases.py", "tests/parity/test_pretraining.py", "tests/examples/")
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
