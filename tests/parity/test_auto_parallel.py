@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,6 +137,25 @@ def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_tra
         assert "1 micro-batch of " in str(nb.plan(best, x))
     scores = model(x).numpy()
     np.testing.assert_allclose(found, scores[np.argsort(scores[:, 0])], rtol=1e-4, atol=1e-6)
+
+
+def test_memory_that_an_error_asks_for_is_enough_where_the_batch_cannot_be_cut() -> None:
+    """Although no plan is found in which batch normalisation could be met: none fits."""
+
+    def plan(memory: str) -> nb.Plan:
+        nb.shutdown()
+        inputs = hidden = keras.Input((16,))
+        with nb.init({"clusters": SLOW}), nb.auto_parallel(memory=memory):
+            for _ in range(3):
+                hidden = keras.layers.BatchNormalization()(keras.layers.Dense(128)(hidden))
+            model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+            model.compile("sgd", "mse")
+            return nb.plan(model, np.zeros((512, 16), "float32"), np.zeros((512, 1), "float32"))
+
+    with pytest.raises(nb.errors.PlanError, match=r"the batch stays whole: .*BatchNormalization") as told:
+        plan("1KiB")
+    (needed,) = re.findall(r"mend: ([\d.]+) MiB of memory for each worker of \w+; or a smaller", str(told.value))
+    assert len(plan(f"{float(needed) + 0.05:.2f}MiB").stages) > 1
 
 
 def partly_said() -> Iterator[Any]:

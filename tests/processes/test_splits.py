@@ -120,6 +120,10 @@ def test_a_piece_is_not_read_for_the_whole(two: Found) -> None:
     assert "nb.split has divided it: c0/0, c0/1 have a piece each" in two[0].same("read")
 
 
+def test_reads_of_many_pieces_are_not_told_as_retracing(two: Found) -> None:
+    assert two[0].same("retracing") == []
+
+
 def test_devices_need_a_worker_each(two: Found) -> None:
     """So experts never span a line between clusters."""
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)

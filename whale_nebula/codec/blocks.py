@@ -248,6 +248,8 @@ def _quantiser(
     bits: int, block: int, columns: int, dtype: str, by_chance: bool, compiled: bool
 ) -> Callable[..., tuple[Any, Any]]:
     signature = [tf.TensorSpec([None, columns], dtype)] + [tf.TensorSpec([2], tf.uint32)] * by_chance
+    from whale_nebula.tf import private  # loads TensorFlow
+
     divided = tf.function(partial(_multiples, levels(bits), columns), autograph=False, jit_compile=compiled or None)
 
     def encode(matrix: Any, *key: Any) -> tuple[Any, Any]:
@@ -257,11 +259,13 @@ def _quantiser(
         sent = tf.where(whole, tf.bitcast(scales, tf.int32), _NAN)[:, :, 0]
         return _upper_half(sent), integers if bits == 8 else _pair_nibbles(integers, columns)
 
-    return tf.function(encode, input_signature=signature, autograph=False)
+    return private.traced_often(tf.function(encode, input_signature=signature, autograph=False))
 
 
 @lru_cache(maxsize=1024)
 def _dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callable[..., Any]:
+    from whale_nebula.tf import private  # loads TensorFlow
+
     scales, integers = parts((1, columns), bits, block)
     signature = [tf.TensorSpec([None, part.dims[1]], part.dtype) for part in (scales, integers)]
 
@@ -270,7 +274,7 @@ def _dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callable[..
         blocks = tf.cast(_cut(single, columns, block), tf.float32)
         return tf.cast(_join_blocks(blocks * tf.cast(scales, tf.float32)[:, :, None], columns), dtype)
 
-    return tf.function(decode, input_signature=signature, autograph=False)
+    return private.traced_often(tf.function(decode, input_signature=signature, autograph=False))
 
 
 def _cut(matrix: Any, columns: int, block: int) -> Any:

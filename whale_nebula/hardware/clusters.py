@@ -149,6 +149,21 @@ class ClusterInfo:
     inside: LinkRate = field(default_factory=LinkRate)
     collectives: tuple[Collective, ...] = ()
 
+    @property
+    def ring(self) -> LinkRate:
+        """The line between two neighbours of a ring of workers: `inside` where it is said, else as all-reduces were
+        measured.
+
+        >>> ClusterInfo("gpu", (), collectives=(Collective("all-reduce", 2e-3, 1e-9),)).ring.delay_s
+        0.001
+        """
+        said = self.inside.rate_bytes_per_s is not None or self.inside.delay_s
+        for each in () if said else self.collectives:
+            if each.kind == "all-reduce":  # a byte of the tensor is 2 (n - 1) / n bytes on each line
+                rounds = 2.0 * (each.workers - 1)
+                return LinkRate(rounds / each.workers / each.beta_s_per_byte, each.alpha_s / rounds)
+        return self.inside
+
 
 @dataclass(frozen=True)
 class Provenance:

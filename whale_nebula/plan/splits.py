@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,8 @@ from whale_nebula.ir.routing import take_counts
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.split import list_own_fragments, list_sums
 from whale_nebula.plan.records import PlanCollective, PlanStage
-from whale_nebula.report.records import size
+from whale_nebula.report.records import duration, size
+from whale_nebula.schedule.lines import Line
 from whale_nebula.spec import Spec, Value
 
 if TYPE_CHECKING:
@@ -46,7 +46,13 @@ def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]
     for kind in dict.fromkeys(each.kind for each in sorted(own, key=lambda each: -each.bytes * each.times)):
         alike = [each for each in own if each.kind == kind]
         total, times = sum(each.bytes * each.times for each in alike), sum(each.times for each in alike)
-        yield kind, f"{size(total)} in {times}"
+        yield kind, f"{size(total)} in {times}{describe_seconds(alike, ', ')}"
+
+
+def describe_seconds(found: Sequence[PlanCollective], before: str) -> str:
+    """The seconds that collectives take in a step, behind these words; nothing where they are unknown."""
+    known = [each.seconds * each.times for each in found if each.seconds is not None]
+    return f"{before}{duration(sum(known))}" if known and len(known) == len(found) else ""
 
 
 def _count_entries(shape: str) -> int:
@@ -81,15 +87,26 @@ def list_layouts(cut: Cut) -> dict[str, str]:
     return found
 
 
-def list_collectives(cut: Cut, crossed: Crossed, count: int) -> tuple[PlanCollective, ...]:
+def list_collectives(
+    cut: Cut, crossed: Crossed, count: int, rings: Mapping[str, Line] | None = None
+) -> tuple[PlanCollective, ...]:
     """The collectives of stages in a step of `count` micro-batches; for a stage with replicas, those of the replica
-    with most micro-batches.
+    with most micro-batches. `rings` are the lines between neighbours inside clusters, by cluster.
     """
     orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
     taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
-    return tuple(
-        chain.from_iterable(_list_stage_collectives(cut, stage, crossed, taken[stage]) for stage in cut.layouts)
-    )
+    found: list[PlanCollective] = []
+    for stage, layouts in cut.layouts.items():
+        ring = (rings or {}).get(stages[stage].cluster)
+        for each in _list_stage_collectives(cut, stage, crossed, taken[stage]):
+            found.append(each if ring is None else replace(each, seconds=time_collective(each, layouts.count, ring)))
+    return tuple(found)
+
+
+def time_collective(collective: PlanCollective, devices: int, ring: Line) -> float:
+    """Seconds of a collective each time, as a ring of `devices` has it: an all-reduce goes around twice."""
+    rounds = (2 if collective.kind == ALL_REDUCE else 1) * (devices - 1)
+    return ring.seconds(collective.bytes) + rounds * ring.delay
 
 
 def tell_costs(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:

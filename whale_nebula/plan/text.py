@@ -12,7 +12,7 @@ from whale_nebula.errors.text import align_columns
 from whale_nebula.ir.routing import take_counts, times_of_shares
 from whale_nebula.plan.forbidden import find_breaches
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
-from whale_nebula.plan.splits import list_device_facts
+from whale_nebula.plan.splits import describe_seconds, list_device_facts
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
 from whale_nebula.report.records import size
@@ -168,14 +168,18 @@ def _pieces(plan: Plan) -> Section:
 def _collectives(plan: Plan) -> Section:
     """Collectives between devices, the largest first."""
     found = sorted(plan.collectives, key=lambda each: -each.bytes * each.times)
+    timed = any(each.seconds is not None for each in found)
     rows = [
         (each.stage, each.where, each.kind, _shorten(each.tensor), f"{size(each.bytes)} × {each.times}")
+        + ("" if each.seconds is None else duration(each.seconds),) * timed
         for each in found[:_COLLECTIVES]
     ]
     total = sum(each.bytes * each.times for each in found)
     rest = [f"and {len(found) - len(rows)} more"] * (len(found) > len(rows))
-    said = [f"a device sends {size(total)} a step, in {sum(each.times for each in found)} collectives"] * bool(found)
-    return Section(("", "in the", "collective", "of", "a device sends"), rows, range(4, 5), [*rest, *said])
+    times, takes = sum(each.times for each in found), describe_seconds(found, ", which take ")
+    said = [f"a device sends {size(total)} a step, in {times} collectives{takes}"] * bool(found)
+    head = ("", "in the", "collective", "of", "a device sends", *["each takes"] * timed)
+    return Section(head, rows, range(4, len(head)), [*rest, *said])
 
 
 def _shorten(name: str, most: int = 40) -> str:

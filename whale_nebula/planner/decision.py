@@ -198,8 +198,10 @@ class Unplanned:
         """None: there are no candidates."""
 
 
-def describe_excess(excess: Excess | None, problem: Problem) -> tuple[str, str, str]:
-    """What, why and mend of the error if no plan fits; without an excess, no order of clusters satisfies the scopes."""
+def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False) -> tuple[str, str, str]:
+    """What, why and mend of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
+    `whole` says that the batch cannot be cut.
+    """
     said = [each.said for each in problem.fixed]
     if excess is None:
         return "no plan keeps to what the scopes say", "; ".join(said), "leave a cluster, or a count, to the planner"
@@ -208,11 +210,12 @@ def describe_excess(excess: Excess | None, problem: Problem) -> tuple[str, str, 
     inside = [each.said for each in problem.fixed if excess.begin <= each.begin and each.end <= excess.end]
     needs = f"{size(int(excess.needed))} on a worker of {excess.site}, {size(int(excess.allowed))} allowed"
     what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
-    why = f"that is what the layers from {first!r} to {last!r} need in the plan that comes closest"
-    return what, why, _describe_ways_out(problem, excess)
+    need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
+    why = f"that is what {need} in the plan that comes closest"
+    return what, why, _describe_ways_out(problem, excess, whole)
 
 
-def _describe_ways_out(problem: Problem, excess: Excess) -> str:
+def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
     """Changes that would make the program fit, each verified by a search."""
     options, number = problem.options, [site.name for site in problem.sites].index(excess.site)
     sites = list(problem.sites)
@@ -220,7 +223,7 @@ def _describe_ways_out(problem: Problem, excess: Excess) -> str:
     found = [
         (f"one more worker in {excess.site}", replace(problem, sites=tuple(sites))),
         ("recompute=True", replace(problem, options=replace(options, recompute=True))),
-        ("more micro-batches", replace(problem, options=replace(options, micro_batch=None))),
+        ("more micro-batches", problem if whole else replace(problem, options=replace(options, micro_batch=None))),
     ]
     ways = [f"{size(int(excess.needed))} of memory for each worker of {excess.site}"]
     ways += [way for way, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates]

@@ -79,11 +79,6 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
         return op_seconds(slowest, kernel, flops, moved)
 
     memory = min((d.memory_bytes for d in devices if d.memory_bytes is not None), default=math.inf)
-    inside = _line(cluster.inside)
-    for each in cluster.collectives:
-        if each.kind == "all-reduce":  # its time for a byte is that of 2 (n - 1) / n bytes on each way
-            share = 2.0 * (each.workers - 1) / each.workers
-            inside = Line(rate=share / each.beta_s_per_byte, delay=each.alpha_s / (2.0 * (each.workers - 1)))
     rate = slowest.memory_bytes_per_s or MEMORY_RATE
     forward, backward = layers.seconds(layers.forward, pace), layers.seconds(layers.backward, pace)
     at = np.array([1.0, layers.rows])
@@ -103,7 +98,8 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
         update += VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
     return Site(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
-        float(min(memory, options.memory)), inside, adding, fused, crossing, message, step, backward * share_later,
+        float(min(memory, options.memory)), _line(cluster.ring), adding, fused, crossing, message, step,
+        backward * share_later,
     )  # fmt: skip
 
 

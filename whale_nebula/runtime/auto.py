@@ -61,7 +61,7 @@ def capture_planned(
         except (CaptureError, PlanError, NotYetError):
             return cut(_go_back(run, decision, decision.replaces))
     check_said(said, limits, run)
-    decision = decide(name, first, shapes, limits, run, tensors)
+    decision = decide(name, first, shapes, limits, run, tensors, lambda each: _check_cut(cut(each), each, shapes, run))
     if decision is None:  # nothing that could be given to stages: one cluster runs all of it
         if first.program.stages[0].where:
             return first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from whale_nebula.hardware.measured import read_kept
 from whale_nebula.launch.link_advice import load_measurement, path_of
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.schedule.lines import Line
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, warn_at
 
@@ -65,6 +67,20 @@ def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Cl
         warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")
     completed = told if found is None else found.complete(told, is_local)
     return completed if config is None else add_lines(completed, config)
+
+
+def find_rings(run: Run) -> dict[str, Line]:
+    """The lines between neighbours inside clusters, by cluster, where the config says or this machine has measured
+    what they take.
+    """
+    told, (found, _) = told_by_config(run), read_kept()
+    known = told if found is None else found.complete(told, is_local)
+    rings = {each.name: each.ring for each in known.clusters}
+    return {
+        name: Line(rate=ring.rate_bytes_per_s or math.inf, delay=ring.delay_s)
+        for name, ring in rings.items()
+        if ring.rate_bytes_per_s or ring.delay_s
+    }
 
 
 def add_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:

@@ -4,29 +4,30 @@ stages.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from whale_nebula.capture.step import Captured
 from whale_nebula.config.schema import cluster_of
-from whale_nebula.errors import NebulaError, OptionError, PlanError
+from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError, NotYetError, OptionError, PlanError
 from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
 from whale_nebula.hardware.measured import read_slowness, slowness_path
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
-from whale_nebula.plan.splits import Crossed, list_collectives
+from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, layers_of, size_values
 from whale_nebula.planner.correction import slow_down
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
-from whale_nebula.planner.problem import Options, Problem
+from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
-from whale_nebula.planner.sites import Grounds, grounds_of, problem_of, told_by_nobody
+from whale_nebula.planner.sites import grounds_of, problem_of, told_by_nobody
 from whale_nebula.planner.space import fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
@@ -49,8 +50,11 @@ def decide(
     limits: Limits,
     run: Run,
     tensors: Sequence[Any] | None,
+    check: Callable[[Decision], object],
 ) -> Decision | None:
-    """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
+    """Search for a plan among clusters; None where the step has nothing that could be given to stages. `check` raises
+    what the passes refuse of a decision.
+    """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
     clusters, rows, able = _agree(name, find_clusters(limits, said, run), rows, run)
@@ -75,8 +79,9 @@ def decide(
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
-    found = _search(layers, slow_down(problem, times), grounds, limits, tuple(reasons), said)
-    found = replace(found, handles=handles_of(captured), program=name, replan=bool(limits.replan))
+    first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=said)
+    first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
+    found = _search(first, limits, functools.partial(_explain_refusal, first, check))
     clusters_measured = frozenset(measured)
     return replace(found, clusters=clusters, slowness=slowness, measured=clusters_measured, emulated=run.alone)
 
@@ -117,7 +122,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
         inside, own = problem.sites[part.site].inside, [each for each in sent if each.stage == stage.key]
-        counted = sum(each.times * (inside.seconds(each.bytes) + (part.shards - 1) * inside.delay) for each in own)
+        counted = sum(each.times * time_collective(each, part.shards, inside) for each in own)
         more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
     told = size(sum(each.times * each.bytes for each in sent))
     reasons = (*decision.reasons, f"to have variables in pieces a worker sends {told} to others of its stage in a step")
@@ -128,29 +133,54 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     return replace(decision, candidates=(first, *decision.candidates[1:]), reasons=reasons)
 
 
-def _search(
-    layers: Layers, problem: Problem, grounds: Grounds, limits: Limits, reasons: tuple[str, ...], said: Constraints
-) -> Decision:
-    found = search(problem)
-    if not found.candidates:
-        what, why, mend = describe_excess(found.excess, problem)
-        raise PlanError(what, where=str(limits.site), why="; ".join(filter(None, (why, *reasons))), mend=mend)
-    return Decision(layers, problem, found.candidates, grounds, str(limits.site), reasons, said=said)
+def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], str], whole: bool = False) -> Decision:
+    """The decision with the best plans of its problem. Where none fits, an error; it speaks of the whole batch if that
+    cannot be cut.
+    """
+    found = search(decision.problem)
+    if found.candidates:
+        return replace(decision, candidates=found.candidates)
+    if refused := explain_refusal():
+        return _search(_keep_whole(decision, refused), limits, str, whole=True)
+    what, why, mend = describe_excess(found.excess, decision.problem, whole)
+    raise PlanError(what, where=str(limits.site), why="; ".join(filter(None, (why, *decision.reasons))), mend=mend)
+
+
+def _keep_whole(decision: Decision, refused: str) -> Decision:
+    """The decision of which micro-batches are refused, to be searched again without."""
+    problem = replace(decision.problem, options=replace(decision.problem.options, micro_batch=1))
+    return replace(decision, problem=problem, reasons=(*decision.reasons, f"the batch stays whole: {refused}"))
+
+
+def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) -> str:
+    """Why the batch cannot be cut, where nobody has said a number of micro-batches; "" where it can."""
+    problem = decision.problem
+    if problem.options.micro_batch is not None or len(problem.counts) == 1:
+        return ""
+    options = replace(problem.options, micro_batch=problem.counts[1], memory=math.inf)
+    sites = tuple(replace(site, memory=math.inf) for site in problem.sites)
+    roomy = replace(problem, options=options, sites=sites)
+    tried = replace(decision, problem=roomy, candidates=search(roomy, 1).candidates)
+    try:
+        if tried.candidates:
+            check(tried)
+    except BatchCoupledError as refused:
+        return refused.what
+    except (CaptureError, PlanError, NotYetError):
+        pass  # of another cause, which is told where it fits
+    return ""
 
 
 def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
     """Decide again after the passes have refused a choice: without splits, then with the whole batch."""
     asked = limits.micro_batch or before.said.micro_batch
     if before.splits and not limits.split:
-        options, why = replace(before.problem.options, split=False), "variables are not split"
-    elif not asked and before.chosen.shape.micro_batches > before.problem.counts[0]:
-        options, why = replace(before.problem.options, micro_batch=1), "the batch stays whole"
-    else:
-        raise refused
-    reasons = (*before.reasons, f"{why}: {refused.what}")
-    problem = replace(before.problem, options=options)
-    found = _search(before.layers, problem, before.grounds, limits, reasons, before.said)
-    return replace(before, problem=problem, candidates=found.candidates, reasons=reasons)
+        problem = replace(before.problem, options=replace(before.problem.options, split=False))
+        reasons = (*before.reasons, f"variables are not split: {refused.what}")
+        return _search(replace(before, problem=problem, reasons=reasons), limits, str)
+    if not asked and before.chosen.shape.micro_batches > before.problem.counts[0]:
+        return _search(_keep_whole(before, refused.what), limits, str, whole=True)
+    raise refused
 
 
 def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:

@@ -31,6 +31,7 @@ from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, te
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
+from whale_nebula.runtime.clusters import find_rings
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
@@ -141,7 +142,7 @@ def _plan(
         lines=canonical_lines(cut.program),
         exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),
-        collectives=list_collectives(cut, crossed, len(rows)),
+        collectives=list_collectives(cut, crossed, len(rows), find_rings(run) if cut.layouts else None),
         definition=functools.partial(_graph_def, cut, workshop),
         decision=decision,
         considered=() if decision is None else decision.considered,

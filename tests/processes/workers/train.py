@@ -100,6 +100,8 @@ def divided(*asked: str) -> None:
     """Models in pieces in one cluster, each as "translator,2,1,4" says: devices, stages, micro-batches; with
     replicas of each stage "translator,2,2,4,2+1".
     """
+    warned: list[str] = []
+    tf.get_logger().addFilter(lambda record: warned.append(record.getMessage()) or True)
     for argument in asked:
         name, count, rest = argument.split(",", 2)
         try:
@@ -112,6 +114,7 @@ def divided(*asked: str) -> None:
         tell(argument, {"losses": found.losses, "history": found.history, "weights": weights})
     kept = current_run().ledger.kept.values()
     tell("pieces", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
+    tell("retracing", [each for each in warned if "retracing" in each])
     try:
         next(each.variable for each in kept if each.piece is not None).numpy()
     except nb.errors.CollectiveReadError as error:

@@ -280,3 +280,12 @@ def test_a_number_says_nothing_about_another_place(distance: int) -> None:
 def test_a_key_says_nothing_about_its_neighbours(words: tuple[int, int]) -> None:
     one, other = drawn(1, 2), drawn(*words)
     assert abs(surprise(np.histogram2d(one, other, 32, [[0, 1], [0, 1]])[0])) < 5
+
+
+def test_tensors_of_many_widths_are_not_told_as_retracing(caplog: pytest.LogCaptureFixture) -> None:
+    """Each width has functions of its own."""
+    with caplog.at_level("WARNING", logger="tensorflow"):
+        for columns in range(71, 79):
+            x = np.ones((2, columns), "float32")
+            np.testing.assert_allclose(crossed(tf.constant(x), 8, 64), x, rtol=0.01)
+    assert "retracing" not in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -176,8 +177,8 @@ def test_places_at_experts_are_counted(
     assert planned == pytest.approx(sent(), rel=0.01)
 
 
-def test_a_pair_of_dense_layers_sums_once_each_way() -> None:
-    """By columns, then by rows; a layer before it takes the gradient."""
+def plan_a_pair() -> nb.Plan:
+    """Of dense layers by columns, then by rows; a layer before them takes the gradient."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((16,))
     with nb.cluster():
@@ -188,9 +189,27 @@ def test_a_pair_of_dense_layers_sums_once_each_way() -> None:
             outputs = layers.Dense(16)(wide)
     model = keras.Model(inputs, outputs)
     model.compile("adam", "mse")
-    plan = nb.plan(model, np.zeros((ROWS, 16)), np.zeros((ROWS, 16)))
+    return nb.plan(model, np.zeros((ROWS, 16)), np.zeros((ROWS, 16)))
+
+
+def test_a_pair_of_dense_layers_sums_once_each_way() -> None:
+    plan = plan_a_pair()
     one = round(count_bytes("all-reduce", ROWS * 16 * 4, 2))
     assert [(each.kind, each.bytes, each.times) for each in plan.collectives] == [("all-reduce", one, 1)] * 2
+    assert {each.seconds for each in plan.collectives} == {None}
+
+
+def test_collectives_take_what_the_line_inside_a_cluster_takes(tmp_path: Path) -> None:
+    """Of two devices an all-reduce has two rounds."""
+    nb.shutdown()
+    nb.init({"clusters": {"gpu": {"inside": {"rate": "8mbit", "delay": "1ms"}}}})
+    plan = plan_a_pair()
+    assert [each.seconds for each in plan.collectives] == [each.bytes * 1e-6 + 2e-3 for each in plan.collectives]
+    takes = f"{2e3 * (plan.collectives[0].bytes * 1e-6 + 2e-3):.1f} ms"
+    assert f"in 2 collectives, which take {takes}" in plan.to_text()
+    assert f"in 2, {takes}" in plan.to_mermaid()
+    plan.save(tmp_path / "plan.json")
+    assert nb.Plan.load(tmp_path / "plan.json").collectives == plan.collectives
 
 
 @pytest.mark.parametrize(
