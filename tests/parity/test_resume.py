@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.errors import CheckpointError, NebulaWarning
+from whale_nebula.errors import CheckpointError, NebulaWarning, StateError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.strategies import Curriculum, OneBitLamb
 
@@ -402,6 +402,8 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callab
     x, y = np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32")
     model = staged(pipeline={"micro_batch": 2})
     model.compile(make(), "mse")
+    nb.save(tmp_path / "begin", model)
+    begun = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
     model.fit(x, y, epochs=2, verbose=0)
     nb.save(tmp_path / "model", model)
     nb.save(tmp_path / "model", model)
@@ -416,6 +418,9 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callab
     restored = [*found.get_weights(), *map(np.asarray, found.optimizer.variables)]
     assert all(np.array_equal(a, b) for a, b in zip(values, restored, strict=True))
     assert int(found.optimizer.iterations) == 2
+    nb.restore(tmp_path / "begin", found)  # slots too, though no step had made them when it was saved
+    again = [*found.get_weights(), *map(np.asarray, found.optimizer.variables)]
+    assert all(np.array_equal(a, b) for a, b in zip(begun, again, strict=True))
     found.compile(make(), "mse")  # an optimizer of another name, and without slots
     with pytest.warns(NebulaWarning, match="is not in the checkpoint, and stays as it is, with .* of its optimizer"):
         nb.restore(tmp_path / "model", found)
@@ -443,6 +448,25 @@ def test_a_model_that_is_made_again_in_a_process_is_told_of_its_numbers(tmp_path
     with pytest.raises(CheckpointError, match="is not in the checkpoint") as caught:
         train()
     assert "Keras numbers layers" in str(caught.value.why) and "clear_session" in str(caught.value.mend)
+
+
+def test_a_run_that_had_ended_says_why_it_has_no_report(tmp_path: Path) -> None:
+    for _ in range(2):
+        nb.shutdown()
+        keras.utils.clear_session()
+        with nb.init(checkpoint=tmp_path):
+            with nb.cluster(), nb.stage(cluster="gpu"):
+                inputs = keras.Input((6,))
+                outputs = keras.layers.Dense(1)(inputs)
+            model = keras.Model(inputs, outputs, name="over")
+            model.compile("sgd", "mse")
+            model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0, shuffle=False)
+            if nb.resumed() is None:
+                assert nb.last_report().program == "over.train_step"
+                continue
+            with pytest.raises(StateError, match="no step has run in this start of the run") as caught:
+                nb.last_report()
+            assert "all steps of over.train_step that it was to do were done before" in str(caught.value.why)
 
 
 def test_a_disk_that_is_full_ends_no_training(tmp_path: Path) -> None:

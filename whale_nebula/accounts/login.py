@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from whale_nebula.accounts.members import AUDITOR, OWNER, Account, Certified
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry
+from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError, NebulaError
 from whale_nebula.security import WORKER, Identity, authority, files, issue, owners
 from whale_nebula.security.authority import Authority
@@ -75,7 +76,8 @@ class Desk(NamedTuple):
         about: dict[str, Any] = {"kind": asked.kind, "source": source}
         try:
             account = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
-            made = self._certify(account.name, asked)
+            scope = self.registry.find_scope(account.name, asked.kind, asked.secret)
+            made = self._certify(account.name, asked, scope)
         except NebulaError as error:
             reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"
             self.registry.note("login", asked.account, "deny", reason, **about)
@@ -92,8 +94,10 @@ class Desk(NamedTuple):
             "lists": read_lists(self.folder),
         }
 
-    def _certify(self, name: str, asked: Asked) -> list[Certified]:
+    def _certify(self, name: str, asked: Asked, scope: Scope) -> list[Certified]:
         wanted = [owners.read_request(text.encode(), "a request") for text in asked.requests]
+        for identity, _ in wanted:
+            scope.check(identity, asked.hours)
         with files.lock_folder(self.folder):  # nobody else certifies, disables or removes meanwhile
             return self._certify_locked(self.registry.check_enabled(name), asked.hours, wanted)
 

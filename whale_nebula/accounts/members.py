@@ -18,6 +18,8 @@ from whale_nebula.security.tenant import ACCOUNT
 ROLES = OWNER, TRAINER, AUDITOR = ("owner", "trainer", "auditor")
 ENABLED, DISABLED = "enabled", "disabled"
 _LIMITS = "limits of "
+SCOPE = "scope of "
+"""Before the number of a token: the note of its scope."""
 _SELECT = "select name, role, state, workers, failures, locked, created from account"
 
 
@@ -125,6 +127,7 @@ class Accounts(SignedRows):
         """Remove an account and all its secrets; its certificates must be revoked."""
         self.find(name)
         with self.change():
+            self._remove_secrets(name)
             self.database.execute("delete from account where name = ?", (name,))
             self.set_note(_LIMITS + name, None)
             self.note_event("remove", name, "", "", {})
@@ -137,8 +140,14 @@ class Accounts(SignedRows):
             self.database.execute(
                 "update account set password = ?, failures = 0, locked = '' where name = ?", (kept, name)
             )
-            self.database.execute("delete from secret where account = ?", (name,))
+            self._remove_secrets(name)
             self.note_event("password", name, "", "", {})
+
+    def _remove_secrets(self, name: str) -> None:
+        """Remove an account's tokens and invitations, with their scopes, within a change."""
+        for (number,) in self.database.execute("select number from secret where account = ?", (name,)).fetchall():
+            self.set_note(SCOPE + number, None)
+        self.database.execute("delete from secret where account = ?", (name,))
 
     # ------------------------------------------------------------------ certificates
     def certificates(self, name: str | None = None) -> list[Certified]:

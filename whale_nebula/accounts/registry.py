@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from whale_nebula.accounts.members import ENABLED, Account, Accounts
+from whale_nebula.accounts.members import ENABLED, SCOPE, Account, Accounts
 from whale_nebula.accounts.passwords import (
     check_password,
     digest_secret,
@@ -18,6 +18,7 @@ from whale_nebula.accounts.passwords import (
     make_secret,
     verify_password,
 )
+from whale_nebula.accounts.scope import UNBOUNDED, Scope
 from whale_nebula.errors import LoginError
 from whale_nebula.security import files
 from whale_nebula.security.authority import Authority
@@ -43,22 +44,40 @@ class Registry(Accounts):
         super().__init__(folder, authority, now)
         _hash_nothing()  # before anybody asks, who would see how long it takes
 
-    def make_secret(self, name: str, kind: str, days: float) -> str:
-        """A token, with which one logs in until it ends, or an invitation, with which one sets a password once."""
+    def make_secret(self, name: str, kind: str, days: float, scope: Scope = UNBOUNDED) -> str:
+        """A token, with which one logs in until it ends, for what is in its scope, or an invitation, with which one
+        sets a password once.
+        """
         self.find(name)
         number = secrets.token_hex(4)
         made = make_secret(kind, number)
         row = (number, name, kind, digest_secret(made), format_time(self.now() + timedelta(days=days)))
         with self.change():
             self.database.execute("insert into secret values (?, ?, ?, ?, ?)", row)
-            self.note_event(kind, name, "", "", {"number": number, "until": row[-1]})
+            self.set_note(SCOPE + number, scope.encode().decode("ascii") if scope else None)
+            about = {"number": number, "until": row[-1]}
+            self.note_event(kind, name, "", "", {**about, "scope": str(scope)} if scope else about)
         return made
 
-    def list_secrets(self, name: str) -> list[tuple[str, str, str]]:
-        """The number, the kind and the end of each secret of an account."""
+    def list_secrets(self, name: str) -> list[tuple[str, str, str, str]]:
+        """The number, the kind, the end and the scope in words of each secret of an account."""
         with self.look():
             query = "select number, kind, until from secret where account = ? order by until"
-            return [tuple(row) for row in self.database.execute(query, (name,))]
+            found = self.database.execute(query, (name,)).fetchall()
+            return [(number, kind, until, str(self._find_scope(number))) for number, kind, until in found]
+
+    def find_scope(self, name: str, kind: str, value: str) -> Scope:
+        """What the token or the password is good for by which an account has logged in."""
+        with self.look():
+            query = "select number from secret where account = ? and kind = ? and digest = ?"
+            row = self.database.execute(query, (name, kind, digest_secret(value))).fetchone()
+            if kind == TOKEN and row is None:
+                raise refuse_login("a token that is gone")
+            return UNBOUNDED if row is None else self._find_scope(row[0])
+
+    def _find_scope(self, number: str) -> Scope:
+        text = self.find_note(SCOPE + number)
+        return UNBOUNDED if text is None else Scope.decode(text)
 
     # ------------------------------------------------------------------ log in
     def log_in(self, name: str, kind: str, value: str, new_password: str | None = None) -> Account:

@@ -14,9 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.login import MOST_HOURS, Desk
 from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER, Account
 from whale_nebula.accounts.registry import INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
+from whale_nebula.accounts.scope import Scope
 from whale_nebula.accounts.service import serve
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Answer, Options, Parser, answer, choose_command, remark, split
@@ -26,6 +27,7 @@ from whale_nebula.errors import AccountError
 from whale_nebula.security import authority, files
 from whale_nebula.security.allowance import SIZES, UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
+from whale_nebula.security.identity import ROLES as IDENTITIES
 from whale_nebula.transport.handover import LOGIN, is_served, socket_path
 
 _DESCRIPTION = """\
@@ -50,6 +52,7 @@ examples:
   whale-nebula accounts add ana --workers 2
   whale-nebula accounts limit ana --memory 16GiB --cpus 4 --disk 50GiB --line 20GiB
   whale-nebula accounts token ana --days 7
+  whale-nebula accounts token ana --for worker --count 2 --hours 2
   whale-nebula accounts disable ana
   whale-nebula accounts serve --cluster gpu --listen 0.0.0.0:7200
 
@@ -70,7 +73,8 @@ _TEXT = {
     "the next login on: certificates that were given say what was true then.",
     "remove": "Remove an account with its secrets, and revoke its certificates.",
     "passwd": "Make an invitation to set a new password; or set it from a file, which ends tokens of before.",
-    "token": "Make a token: who has it logs in with it until it ends. It is shown once.",
+    "token": "Make a token: who has it logs in with it until it ends. It is shown once. It is good for all that its "
+    "account may have, unless its scope is said.",
     "log": "Print what was decided and changed, as JSON lines, once all of it is found to be as it was written.",
     "serve": "Serve logins until SIGTERM or Ctrl-C. They come in at --listen, and at the port of a gateway of this "
     "host that has --services.",
@@ -83,6 +87,10 @@ _OPTIONS: Options = {
     "--processes": ("N", "the same, of processes and their threads"),
     "--disk": ("SIZE", "the same, of what it keeps there"),
     "--line": ("SIZE", "bytes a day through the cluster's gateway, of all its workers together"),
+    "--for": ("ROLE", f"certificates of this role alone: {', '.join(IDENTITIES)}"),
+    "--index": ("N", "certificates of this number alone"),
+    "--count": ("N", "certificates of the numbers 0 to N-1 alone"),
+    "--hours": ("HOURS", f"certificates that are good for so long at most; {MOST_HOURS:g} if it is not given"),
     "--days": ("DAYS", f"how long it is good: {INVITATION_DAYS:g} for an invitation, {TOKEN_DAYS:g} for a token"),
     "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
     "--cluster": ("NAME", "the cluster whose service it is"),
@@ -97,7 +105,7 @@ _TAKES = {
     "add": ("--role", "--workers", *_LIMITS, "--days", "--password-file", *_ALWAYS),
     "limit": ("--workers", *_LIMITS, *_ALWAYS),
     "passwd": ("--days", "--password-file", *_ALWAYS),
-    "token": ("--days", *_ALWAYS),
+    "token": ("--for", "--index", "--count", "--hours", "--days", *_ALWAYS),
     "serve": ("--cluster", "--listen", "--services", "--folder"),
 }
 _NAMED = ("add", "show", "disable", "enable", "limit", "remove", "passwd", "token")
@@ -215,7 +223,9 @@ def _show(call: Call) -> Answer:
     held = call.registry.certificates(call.name)
     shown = {**asdict(found), "allowance": str(found.allowance)}
     lines = [f"{name}: {value}" for name, value in shown.items() if value != ""]
-    lines += [f"{kind} {number} until {until}" for number, kind, until in secrets]
+    lines += [
+        f"{kind} {number} until {until}{f', for {scope}' * bool(scope)}" for number, kind, until, scope in secrets
+    ]
     lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in held]
     document = {**_describe(found), "secrets": secrets, "certificates": [asdict(each) for each in held]}
     return document, "\n".join(lines)
@@ -264,8 +274,26 @@ def _passwd(call: Call) -> Answer:
 
 
 def _token(call: Call) -> Answer:
-    made = call.registry.make_secret(call.name, TOKEN, call.days(TOKEN_DAYS))
-    return {"token": made}, f"{made}\n  it is not shown again: keep it in a file of mode 600, for --token-file"
+    scope = _read_scope(call)
+    made = call.registry.make_secret(call.name, TOKEN, call.days(TOKEN_DAYS), scope)
+    said = f"{made}\n  it is not shown again: keep it in a file of mode 600, for --token-file"
+    return {"token": made, "scope": str(scope)}, f"{said}\n  good for {scope}" if scope else said
+
+
+def _read_scope(call: Call) -> Scope:
+    """What a token shall be good for."""
+    given, made = call.given, call.made
+    role = vars(given)["for"]
+    if role not in (None, *IDENTITIES):
+        made.error(f"--for {role}: a role is one of {', '.join(IDENTITIES)}")
+    index, count = made.number("--index", given.index), made.number("--count", given.count)
+    if count == 0 or not (index is None or count is None):
+        made.error("--index N for one number, or --count N for 0 to N-1")
+    hours = None if given.hours is None else made.amount("--hours", given.hours, 0.0)
+    if hours is not None and not 0 < hours <= MOST_HOURS:
+        made.error(f"--hours takes hours, {MOST_HOURS:g} at most")
+    numbers = (index, index) if count is None else (0, count - 1)
+    return Scope(role, *numbers, hours)
 
 
 def _log(call: Call) -> Answer:

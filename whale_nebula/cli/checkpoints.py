@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from whale_nebula.checkpoint.folder import Folder, Found
-from whale_nebula.checkpoint.manifest import Manifest
+from whale_nebula.checkpoint.manifest import Manifest, Position
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Options, Parser, split, tell
 from whale_nebula.errors import CheckpointError, NebulaError
@@ -41,7 +41,7 @@ examples:
 
 exit status:
   0   it was done; for verify: all checkpoints are whole
-  1   verify: one is not; export: it could not be written
+  1   verify: one is not; export: it could not be written, or no tensor is called so
   2   the command line is wrong
   66  there is no checkpoint"""
 
@@ -119,6 +119,8 @@ def _summarize(found: Found) -> dict[str, Any]:
 
 def _say_where(manifest: Manifest) -> str:
     position = manifest.position
+    if position == Position():
+        return "saved by nb.save"
     if not position.fit:
         return ""
     fit = f" of fit {position.fit}" if position.fit > 1 else ""
@@ -224,6 +226,10 @@ def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
 
     source = Source(chosen, next(iter(chosen.manifests.values())).identity)
     arrays = dict(_read(source, given, made))
+    if not arrays:
+        what, mend = f"no tensor of it is called {given.only}", "a regular expression for whole names: --only 'dense.*'"
+        failure = CheckpointError(what, where=chosen.path, mend=mend)
+        return tell(failure, as_json=given.json, code=arguments.FAILED)
     try:
         _write_npz(arrays, given.to) if given.to.endswith(".npz") else _write_safetensors(arrays, given.to)
     except Exception as error:  # safetensors raises its own errors

@@ -46,6 +46,7 @@ class _Published:
     run: RunTotals = field(default_factory=RunTotals)
     audience: Sequence[Audience] = ()
     under_way: UnderWay | None = None
+    skipped: str = ""
 
 
 _LOCK = threading.Lock()
@@ -63,6 +64,11 @@ def publish(report: Report) -> Report:
     for each in _published.audience:
         each.tell(report)
     return report
+
+
+def note_skipped(program: str) -> None:
+    """Record that a step of a program was not run, as it was before the run went on from a checkpoint."""
+    _published.skipped = program
 
 
 def _total(before: RunTotals, report: Report) -> RunTotals:
@@ -121,7 +127,7 @@ def last_report(program: str | None = None) -> Report:
     if not kept:
         watching = observer()
         if watching is None:
-            raise _nothing(last_plain())
+            raise _nothing(last_plain(), _published.skipped)
         shown: Report = watching.report()
         return shown
     if program is None:
@@ -129,8 +135,15 @@ def last_report(program: str | None = None) -> Report:
     return kept[_find_program(program, list(kept))]
 
 
-def _nothing(plain: str) -> StateError:
-    """The error if there is no report: nothing ran, or only steps without scopes."""
+def _nothing(plain: str, skipped: str) -> StateError:
+    """The error if there is no report: nothing ran, or only steps without scopes, or all had run in earlier starts."""
+    if skipped:
+        return StateError(
+            "no step has run in this start of the run, so there is no report",
+            where=str(calling_site()),
+            why=f"it goes on from a checkpoint, and all steps of {skipped} that it was to do were done before",
+            mend="`except nb.errors.StateError:` where the script is started again after its end",
+        )
     if not plain:
         return StateError(
             "no step has run yet",

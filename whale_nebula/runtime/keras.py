@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.surroundings import foreign_strategy
 from whale_nebula.errors import UnsupportedError
+from whale_nebula.report.published import note_skipped
 from whale_nebula.runtime.checkpoint.fitting import name_variables, to_tensors
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
@@ -64,6 +65,7 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
             opened.checkpoints.take_again(
                 step.plan(*_arguments(data, kind))
             )  # variables have their values from here on
+            note_skipped(step.name)
             logs = to_tensors(opened.checkpoints.position.logs)
             return logs if remember is None else remember(logs)
         results = step.run(*_arguments(data, kind))

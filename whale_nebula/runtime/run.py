@@ -321,7 +321,8 @@ def init(
         if _run is not None:
             raise StateError(
                 f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
-                why="nb.init was called there, or a step or a plan that stands there opened the run with free links",
+                why="nb.init was called there, or what stands there opened the run with free links: a step, a plan, "
+                "nb.here()",
                 where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )

@@ -15,6 +15,7 @@ import pytest
 from whale_nebula.accounts.members import DISABLED, ENABLED, Certified
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry, refuse_login
 from whale_nebula.accounts.rows import FILE
+from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError
 from whale_nebula.security import authority, files
 from whale_nebula.security.allowance import UNLIMITED, Allowance
@@ -79,6 +80,7 @@ CHANGES = {
     "one called as a signature": "update account set name = 'signature'",
     "a secret": "insert into secret values ('00', 'ana', 'token', '00', '3')",
     "a later end": "update secret set until = '3'",
+    "a wider scope": "delete from about where name like 'scope of %'",
     "a certificate": "delete from certificate",
     "the number": "update about set value = '99' where name = 'number'",
     "the signature": "update about set value = 'AAAA' where name = 'signature'",
@@ -93,7 +95,7 @@ CHANGES = {
 @pytest.mark.parametrize("query", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("running", [True, False], ids=["running", "opened again"])
 def test_a_change_by_other_means_is_noticed(query: str, running: bool, registry: Registry, folder: Path) -> None:
-    registry.make_secret("ana", TOKEN, 1)
+    registry.make_secret("ana", TOKEN, 1, Scope("worker"))
     registry.set_state("ana", DISABLED)
     registry.note_certificates([Certified("00", "ana", "nebula://mt/gpu/worker/0", "11", "3000")])
     change(folder, query)

@@ -21,6 +21,7 @@ from whale_nebula.accounts import server, service
 from whale_nebula.accounts.login import Asked, Desk
 from whale_nebula.accounts.members import AUDITOR, DISABLED, OWNER
 from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.scope import Scope
 from whale_nebula.accounts.service import Service, serve
 from whale_nebula.cli.arguments import DONE
 from whale_nebula.cli.login import Login, keep, main
@@ -126,6 +127,33 @@ def test_certificates_say_what_the_account_may_use(site: Site) -> None:
     )
     with pytest.raises(WrongNameError, match="in a way that is not known here"):
         site.trust().check(made)
+
+
+@pytest.mark.parametrize(
+    ("scope", "wanted", "said"),
+    [
+        (Scope("worker"), worker(1, role=OPERATOR), "not good for gpu/operator-1"),
+        (Scope(first=1, last=1), worker(0), "not good for gpu/0"),
+        (Scope("worker", 1, 1, 2.0), worker(1), "not good for certificates of 3 hours"),
+        (Scope("worker", 1, 1, 3.0), worker(1), ""),
+    ],
+    ids=["a role", "a number", "hours", "within"],
+)
+def test_a_token_is_good_for_its_scope_alone(site: Site, scope: Scope, wanted: Identity, said: str) -> None:
+    site.desk.registry.add("eva", OWNER, 3, GOOD)
+    token = site.desk.registry.make_secret("eva", TOKEN, 1, scope)
+    by_token = {"account": "eva", "kind": TOKEN, "secret": token, "hours": 3}
+    if said:
+        with pytest.raises(AccountError, match=said):
+            site.ask(wanted, **by_token)
+        assert site.last["decision"] == "deny" and not site.desk.registry.certificates("eva")
+        assert site.ask(wanted, account="eva", hours=3)["account"] == "eva"  # by the password it may
+    else:
+        assert site.ask(wanted, **by_token)["account"] == "eva"
+    assert site.desk.registry.list_secrets("eva")[0][3] == str(scope)
+    site.desk.registry.remove("eva")
+    with site.desk.registry.look():
+        assert not site.desk.registry.database.execute("select * from about where name like 'scope of %'").fetchall()
 
 
 def test_the_latest_login_of_an_account_counts(site: Site) -> None:

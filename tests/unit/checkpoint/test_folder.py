@@ -127,6 +127,8 @@ def test_all_tensors_are_exported_and_what_is_damaged_is_named(
     assert load(exported)["own1"] == 3.0 and load(exported)["shared"].shape == (4, 3)
     assert "step-00000006 is passed over: state.index is missing" in capsys.readouterr().err
     assert main(["export", folder.path, "--to", str(tmp_path / "no" / f"weights.{kind}")]) == 1
+    Path(exported).unlink()
+    assert main(["export", folder.path, "--to", exported, "--only", "alien"]) == 1 and not Path(exported).exists()
 
 
 def test_a_folder_with_the_name_of_another_step_is_named(folder: Folder) -> None:

@@ -1,4 +1,4 @@
-"""Invalid arguments of `whale-nebula accounts` and `login`: a message, and no traceback."""
+"""Arguments of `whale-nebula accounts` and `login`; invalid ones give a message, and no traceback."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ def test_what_is_wrong_is_told(
         (Path(name) / "ca.pem").write_bytes(data)
     assert main(words) == status
     assert said in capsys.readouterr().err
+
+
+def test_a_token_says_what_it_is_good_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    authority.create(Path("certs"), Authority.fresh("mt", {}, bound=["gpu"]))
+    assert main(["accounts", "add", "ana"]) == 0
+    for words in (["--for", "owner"], ["--index", "1", "--count", "2"], ["--count", "0"], ["--hours", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["accounts", "token", "ana", *words])
+    assert main(["accounts", "token", "ana", "--for", "worker", "--count", "2", "--hours", "1.5"]) == 0
+    assert "good for worker 0 to 1, 1.5 hours at most" in capsys.readouterr().out
+    assert main(["accounts", "show", "ana"]) == 0
+    assert "Z, for worker 0 to 1, 1.5 hours at most" in capsys.readouterr().out

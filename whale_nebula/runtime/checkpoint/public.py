@@ -76,7 +76,9 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     ...     nb.save(folder + "/model", model)
     ...     nb.restore(folder + "/model", model)
     """
-    run, variables = current_run(), variables_of(_check_model("save", model))
+    run = current_run()
+    _build_optimizer(_check_model("save", model))
+    variables = variables_of(model)
     run.settle()
     group, telling = Group(run), run.ledger.tell_failures if not run.alone else contextlib.nullcontext
     folder = Folder(find_own(os.fspath(path), run.attachment), group.label, single=True)
@@ -103,6 +105,13 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     group.exchange("the end of nb.save", None)
 
 
+def _build_optimizer(model: Any) -> None:
+    """Create the slots of a model's optimizer, which Keras creates with the first step."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        build_optimizer(optimizer, model.trainable_variables)
+
+
 def _check_no_run(folder: Folder) -> None:
     """Refuse to save a model to a folder with checkpoints of a run, as `nb.restore` could read only one of both."""
     here = folder.look()
@@ -125,10 +134,9 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     group = Group(current_run())
     _check_model("restore", model)
     source = _find_source(group, find_own(os.fspath(path).rstrip("/"), current_run().attachment))
-    optimizer = getattr(model, "optimizer", None)
     slots = any(name.endswith("/iteration") for name in source.tensors)
-    if optimizer is not None and not optimizer.built and slots:
-        build_optimizer(optimizer, model.trainable_variables)
+    if slots:
+        _build_optimizer(model)
     if (checkpoints := current_run().checkpoints) is not None:
         checkpoints.read = True
     own = {id(getattr(variable, "value", variable)) for variable in model.variables}
@@ -142,6 +150,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
             why=f"{len(missing)} of the model's {len(own)} variables are not among its {len(source.tensors)} tensors",
             mend=f"whale-nebula checkpoints show {source.path} lists them",
         )
+    optimizer = getattr(model, "optimizer", None)
     of_optimizer = {id(getattr(each, "value", each)) for each in getattr(optimizer, "variables", ())}
     lacking = [name for name in every if id(variables[name]) in of_optimizer]
     if lacking and slots:

@@ -1,0 +1,67 @@
+"""What a token is good for: a part of what its account may have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from whale_nebula.errors import AccountError
+from whale_nebula.security.chain import canonical
+from whale_nebula.security.identity import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The certificates that a token obtains, of those that its account may have; None for no bound: of this `role`,
+    with numbers from `first` to `last`, good for this many `hours` at most.
+
+    >>> some = Scope("worker", 0, 1, 2.0)
+    >>> Scope.decode(some.encode()) == some, str(some), bool(Scope())
+    (True, 'worker 0 to 1, 2 hours at most', False)
+    """
+
+    role: str | None = None
+    first: int | None = None
+    last: int | None = None
+    hours: float | None = None
+
+    def __bool__(self) -> bool:
+        return self != Scope()
+
+    def __str__(self) -> str:
+        several = f" to {self.last}" * (self.first != self.last)
+        numbers = "" if self.first is None else f" {self.first}{several}"
+        what = "" if self.role is None and not numbers else f"{self.role or 'number'}{numbers}"
+        return ", ".join(filter(None, (what, "" if self.hours is None else f"{self.hours:g} hours at most")))
+
+    def encode(self) -> bytes:
+        """The text form in registries."""
+        return canonical({name: value for name, value in asdict(self).items() if value is not None})
+
+    @classmethod
+    def decode(cls, text: bytes | str) -> Scope:
+        """Read what `encode` wrote; anything else is a `ValueError`: a bound that is not known must not be none."""
+        said = json.loads(text)
+        if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
+            raise ValueError("a scope of a token that is not known here")
+        return cls(**said)
+
+    def check(self, identity: Identity, hours: float) -> None:
+        """Refuse a certificate that the token is not good for."""
+        numbered = self.first is None or self.last is None or self.first <= identity.index <= self.last
+        if self.role not in (None, identity.role) or not numbered:
+            raise AccountError(
+                f"the token is not good for {identity.worker}",
+                why=f"its scope is {self}",
+                mend="log in for what is in its scope: --index, --count, --role; or ask the owner for another token",
+            )
+        if self.hours is not None and hours > self.hours:
+            raise AccountError(
+                f"the token is not good for certificates of {hours:g} hours",
+                why=f"its scope is {self}",
+                mend=f"--hours {self.hours:g}",
+            )
+
+
+UNBOUNDED = Scope()
