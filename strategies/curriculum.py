@@ -90,6 +90,7 @@ class Curriculum:
 
     def cut(self, batch: Any, step: int) -> Any:
         """A batch with the length of a step, for loops that draw their own batches."""
+        self._check(batch)
         return self._cut(batch, self.length(step))
 
     def __call__(self, dataset: tf.data.Dataset, first: int = 0) -> tf.data.Dataset:
@@ -98,6 +99,12 @@ class Curriculum:
         """
         if not isinstance(first, int) or first < 0:
             raise OptionError(f"first={first!r} of a curriculum", mend="first=0: the step of the first batch")
+        if not isinstance(dataset, tf.data.Dataset):
+            raise DataError(
+                f"a curriculum was given {type(dataset).__name__}, not a dataset",
+                why="it cuts the batches of a dataset, step by step",
+                mend="tf.data.Dataset.from_tensor_slices((x, y)).batch(32).apply(curriculum)",
+            )
         self._check(dataset.element_spec)
         begins, lengths = tf.constant(list(self.changes), tf.int64), tf.constant(self.lengths, tf.int32)
         begin, reached = (tf.Variable(first, dtype=tf.int64, trainable=False) for _ in range(2))
@@ -143,9 +150,9 @@ class Curriculum:
         shape = [-1, length, *tensor.shape[2:]]
         return ops.reshape(whole[:, : count * length], shape)
 
-    def _check(self, spec: Any) -> None:
-        """Verify that there are sequences, and for packing that there is nothing else."""
-        known = [each.shape for each in tf.nest.flatten(spec)]
+    def _check(self, batch: Any) -> None:
+        """Verify that a batch, or its spec, has sequences, and for packing that it has nothing else."""
+        known = [tf.TensorShape(each.shape) for each in tf.nest.flatten(batch)]
         shapes = [() if each.rank is None else tuple(each) for each in known]
         cut = [shape for shape in shapes if self.end in shape[1:]]
         if not cut:

@@ -255,7 +255,7 @@ def _cluster(name: str, place: Place) -> Cluster:
         why = "a name is letters, digits and '_', with '.' or '-' between them"
         meant = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "gpu"
         raise place.wrong(f"{name!r} is no name of a cluster", why=why, mend=f"clusters: {{{meant}: {{}}}}")
-    table = place.table(("workers", "gateway", "memory", "flops", "inside"))
+    table = place.table(("workers", "gateway", *_AMOUNTS, "inside"))
     workers = tuple(_worker(each) for each in table.key("workers").items())
     gateway = table.key("gateway").read_or(address, None)
     same = [number for number, worker in enumerate(workers) if worker.address == gateway]
@@ -266,11 +266,23 @@ def _cluster(name: str, place: Place) -> Cluster:
             mend=f'gateway: "{gateway.rpartition(":")[0]}:7100", or another port for the worker',
         )
     inside = table.key("inside").table(("rate", "delay"))
-    memory, flops = (table.key(key).read_or(read, None) for key, read in _AMOUNTS.items())
-    return Cluster(name, workers, gateway, memory, flops, _line(inside))
+    return Cluster(name, workers, gateway, inside=_line(inside), **_read_amounts(table))
 
 
-_AMOUNTS: Mapping[str, Callable[[Place], Any]] = {"memory": quantities.memory, "flops": quantities.flops}
+def _money(place: Place) -> float:
+    return float(place.number(least=0))
+
+
+_AMOUNTS: Mapping[str, Callable[[Place], Any]] = {
+    "memory": quantities.memory,
+    "flops": quantities.flops,
+    "price": _money,
+}
+
+
+def _read_amounts(table: Place) -> dict[str, Any]:
+    """What a worker has, or each worker of a cluster."""
+    return {key: table.key(key).read_or(read, None) for key, read in _AMOUNTS.items()}
 
 
 def _worker(place: Place) -> WorkerSpec:
@@ -281,7 +293,7 @@ def _worker(place: Place) -> WorkerSpec:
         address=address(table.key("address")),
         device=table.key("device").read_or(device, None),
         speed=table.key("speed").read_or(lambda place: float(place.number(least=1e-6)), 1.0),
-        **{key: table.key(key).read_or(read, None) for key, read in _AMOUNTS.items()},
+        **_read_amounts(table),
     )
 
 
@@ -306,7 +318,7 @@ def _line(table: Place) -> Line:
         rate=table.key("rate").read_or(quantities.rate, None),
         delay=table.key("delay").read_or(quantities.seconds, 0.0),
         loss=table.key("loss").read_or(quantities.share, 0.0),
-        cost=table.key("cost").read_or(lambda place: float(place.number(least=0)), 0.0),
+        cost=table.key("cost").read_or(_money, 0.0),
     )
 
 

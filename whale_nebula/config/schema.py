@@ -173,8 +173,8 @@ SHOWS = ("none", "lines", "live")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One process of a cluster: its address, its device, its relative speed; optionally its bytes of memory and its
-    floating-point operations a second.
+    """One process of a cluster: its address, its device, its relative speed; optionally its bytes of memory, its
+    floating-point operations a second, and its price an hour.
     """
 
     address: str
@@ -182,14 +182,15 @@ class WorkerSpec:
     speed: float = 1.0
     memory: int | None = None
     flops: float | None = None
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """A site: its workers, and the gateway through which others reach them.
 
-    `memory` (bytes) and `flops` (FLOP/s at average speed) are defaults for workers without their own; `inside` is the
-    line between two of them.
+    `memory` (bytes), `flops` (FLOP/s at average speed) and `price` (money an hour) are defaults for workers without
+    their own; `inside` is the line between two of them.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Cluster:
     memory: int | None = None
     flops: float | None = None
     inside: Line = FREE
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Device:
     `flops_per_s` is what the config says, or the rate of products of matrices that was measured; `rates` are FLOP/s by
     kind of kernel ("matmul", "conv", "elementwise") as measured, and empty where the config says `flops`.
     `call_seconds` is what one call of a compiled function takes that does nothing. `cores` is 1 where it is not known.
+    `price_per_hour` is in the currency of the links' `cost_per_gb`.
 
     >>> Device(rates={"matmul": 2e11}, flops_per_s=1e11).rate_of("matmul"), Device(flops_per_s=5e12).rate_of("conv")
     (200000000000.0, 5000000000000.0)
@@ -44,6 +45,7 @@ class Device:
     memory_bytes_per_s: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     call_seconds: float | None = None
+    price_per_hour: float | None = None
 
     def complete_from(self, other: Device) -> tuple[Device, list[str]]:
         """With what it lacks taken from another record of it, and the names of what was taken: none where that one is
@@ -51,7 +53,7 @@ class Device:
         """
         if ANY not in (self.kind, other.kind) and self.kind != other.kind:
             return self, []
-        names = ("flops_per_s", "memory_bytes", "memory_bytes_per_s", "call_seconds")
+        names = ("flops_per_s", "memory_bytes", "memory_bytes_per_s", "call_seconds", "price_per_hour")
         taken = [name for name in names if getattr(self, name) is None and getattr(other, name) is not None]
         rates = self.rates or (other.rates if self.flops_per_s is None else {})
         made = replace(
@@ -326,10 +328,13 @@ def _worker(name: str, spec: WorkerSpec | None, told: Cluster) -> WorkerInfo:
     speed = 1.0 if spec is None else spec.speed
     flops = None if told.flops is None else told.flops * speed
     if spec is None:
-        return WorkerInfo(name, HERE, Device(kind, flops_per_s=flops, memory_bytes=told.memory))
+        device = Device(kind, flops_per_s=flops, memory_bytes=told.memory, price_per_hour=told.price)
+        return WorkerInfo(name, HERE, device)
     own = spec.flops if spec.flops is not None else flops
     memory = spec.memory if spec.memory is not None else told.memory
-    return WorkerInfo(name, machine_of(spec.address), Device(kind, flops_per_s=own, memory_bytes=memory), speed)
+    price = spec.price if spec.price is not None else told.price
+    device = Device(kind, flops_per_s=own, memory_bytes=memory, price_per_hour=price)
+    return WorkerInfo(name, machine_of(spec.address), device, speed)
 
 
 def machine_of(address: str) -> str:
@@ -392,12 +397,16 @@ def add_prefix(number: float | None, unit: str, step: float = 1000.0) -> str:
 
 def table(clusters: Clusters) -> str:
     """Workers, links, collectives and codecs, a line each, with the date of what was measured."""
-    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call"]]
+    priced = any(worker.device.price_per_hour is not None for worker in clusters.workers)
+    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call", *["an hour"] * priced]]
     for worker in clusters.workers:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
         memory, call = add_prefix(device.memory_bytes, "B", 1024.0), add_prefix(device.call_seconds, "s")
         rows.append([worker.name, worker.machine, cores, memory, _rates(device), call])
+        if priced:
+            price = device.price_per_hour
+            rows[-1].append(_UNKNOWN if price is None else f"{price:g}")
     lines = align_columns(rows)
     for each in clusters.clusters:
         if len(each.workers) > 1:

@@ -12,6 +12,7 @@ from whale_nebula.errors.text import Named
 from whale_nebula.plain import write_json
 from whale_nebula.report import saved
 from whale_nebula.report.bottleneck import describe_bottleneck, describe_straggler
+from whale_nebula.report.costs import StepCost
 from whale_nebula.report.goodput import Goodput
 from whale_nebula.report.prediction import Basis, PlannedReport, Prediction, predict
 from whale_nebula.report.records import (
@@ -160,7 +161,8 @@ class Report:
     reports, and `time` when the step ended, in seconds since 1970. In a run of several processes `stages` and `links`
     are this one's own; what is known of the others is `elsewhere`. `meetings` is there where clusters train apart.
     `workers` says what each process holds, the others as they told it a step before. `planned` is there where
-    `nb.auto_parallel` has made the plan, once steps were measured, and `goodput` where checkpoints are written.
+    `nb.auto_parallel` has made the plan, once steps were measured, `goodput` where checkpoints are written, and `cost`
+    where the config has prices.
     """
 
     program: str
@@ -182,6 +184,7 @@ class Report:
     workers: Mapping[str, WorkerReport] = field(default_factory=dict)
     planned: PlannedReport | None = None
     goodput: Goodput | None = None
+    cost: StepCost | None = None
 
     def __post_init__(self) -> None:
         for name in ("stages", "links", "boundaries", "workers"):

@@ -44,9 +44,11 @@ def document(report: Report) -> dict[str, Any]:
     names = (name for name in report.__dataclass_fields__ if name not in _UNSAVED)
     found = {"format": FORMAT, **{name: to_plain(getattr(report, name)) for name in names}}
     found["predicted"] = to_plain(report.prediction)
-    for name in ("meetings", "planned", "goodput"):
+    for name in ("meetings", "planned", "goodput", "cost"):
         if found[name] is None:
             del found[name]
+    if report.cost is not None:
+        found["cost"]["per_sample"] = report.cost.per_sample
     for kind in ("links", "boundaries"):
         for name, each in getattr(report, kind).items():
             found[kind][name]["ratio"] = each.ratio

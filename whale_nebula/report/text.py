@@ -123,6 +123,8 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     lines += [f"  {line}" for line in boundary_lines(report.boundaries)]
     if report.meetings is not None:
         lines.append(f"  meetings {report.meetings}")
+    if report.cost is not None:
+        lines.append(f"  cost: {report.cost}")
     lines += [f"  {line}" for line in (goodput_lines(report.goodput) if report.goodput is not None else ())]
     lines += [f"  {line}" for line in (planned_lines(report.planned) if report.planned is not None else ())]
     if (once := _describe_once(report)) is not None:

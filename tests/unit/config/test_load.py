@@ -20,6 +20,7 @@ clusters:
     gateway: "gate.example.org:443"
     memory: 16GiB
     flops: 5T
+    price: 2.5
     inside: {rate: 10gbit, delay: 50us}
   npu:
     workers: ["[fd00::7]:7101"]
@@ -56,6 +57,7 @@ def test_a_whole_file(written: Callable[[str], Path]) -> None:
             "gate.example.org:443",
             memory=2**34,
             flops=5e12,
+            price=2.5,
             inside=Line(1e10, 50e-6),
         ),
         "npu": Cluster("npu", (WorkerSpec("[fd00::7]:7101"),)),
@@ -129,6 +131,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"clusters": {"gpu": {"memory": "0.5B"}}}, "clusters.gpu.memory", "powers of 1024"),
     ({"clusters": {"gpu": {"flops": 5}}}, "clusters.gpu.flops", "5T"),
     ({"clusters": {"gpu": {"flops": "0T"}}}, "clusters.gpu.flops", "above zero"),
+    ({"clusters": {"gpu": {"price": "2.5 EUR"}}}, "clusters.gpu.price", "at least 0"),
     ({"clusters": {"gpu": {"inside": "10gbit"}}}, "clusters.gpu.inside", "no mapping"),
     ({"clusters": {"gpu": {"inside": {"loss": 0.1}}}}, "clusters.gpu.inside.loss", "no key"),
     (

@@ -17,11 +17,12 @@ CONFIG = {
         "gpu": {
             "memory": "16GiB",
             "flops": "5T",
+            "price": 2.5,
             "inside": {"rate": "10gbit", "delay": "50us"},
             "workers": [
                 "10.0.0.1:7101",
                 {"address": "10.0.0.1:7102", "device": "GPU:0", "speed": 2},
-                {"address": "127.0.0.1:7103", "memory": "1GB", "flops": "9 GFLOP/s", "speed": 3},
+                {"address": "127.0.0.1:7103", "memory": "1GB", "flops": "9 GFLOP/s", "speed": 3, "price": 0},
             ],
         },
         "npu": {},
@@ -33,9 +34,9 @@ MADE = Clusters(
         ClusterInfo(
             "gpu",
             (
-                WorkerInfo("gpu/0", "10.0.0.1", Device("any", flops_per_s=5e12, memory_bytes=2**34)),
-                WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", flops_per_s=1e13, memory_bytes=2**34), 2.0),
-                WorkerInfo("gpu/2", "localhost", Device("any", flops_per_s=9e9, memory_bytes=10**9), 3.0),
+                WorkerInfo("gpu/0", "10.0.0.1", Device("any", 1, 5e12, 2**34, price_per_hour=2.5)),
+                WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", 1, 1e13, 2**34, price_per_hour=2.5), 2.0),
+                WorkerInfo("gpu/2", "localhost", Device("any", 1, 9e9, 10**9, price_per_hour=0.0), 3.0),
             ),
             LinkRate(1.25e9, 50e-6),
         ),

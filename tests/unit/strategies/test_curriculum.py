@@ -98,6 +98,12 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
             r"no tensor of a batch has an axis of 16: \(4, 12\)",
         ),
         (
+            lambda: Curriculum(8, 16, 9).cut((np.zeros((4, 12)), np.zeros(4)), 0),
+            DataError,
+            r"no tensor of a batch has an axis of 16: \(4, 12\), \(4,\)",
+        ),
+        (lambda: Curriculum(8, 16, 9)(np.zeros((4, 16))), DataError, "was given ndarray, not a dataset"),
+        (
             lambda: Curriculum(8, 16, 9, mode="pack")(batches_of((4, 16), (4,))),
             DataError,
             r"a batch of \(4, 16\), \(4,\) cannot be packed",

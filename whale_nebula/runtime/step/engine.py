@@ -31,9 +31,11 @@ from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.passes.split import check_devices, check_held, hosts_of_splits
 from whale_nebula.plan.forbidden import check_forbidden, forbidden_inputs
+from whale_nebula.report.costs import Prices, StepCost
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
+from whale_nebula.runtime.clusters import told_by_config
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Models, States, StepLines
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, make_cluster_copy
@@ -201,6 +203,7 @@ class Engine:
                 workers=workers,
                 planned=None if self.planned is None else self.planned.add(outcome, tensors, workers),
                 goodput=None if checkpoints is None else checkpoints.spent.sum_up(),
+                cost=self._count_cost(outcome),
             )
         )
         if checkpoints is not None:
@@ -226,6 +229,17 @@ class Engine:
         known = self.cut.program.variable_ops
         asked = {op for request in self.cut.program.requests for op in request.origins}
         return [self.captured.variables[known[op].path] for op in sorted(asked & known.keys())]
+
+    def _count_cost(self, outcome: StepOutcome) -> StepCost | None:
+        """The cost of a step of all workers, if the config has prices."""
+        if self._prices is None or self.captured.program.apart is not None:
+            return None
+        links = {**outcome.elsewhere.links, **outcome.links}
+        return self._prices.of_step(outcome.seconds, links, sum(outcome.counts))
+
+    @cached_property
+    def _prices(self) -> Prices | None:
+        return Prices.of(told_by_config(current_run()))
 
     @cached_property
     def _held_bytes(self) -> int:

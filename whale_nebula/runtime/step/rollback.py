@@ -17,6 +17,7 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.tf import private as tf_private
 
 _NAMED = re.compile(r"Detected at node (\S+) defined at|\{\{node (\S+?)\}\}|\{\{function_node (\S+?)\}\}")
+_OWN_MEND = re.compile(r"\bNB-\d{3} .+\n(?:  why: .+\n)?  mend: (.+)")
 _SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? (?:.* )?must")
 
 
@@ -45,8 +46,14 @@ class Whereabouts:
         return "" if op is None or place == op.name else place
 
     def mend(self, failure: BaseException) -> str:
-        """The mend of a shape error, if a batch size that was baked in may be its cause."""
-        shapes = _SHAPES.search(str(getattr(failure, "message", failure)))
+        """The mend of an error of this library that TensorFlow has passed on, or of a shape error, if a batch size that
+        was baked in may be its cause.
+        """
+        said = str(getattr(failure, "message", failure))
+        own = _OWN_MEND.search(said)
+        if own is not None:
+            return own[1]
+        shapes = _SHAPES.search(said)
         baked = baked_reshape(self._graph) if shapes else None
         if baked is None:
             return "correct the input or the op"
