@@ -99,7 +99,7 @@ class Decision:
             in_flight=min(limits, default=None), recompute=shape.recompute,
         )  # fmt: skip
         variables = {path: _list_stages(readers) for path, readers in found.items()}
-        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # otherwise a scope sets them
+        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # else by scopes
         crossing = {names[place]: codec for place, codec in codecs.items() if codec != NONE}
         return Assignment(stages, variables, pipeline, crossing)
 
