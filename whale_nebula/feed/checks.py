@@ -18,7 +18,7 @@ from whale_nebula.tf import tf
 
 
 def absent_error(name: str, reader: str, where: str) -> AbsentInputError:
-    """The error for a read of an input that is not here; `reader` names the stage and the cluster."""
+    """The error for a read of an input that is absent here; `reader` names the stage and the cluster."""
     what = f"input {name!r} is None in this process, and {reader or 'something'} here reads it"
     why = "the config's 'inputs' gives its form, so that clusters that do not read it need not have it"
     mend = f"yield {name!r} in this cluster as well\nor move what reads it into a stage of the cluster that has it"
@@ -36,7 +36,7 @@ def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
 
 @dataclass(frozen=True, eq=False)
 class Missing:
-    """Stands for the tensor of an input that is not here. Whatever reads it raises.
+    """A substitute for the tensor of an input that is absent in this process. Every read of it raises.
 
     >>> Missing("y", tf.TensorSpec([None, 4], tf.int32)).in_rows(2).shape.as_list()
     [2, 4]
@@ -47,12 +47,12 @@ class Missing:
 
     @property
     def dtype(self) -> tf.DType:
-        """The element type that the config gives it."""
+        """The element type, by the config."""
         return self.spec.dtype
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape that the config gives it."""
+        """The shape, by the config."""
         return self.spec.shape
 
     def in_rows(self, rows: int) -> Any:
@@ -68,7 +68,7 @@ class Missing:
 
 
 def absent_in(tensors: Sequence[Any]) -> tuple[int, ...]:
-    """The numbers of the inputs that are not here."""
+    """The numbers of the inputs that are absent in this process."""
     return tuple(number for number, tensor in enumerate(tensors) if isinstance(tensor, Missing))
 
 
@@ -82,8 +82,7 @@ def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
-    """Whether a step has an input that `ids` names. Refused where it has others only: by a name that means nothing no
-    row would be compared.
+    """Whether a step has an input that `ids` names. Raises if it has only others, as then no row would be compared.
 
     >>> names_any(["x/id"], ["x/id", "y"], "train.py:3"), names_any(["x/id"], [], "train.py:3")
     (True, False)
@@ -100,7 +99,7 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
 
 
 def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]) -> None:
-    """Refuse ids that no two clusters would compare: of an input that has `readers`, only these learn a checksum.
+    """Refuse ids that no two clusters would compare: only the `readers` of an input receive its checksum.
 
     >>> refuse_unshared(["id"], {"id": ["gpu/0", "npu/0"], "x": ["gpu/0"]}, {"gpu/0": "gpu", "npu/0": "npu"})
     """
@@ -116,11 +115,11 @@ def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]]
 
 
 Fingerprint: TypeAlias = int | list[int | None]
-"""A checksum of an input, or one of each micro-batch of it: None of those of which rows are not here."""
+"""A checksum of an input, or one of each micro-batch of it: None for those with absent rows."""
 
 
 def is_same(own: Fingerprint, theirs: Fingerprint) -> bool:
-    """Whether what both have is the same.
+    """Whether two fingerprints agree, as far as both are known.
 
     >>> is_same(7, 7), is_same(7, 8), is_same([1, None, 3], [1, 2, None]), is_same([1, None], [2, None])
     (True, False, True, False)
@@ -142,7 +141,7 @@ def fingerprints(
     counts: Sequence[int] = (),
 ) -> dict[str, Fingerprint]:
     """Checksums of inputs by name, of all that are in this process or of those in `only`; never of one in `secret`. An
-    input of which only some `rows` may be here has one for each micro-batch of `counts` rows.
+    input of which some `rows` may be absent has one for each micro-batch of `counts` rows.
 
     >>> leaf = Leaf(0, "x", None)
     >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.zeros(2)])

@@ -19,12 +19,12 @@ from whale_nebula.tf import private as tf_private
 
 
 class _PartialReadError(AbsentInputError, TypeError):
-    """An AbsentInputError that TensorFlow's dispatch takes for a type that it does not know."""
+    """An AbsentInputError that TensorFlow's dispatch handles as an unsupported type."""
 
 
 class Partial:
     """A tensor of which this process holds only some rows. Outside a step every read of it raises, so that nothing is
-    computed with missing rows. Steps know which rows they read, and unwrap it.
+    computed with missing rows. Steps unwrap it, and read only certain rows.
 
     >>> import numpy as np
     >>> from whale_nebula.feed.rows import Feed
@@ -43,7 +43,7 @@ class Partial:
 
     @property
     def shape(self) -> Any:
-        """The shape of the tensor, in which all rows count."""
+        """The shape of the tensor with all rows."""
         return self.tensor.shape
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ for _name in _READS:
 Partial.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002 - as tf.shape has it
+def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002 - the name in tf.shape
     return tf.shape(input.tensor, out_type or tf.int32)
 
 
@@ -85,13 +85,13 @@ tf_private.dispatch_to(tf.shape, Partial, _shape)
 
 @dataclass(frozen=True)
 class Given:
-    """The tensors of a step, and information on the rows of some inputs by number."""
+    """The tensors of a step, and the known rows of some inputs by number."""
 
     tensors: Sequence[Any]
     rows: Mapping[int, Rows] = field(default_factory=dict)
 
     def here(self, number: int) -> Mask | None:
-        """Which rows of an input are here; None where it did not come out of `nb.shard`."""
+        """Which rows of an input are in this process; None if it is not from `nb.shard`."""
         return self.rows[number].here if number in self.rows else None
 
     @property
@@ -145,12 +145,12 @@ class _Part:
     name: str
 
     def take(self, read: Reads, name: str = "") -> None:
-        """Note that a step takes a part, and what it reads of it."""
+        """Record that a step takes a part, and which rows it reads."""
         self.feed.take(Within(read, self.span, self.name), name)
 
 
 def slice_rows(tensor: Any, span: Span, name: str) -> Any:
-    """The rows of a tensor that a `name` has of it, as `span` says (name and number of rows to first and last)."""
+    """The rows of a tensor that belong to `name`; `span` maps a name and the number of rows to the first and last."""
     begin, end = span(name, len(tensor))
     rows = rows_of(tensor)
     if rows is None:
@@ -226,7 +226,7 @@ def micro_batches(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) ->
 
 
 def _rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> list[tuple[Leaf, int]]:
-    """The leaves that are split and are here, each with its rows."""
+    """The split leaves in this process, each with its number of rows."""
     split = [(leaf, tensor) for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
     found = [(leaf, int(tensor.shape[0])) for leaf, tensor in split if not isinstance(tensor, Missing)]
     if split and not found:

@@ -1,8 +1,8 @@
 """Rebuild a tf.data pipeline so that it processes only the wanted rows of each batch.
 
-What is looked for is `source.map(parse).batch(size)`, with what else does not mind what the elements are: shuffle,
-repeat, take, skip, prefetch, options. There the source is read as it is, which is cheap; its elements are counted off
-in batches, and `parse` is called for those that are wanted. The order is that of the user's pipeline, seed for seed.
+The supported form is `source.map(parse).batch(size)`, with transformations that do not depend on the elements:
+shuffle, repeat, take, skip, prefetch, options. The source is read completely, which is cheap; its elements are counted
+in batches, and `parse` is called for the wanted ones. The order is that of the user's pipeline, with the same seeds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from whale_nebula.feed.rows import Mask
 from whale_nebula.tf import datasets as tf_datasets
 
 Wanted: TypeAlias = Callable[[int], Mask]
-"""From the number of rows in a batch to those that are wanted."""
+"""A function from the number of rows in a batch to the mask of the wanted ones."""
 Made: TypeAlias = MutableMapping[Any, Any]
-"""What stands for the steps of a pipeline. A dataset that is shuffled anew in each epoch knows which one it is: so
-there is one of its kind for all that go through it.
+"""The rebuilt datasets by the steps of a pipeline. A dataset that is reshuffled in each epoch counts epochs: so one
+rebuilt dataset is shared by all iterators.
 """
 _MADE: Made = WeakKeyDictionary()
 _OF_ROWS = frozenset({"map", "prefetch", "options"})
@@ -29,7 +29,7 @@ _SAMPLE = 256
 
 
 class NotUnderstoodError(Exception):
-    """Why a pipeline is left as it is, and what would help."""
+    """The reason why a pipeline is left unchanged, and how to change it."""
 
     def __init__(self, why: str, mend: str) -> None:
         super().__init__(why)
@@ -40,7 +40,7 @@ class NotUnderstoodError(Exception):
 class Pipeline:
     """A decomposed tf.data pipeline: transformations after batching, the batching, those before, and the source.
 
-    `after` and `before` begin with what is done last.
+    `after` and `before` begin with the last transformation.
     """
 
     after: Sequence[Any]
@@ -82,7 +82,7 @@ def _repeat_step(step: Any, source: Any, made: Made) -> Any:
     return made[step]
 
 
-# ---------------------------------------------------------------------- what is understood
+# ---------------------------------------------------------------------- supported pipelines
 def take_apart(dataset: tf.data.Dataset) -> Pipeline:
     """Decompose a pipeline; None if it cannot be rebuilt."""
     after, batches = [], dataset
@@ -112,7 +112,7 @@ def take_apart(dataset: tf.data.Dataset) -> Pipeline:
 
 
 def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> None:
-    """Whether rows can be left out of a pipeline with these transformations."""
+    """Raise if rows cannot be left out of a pipeline with these transformations."""
     if not all(map(can_be_blank, _tensors(source.element_spec))):
         raise NotUnderstoodError(
             f"{_name_of_op(source)} yields more than dense tensors", "map before .batch from dense ones"
@@ -133,7 +133,7 @@ def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], s
 
 
 def _refuse_map(dataset: Any) -> NotUnderstoodError | None:
-    """Why the function of a map cannot be left out for some rows."""
+    """The reason why the function of a map cannot be skipped for some rows, if any."""
     mapping = tf_datasets.mapping(dataset)
     if mapping is None or not all(map(can_be_blank, _tensors(mapping.gives))):
         why = "the function of .map gives more than dense tensors"
@@ -153,7 +153,7 @@ def _tensors(spec: Any) -> list[Any]:
 
 
 def _is_fixed_shape(shape: tf.TensorShape, padded: Any) -> bool:
-    """Whether rows have the same sizes in every batch, whatever is read of it."""
+    """Whether rows have the same sizes in every batch, independent of which are read."""
     if padded is None or shape.rank is None:
         return bool(shape.is_fully_defined())
     sizes = tf.get_static_value(padded)
@@ -197,7 +197,7 @@ def can_be_blank(spec: Any) -> bool:
 
 @tf.autograph.experimental.do_not_convert
 def _mark_element(*element: Any) -> tuple[Any, ...]:
-    """The tensors of an element, and a number that is another for another element."""
+    """The tensors of an element, and a number that identifies its content."""
     tensors = [part for part in tf_datasets.leaves(element) if part is not None]
     text = tf.strings.join([tf.io.serialize_tensor(_sample(tensor)) for tensor in tensors])
     return (*tensors, tf.strings.to_hash_bucket_fast(text, 2**62))
@@ -212,7 +212,7 @@ def _sample(tensor: Any) -> Any:
 
 
 def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: Wanted) -> tf.data.Dataset:
-    """Pair each row with a flag whether it is wanted, which depends on the number of rows of its batch."""
+    """Pair each row with a flag for whether it is wanted, which depends on the number of rows of its batch."""
 
     @tf.autograph.experimental.do_not_convert
     def flag(*parts: Any) -> tf.data.Dataset:

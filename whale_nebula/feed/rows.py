@@ -29,7 +29,7 @@ def sizes(rows: int, count: int) -> list[int]:
 
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-"""For each row of a batch, whether it is one of them."""
+"""For each row of a batch, whether it is selected."""
 
 
 class Reads(Protocol):
@@ -50,7 +50,7 @@ class AllRows:
 
 @dataclass(frozen=True)
 class Within:
-    """The rows that are read of a part of each batch, which a `name` has: `span` gives from which row to which.
+    """The rows that are read of the part of each batch that belongs to `name`: `span` gives its first and last row.
 
     >>> halves = lambda name, count: (0, count // 2) if name == "gpu" else (count // 2, count)
     >>> Within(AllRows(), halves, "npu").of(4)
@@ -101,7 +101,7 @@ def select_own_rows(reads: Iterable[Reads], count: int) -> Mask:
 
 
 _MANY = 840
-"""A number of rows that many numbers of micro-batches divide."""
+"""A number of rows that is divisible by many numbers of micro-batches."""
 
 _LOG = logging.getLogger("whale_nebula.feed")
 
@@ -110,8 +110,8 @@ _LOG = logging.getLogger("whale_nebula.feed")
 class Feed:
     """A dataset's record of the rows that steps read of its batches.
 
-    A step is known once it has taken one. What it does not read is left out from the next batch on that is asked for:
-    by then all that took this one have said what they read.
+    A step is recorded when it takes a batch. Rows that no step reads are left out from the next requested batch on: by
+    then all steps that took this one are recorded.
 
     >>> from whale_nebula.feed.rows import RowsRead
     >>> from whale_nebula.ir.routing import Routing
@@ -158,8 +158,8 @@ class Takes(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Information on the rows of a batch: the feed that they belong to, which are `here`, and `marks`, an identifier of
-    each row, here or not.
+    """The rows of a batch: the feed that they belong to, which of them are `here`, and `marks`, an identifier of each
+    row, including absent ones.
     """
 
     feed: Takes
@@ -168,7 +168,7 @@ class Rows:
 
     @property
     def whole(self) -> bool:
-        """Whether all rows are here."""
+        """Whether all rows are in this process."""
         return bool(self.here.all())
 
 

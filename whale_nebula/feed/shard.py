@@ -25,10 +25,10 @@ _LOG = logging.getLogger("whale_nebula.feed")
 def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A dataset with the same batches, of which each process reads only the rows of its own micro-batches.
 
-    Write it last, around a pipeline that ends in `.map(parse).batch(size)`: `parse` is then called for those rows. The
-    batch stays the user's, and so do results, bit for bit. Which rows these are follows from the plan, by cluster and
-    worker; before the first step all are read. What cannot be read by rows is read whole, and the log says why. In one
-    process it is the dataset itself.
+    Apply it last, to a pipeline that ends in `.map(parse).batch(size)`: `parse` is then called only for those rows. The
+    batches are unchanged, and so are results, bit for bit. Which rows these are follows from the plan, by cluster and
+    worker; before the first step all are read. A pipeline that cannot be read by rows is read whole, and the reason is
+    logged. In one process the result is the dataset itself.
 
     >>> import whale_nebula as nb
     >>> rows = tf.data.Dataset.range(6).map(lambda row: 2 * row).batch(4)
@@ -43,7 +43,7 @@ def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def shard_rows(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.data.Dataset:
-    """The dataset restricted to own rows, or unchanged where that is not possible; `before` is the dataset before its
+    """The dataset restricted to own rows, or unchanged if that is not possible; `before` is the dataset before its
     last transformation.
     """
     try:
@@ -70,7 +70,7 @@ class Sharded(tf_datasets.Same):
         return getattr(self._dataset, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches, with the rows that are read here."""
+        """The batches, with the rows that this process reads."""
         if not tf.executing_eagerly():
             return iter(self._dataset)
         return Batches(self._dataset, self._rows, self.feed)
@@ -98,7 +98,7 @@ for _name in ("batch", "cache", "enumerate", "filter", "flat_map", "interleave",
 
 
 class Batches(tf.data.Iterator):
-    """Goes through the batches by rows. Inside a function of TensorFlow's it goes through all rows; not both."""
+    """Iterates over batches by rows, or inside a TensorFlow function over all rows; not both."""
 
     def __init__(self, dataset: tf.data.Dataset, rows: tf.data.Dataset, feed: Feed) -> None:
         self._dataset, self._feed = dataset, feed
@@ -169,7 +169,7 @@ def _mixed_error(what: str) -> UnsupportedError:
 
 
 def _no_dataset(given: Any) -> OptionError:
-    """The error for something that has rows, but in no pipeline; says what to write."""
+    """The error for an argument that has rows but is no dataset; it states what to write."""
     name, why = type(given).__name__, "rows that a generator makes come one after the other: none can be left out"
     mend = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
     if hasattr(given, "__array__") or isinstance(given, tuple | list | dict):

@@ -1,8 +1,8 @@
 """The canonical form of a program, shared by all traces of it, from which digests are computed.
 
-Ops come in the order in which the results need them, so an order that the trace happened to have does not
-matter, nor does what no result needs. Names of ops, of functions and of anything else that counts up within a
-process are gone; functions stand by their content, variables by their path.
+Ops are ordered as the results depend on them, so the form does not depend on the order of the trace, nor on ops that
+no result needs. Names of ops, of functions and of anything else numbered within a process are removed; functions are
+identified by their content, variables by their path.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from whale_nebula.ir.text import to_text
 from whale_nebula.spec import Value
 
 _LOCAL = frozenset({"shared_name", "container", "config_proto", "config", "executor_type", "token", "debug_name"})
-"""Attributes that say where and how an op runs, not what it computes; so do all that start with _."""
+"""Attributes for where and how an op runs, not what it computes; so are all that start with _."""
 _TALKERS = frozenset({"Assert", "Print", "PrintV2", "StringFormat"})
-"""Ops whose texts are for people: they quote names of the trace."""
+"""Ops with texts for people, which contain names of the trace."""
 _NO_NUMBER = Value(-1)
 
 
@@ -124,7 +124,7 @@ def _order_ops(graph: Graph, functions: _Functions, roots: Iterable[int], form: 
 
 
 def _order(graph: Graph, roots: Iterable[int]) -> list[int]:
-    """Depth first, an op after all that it depends on."""
+    """The ops in depth-first order, each after all that it depends on."""
     opened: set[int] = set()
     done: dict[int, None] = {}
     for root in roots:
@@ -171,7 +171,7 @@ def _attributes(graph: Graph, op: Op) -> dict[str, Attribute]:
 
 
 def _find_roots(program: Program) -> Iterator[int]:
-    """The ops that a step is for: gradients, effects and results."""
+    """The ops of a step's outputs: gradients, effects and results."""
     for request in program.requests:
         yield from (value.op for value in request.targets)
         yield from (flow.gradient.op for flow in request.flows)
@@ -225,7 +225,7 @@ def _list(items: Iterable[object], between: str = ", ") -> str:
 
 
 def _held_names(program: Program) -> dict[int, str]:
-    """Names, free of the trace's own, for the ops that only hold something."""
+    """Names, independent of the trace, for the ops that are placeholders."""
     found = {op.index: "constant" for op in program.graph.ops if op.role == CAPTURE}
     found |= {op.index: op.name for op in program.graph.ops if op.role in (FEED, INPUT, HOLDER)}
     found |= {variable.op: variable.path for variable in program.variables}
@@ -272,7 +272,7 @@ def digest_lines(lines: Iterable[str]) -> str:
 
 
 def subgraph_text(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetches: Sequence[Value]) -> str:
-    """Canonical text of a subgraph: equal for all that compute the same in the same order, whatever their names.
+    """Canonical text of a subgraph: equal for all that compute the same in the same order, independent of names.
 
     >>> from whale_nebula.ir.text import from_text
     >>> lines = ["%0 = input x float32[?]", *(f"%{n} = Neg(%{n - 1}) float32[?]" for n in (1, 2))]
@@ -301,7 +301,7 @@ def subgraph_text(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetc
 
 HERE, THERE = "here", "there"
 Words = tuple[str, str]
-"""How the two sides are called where their difference is told."""
+"""The names of the two sides in the description of a difference."""
 
 
 def first_difference(
@@ -312,7 +312,7 @@ def first_difference(
     >>> first_difference(["variable w float32[2] trainable"], ["variable w float32[3] trainable"])
     'variable w: float32[2] trainable here, float32[3] trainable there'
     """
-    # which op holds which input follows from the ops
+    # the "arguments" line follows from the ops
     one, two = ([line for line in _lines(each) if not line.startswith("arguments ")] for each in (here, there))
     pairs = list(zip_longest(one, two))
     at = first_unlike(one, two)

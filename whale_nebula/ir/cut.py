@@ -26,8 +26,9 @@ class VirtualDevice:
 class Fragment:
     """A part of the traced graph that runs as one function: its feeds, ops and fetches.
 
-    `kind` is one of whole, weight, prologue, forward, backward, fused, weights, update: "weights" makes gradients of
-    weights apart from a backward. `round` numbers the pieces of an update that wait for scalars of other workers.
+    `kind` is one of whole, weight, prologue, forward, backward, fused, weights, update: "weights" computes
+    the gradients of weights that a backward defers. `round` numbers the pieces of an update that wait for scalars of
+    other workers.
     """
 
     kind: str
@@ -42,10 +43,10 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A tensor that crosses from one stage to others; `backward` says whether its gradient crosses back.
+    """A tensor that crosses from one stage to others; `backward` is whether its gradient crosses back.
 
-    `codec` and `backward_codec` are the ways it crosses (`codec.way`); `mask` marks the rows that are sent, `ids` names
-    the samples whose differences are sent. `where` is the line of the compress scope that says so.
+    `codec` and `backward_codec` are its encodings in both directions (`codec.way`); `mask` marks the rows to send,
+    `ids` names the samples whose differences are sent. `where` is the line of the compress scope that sets them.
     """
 
     slot: int
@@ -67,8 +68,8 @@ class StagePhase:
     """The functions of one stage in one phase, for each micro-batch. `weights`, if any, computes the gradients of
     weights that the backward defers.
 
-    Where it has replicas, `skip` is what each of them runs for the micro-batches of the others, and `drifting` are the
-    variables that its forward writes from the rows that it is given.
+    With replicas, `skip` is what each of them runs for the micro-batches of the others, and `drifting` are the
+    variables that its forward writes from its input rows.
     """
 
     stage: int
@@ -99,11 +100,11 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Something that an update in one cluster needs of another, were each a process of its own.
+    """A value that an update in one cluster needs from another, if each is a process of its own.
 
     `kind` is "scalar" (a global norm's share, a result) or "part": piece number `piece` of a gradient part of a
-    variable that both clusters hold, whose (request, source, stage) is `part`. `result` says of a scalar that the step
-    returns it. What has the same `round` goes together; `copy` numbers those that go to several workers of a cluster.
+    variable that both clusters hold, whose (request, source, stage) is `part`. `result` marks a scalar that the step
+    returns. Exchanges of the same `round` are sent together; `copy` numbers those to several workers of a cluster.
     """
 
     kind: str
@@ -120,7 +121,7 @@ class Exchange:
 
     @property
     def what(self) -> str:
-        """In words, what this is."""
+        """A description in words."""
         if self.part is not None:
             return "gradients of tied variables"
         return "results" if self.result else "scalars such as losses and metrics"
@@ -136,13 +137,13 @@ class Worker:
 
 
 EVERY = "*"
-"""The destination of what goes to every other cluster."""
+"""The destination of values that go to every other cluster."""
 
 
 @dataclass(frozen=True)
 class InputCrossing:
-    """Something that goes from one cluster to another in a step, and how it depends on the inputs of the step, by their
-    names (`passes.dependences`). Of an input that a cluster reads, `source` is empty.
+    """A value that goes from one cluster to another in a step, and how it depends on the inputs of the step, by their
+    names (`passes.dependences`). For an input that a cluster reads, `source` is empty.
     """
 
     name: str
@@ -166,7 +167,7 @@ def rank_workers(workers: Iterable[Worker]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase: the stages' pieces and, by worker, what runs once."""
+    """One phase: the functions of each stage and, by worker, what runs once."""
 
     index: int
     requests: tuple[int, ...]
@@ -180,11 +181,11 @@ class PhasePlan:
 class Cut:
     """A program mapped to workers: everything the runtime needs, as data.
 
-    `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
-    a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs
-    a micro-batch. `owners` says which workers give the user a returned tensor, where not all do; `orders`, for each
-    stage, which replica takes which micro-batch (none at all: all stages have the plain one). `layouts` are those of
-    stages whose variables are split over devices.
+    `merges` is how a forward value used after the micro-batches is merged over them; `held` which workers keep a
+    variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that computes a
+    micro-batch's weight. `owners` are the workers that return a tensor to the user, if not all do; `orders`, for each
+    stage, which replica takes which micro-batch (empty: round robin in all stages). `layouts` are those of stages
+    whose variables are split over devices.
     """
 
     program: Program
@@ -207,19 +208,19 @@ class Cut:
 
     @cached_property
     def routing(self) -> Routing:
-        """Which worker takes which micro-batch of a stage: of a split one, the first of each replica."""
+        """Which worker takes which micro-batch of a stage: in a split stage, the first worker of each replica."""
         return self._routing_from(lambda device: device.worker)
 
     @cached_property
     def routings(self) -> Mapping[str, Routing]:
-        """By worker, the same among those that hold the same pieces as it: number s of a replica takes what its first
-        worker takes, and evens out with number s of the others.
+        """By worker, the routing among those with the same pieces: shard s of a replica takes the micro-batches of its
+        first worker, and reduces gradients with shard s of the other replicas.
         """
         return {worker.name: self._routing_from(lambda device: device.worker, worker.name) for worker in self.workers}
 
     @cached_property
     def routing_by_cluster(self) -> Routing:
-        """The same, where all workers of a cluster share their memory."""
+        """The routing by cluster, if all workers of a cluster share their memory."""
         return self._routing_from(lambda device: self.program.stages[device.stage].cluster)
 
     def workers_of(self, stage: int) -> tuple[str, ...]:
@@ -227,8 +228,8 @@ class Cut:
         return tuple(worker.name for worker in self.workers if stage in worker.stages)
 
     def group_of(self, stage: int, worker: str) -> tuple[str, ...]:
-        """The workers that have a stage's variables in pieces together, in the order of the pieces: those of a worker's
-        replica, or all replicas where these have parts of slots.
+        """The workers that together hold a stage's variables in pieces, in the order of the pieces: those of a worker's
+        replica, or all replicas if these hold parts of slots.
         """
         workers, count = self.workers_of(stage), self.layouts[stage].count
         first = workers.index(worker) // count * count

@@ -1,7 +1,7 @@
 """A traced step as pure data: ops, their inputs, and nothing of TensorFlow.
 
-Passes read and label this mirror; only the runtime turns parts of it back into functions. Ops keep the index they
-had in the trace, so a mirror made half-way through a trace is a prefix of the one made at its end.
+Passes read and label this mirror; only the runtime converts parts of it back into functions. Ops keep their index in
+the trace, so a mirror made during a trace is a prefix of the one made at its end.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _NONE: Mapping[str, Attribute] = MappingProxyType({})
 INPUT = "input"
 """Role of an op that holds a leaf of the user's batch."""
 CAPTURE = "capture"
-"""Role of an op that holds something from outside the trace, mostly a variable."""
+"""Role of an op that holds a value from outside the trace, usually a variable."""
 HOLDER = "holder"
 """Role of an op that stands for a gradient until the backward has run."""
 FEED = "feed"
-"""Role of an op of ours that the runtime fills: a boundary's gradient, a share."""
+"""Role of an inserted op that the runtime feeds: a boundary's gradient, a share."""
 
 REPLICA_SUM = "ReplicaSum"
-"""Type of an op of ours that stands for a sum over all replicas of its stage: what it reads is each one's own part."""
+"""Type of an inserted op for a sum over all replicas of its stage: its input is each replica's own part."""
 
 LAYER = "_nebula_layer"
-"""Attribute of an op that a layer made which `nb.place` knows: the layer and its place, in words."""
+"""Attribute of an op made by a layer that `nb.place` places: the layer and its place, in words."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

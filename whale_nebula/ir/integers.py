@@ -1,8 +1,8 @@
 """Constant folding of small integer tensors without TensorFlow: sizes, axes, permutations.
 
-Keras and TensorFlow compute shapes in the graph itself (a product of sizes, a gather from a shape). Whoever wants to
-know how large a tensor is has to follow these few ops; all others give None, which means "not known". Of numbers with
-fractions only single ones are followed: a size may be a share of another one, rounded up.
+Keras and TensorFlow compute shapes in the graph itself (a product of sizes, a gather from a shape). Inferring the size
+of a tensor requires evaluating these few ops; all others give None, which means "unknown". Fractional numbers are only
+evaluated as scalars: a size may be a share of another one, rounded up.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from whale_nebula.spec import Spec
 
 Shape = tuple[int, ...]
 Numbers = tuple[int, ...]
-"""Of a single number that may have a fraction it is a float."""
+"""The entries of a tensor, flat; a scalar that may be fractional is a float."""
 Array: TypeAlias = npt.NDArray[Any]
 MOST = 256
-"""Tensors with more entries than this are not followed."""
+"""Tensors with more entries than this are not evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Site:
     numbers: tuple[Numbers | None, ...]
 
     def attribute(self, name: str) -> int:
-        """An attribute that is a number or a flag; 0 where it is not there."""
+        """An attribute that is a number or a flag; 0 if it is missing."""
         return _number(self.op, name)
 
 
@@ -95,7 +95,7 @@ def _number(op: Op, name: str) -> int:
     return int(value) if isinstance(value, bool | int | float) else 0
 
 
-# ---------------------------------------------------------------------- ops that numpy knows
+# ---------------------------------------------------------------------- ops that numpy computes
 def index_strided(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
     """The numpy index of a strided slice: slices, numbers, None for a new axis, an ellipsis."""
     masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
@@ -187,10 +187,10 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     **{name: _reduce(fold) for name, fold in FOLDS.items()},
     **{name: _apply_elementwise(combine) for name, combine in ELEMENTWISE.items()},
 }  # fmt: skip
-"""What ops make of arrays that are known: those that move entries do so whatever these are (see `passes.rules`)."""
+"""The numpy functions of ops by type; those that move entries work on arrays of any content (see `passes.rules`)."""
 
 
-# ---------------------------------------------------------------------- ops that know more than their inputs' numbers
+# ---------------------------------------------------------------------- ops that need more than their inputs' values
 def _constant(site: Site) -> list[Numbers | None]:
     values = site.op.constant
     return [None if values is None else round_numbers(values, site.op.outputs[0])]

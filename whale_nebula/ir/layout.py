@@ -16,24 +16,24 @@ from whale_nebula.spec import Spec, Value
 WHOLE, SPLIT, PARTIAL = "whole", "split", "partial"
 
 SLICE, MASK, PAD = "slice", "mask", "pad"
-"""What a device does by itself: take its piece, keep zeros but on the first device, put zeros around its piece."""
+"""Conversions without communication: take a piece, replace by zeros but on the first device, pad with zeros."""
 ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, ALL_TO_ALL = "all-gather", "all-reduce", "reduce-scatter", "all-to-all"
 
 ROW_GROUPS, ROWS_JOINED = "row_groups", "rows_joined"
-"""How identities are named whose tensor a stage of several devices splits along axis 0, and brings together again where
-fewer bytes cross then (`models.SwitchFeedForward`).
+"""Names of identities whose tensor a stage of several devices splits along axis 0, and gathers again if fewer bytes
+cross then (`models.SwitchFeedForward`).
 """
 ROWS_PULLED, ROWS_PUSHED = "rows_pulled", "rows_pushed"
-"""How calls of Python are named that look rows up in a table beside the graph, and update them
-(`models.HashedEmbedding`). Their last two inputs are a variable with an entry for each bucket of ids, and the first
-bucket and the number of those that a device has. One that has some looks up zeros for the others' ids.
+"""Names of Python calls that look up and update rows of a table outside the graph (`models.HashedEmbedding`). Their
+last two inputs are a variable with an entry for each bucket of ids, and the first bucket and the number of buckets of
+a device. A device with a part of the buckets looks up zeros for the ids of others.
 """
 
 
 @dataclass(frozen=True)
 class Layout:
     """The distribution of a tensor's entries over devices. `units` is the number of indivisible pieces of a split axis,
-    if that is not its size: 8 heads of 64 numbers are 8 units of an axis of 512.
+    if that is not its size: 8 heads of 64 numbers are 8 units of an axis of size 512.
 
     >>> print(Layout(SPLIT, 1), Layout(), Layout(SPLIT, 0, units=8))
     split(1) whole split(0, 8 units)
@@ -53,7 +53,7 @@ WHOLE_LAYOUT, PARTIAL_LAYOUT = Layout(), Layout(PARTIAL)
 
 
 def divide(size: int, count: int, units: int = 0) -> tuple[int, ...]:
-    """The sizes of an axis on `count` devices: the first ones have a unit more where it does not come out even.
+    """The sizes of an axis on `count` devices: the first ones have a unit more if it does not divide evenly.
 
     >>> divide(100_003, 3), divide(512, 3, units=8)
     ((33335, 33334, 33334), (192, 192, 128))
@@ -64,7 +64,7 @@ def divide(size: int, count: int, units: int = 0) -> tuple[int, ...]:
 
 
 def choose_collective(source: Layout, target: Layout) -> str | None:
-    """The collective that brings a tensor from one layout to another with the fewest bytes; None where they are one.
+    """The collective that converts a tensor from one layout to another with the fewest bytes; None if they are equal.
 
     >>> choose_collective(PARTIAL_LAYOUT, Layout(SPLIT, 1))
     'reduce-scatter'
@@ -107,7 +107,7 @@ def local_shape(spec: Spec, layout: Layout, count: int, device: int) -> Spec:
 
 
 class Reshard(NamedTuple):
-    """A tensor that is brought from one layout to another before an op reads it."""
+    """A tensor that is converted from one layout to another before an op reads it."""
 
     value: Value
     source: Layout
@@ -127,10 +127,9 @@ class Layouts:
     """The layout of every value of a stage on `count` devices that is not whole.
 
     `reshards` are by the op that needs them, -1 at the end; `together` are ops that devices compute together, `touched`
-    all that see more or less than a whole tensor; `notes` tell of ops that are run whole, `alone` which note is about
-    which op. `handed_on` go from one function of the stage to another as the devices hold them; other values are whole
-    there. `sums` are gradients whose parts replicas add up between micro-batches and update, by a reduce-scatter or an
-    all-reduce.
+    all whose tensors are not whole; `notes` describe ops that are run whole, `alone` maps such an op to its note.
+    `handed_on` are passed between functions of the stage in the devices' layout; other values are passed whole. `sums`
+    are gradients whose parts replicas add up between micro-batches and update, by a reduce-scatter or an all-reduce.
     """
 
     count: int

@@ -1,8 +1,8 @@
 """Outer optimizers of local SGD, applied to the clusters' averaged differences every `sync_every` steps.
 
-Each cluster goes some steps of its own from weights that all of them know. What it has gone, back to front, is its
-gradient: the known weights minus its own. The mean of these is one step of an outer optimizer, whose state all clusters
-keep alike: nothing of it crosses. An outer optimizer is an init and an update, both pure.
+Each cluster trains some steps by itself from the same weights. Its gradient is these weights minus its own. The outer
+optimizer is applied to the mean of these gradients; its state is the same in all clusters and is never sent. An outer
+optimizer is an init and an update, both pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from whale_nebula.errors import OptionError
 
-if TYPE_CHECKING:  # scopes are written before anything heavy is loaded
+if TYPE_CHECKING:  # scopes are imported before TensorFlow
     import numpy as np
     from numpy.typing import NDArray
 
@@ -45,7 +45,7 @@ class Average(Outer):
     """
 
     def init(self, weights: Numbers) -> Any:
-        """Nothing."""
+        """No state."""
         return None
 
     def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
@@ -81,14 +81,14 @@ class Nesterov(Outer):
         return still
 
     def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
-        """A step that looks ahead along the momentum."""
+        """One step with a look-ahead along the momentum."""
         rate, factor = weights.dtype.type(self.rate), weights.dtype.type(self.momentum)
         state = factor * state + gradient
         return weights - rate * (gradient + factor * state), state
 
 
 NAMED: dict[str, Outer] = {"nesterov": Nesterov(), "average": Average()}
-"""By the words that `nb.replica(outer=...)` takes."""
+"""Outer optimizers by their names in `nb.replica(outer=...)`."""
 
 
 def text(outer: Outer) -> str:

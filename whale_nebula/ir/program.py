@@ -1,5 +1,5 @@
 """The Program: one captured step of the user's script, independent of where it runs; and an assignment of its variables
-to stages, which a planner decides, with what scopes say to that beforehand.
+to stages, which a planner decides, with the constraints that scopes impose.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SYNC, ASYNC = "sync", "async"
 
 @dataclass(frozen=True)
 class Apart:
-    """What an `nb.replica(sync_every=...)` says, all defaults filled in. `clusters` are those of its layout, or none
-    where it names none; `codec` is the way that weights cross, as text.
+    """The options of `nb.replica(sync_every=...)` with defaults filled in. `clusters` are those of its layout, empty if
+    it names none; `codec` is the encoding of weights, as text.
 
-    Without a number of `fragments` the size of the weights says how many there are.
+    Without `fragments` their number follows from the size of the weights.
 
-    In `mode` "async" a server on the first cluster's first worker takes each cluster's difference as it comes, and none
-    is more than `staleness` rounds ahead of the slowest. With an `exchange` all meet after each step, and tell one
-    another their momenta.
+    In `mode` "async" a server on the first cluster's first worker applies each difference as it arrives, and no cluster
+    is more than `staleness` rounds ahead of the slowest. With an `exchange` all clusters exchange their momenta after
+    each step.
 
     >>> print(Apart(every=100, delay=10, codec="int4"))
     each cluster trains a copy, they meet every 100 steps and have 10 steps for it, int4, average
@@ -78,7 +78,7 @@ class Leaf:
 class Variable:
     """A variable that the step touches, named by its path in the model, never by its stage.
 
-    `metric` is the name of the metric of `compile` that it is a part of, if it is one's.
+    `metric` is the name of the metric of `compile` to which it belongs, if any.
     """
 
     op: int
@@ -90,12 +90,12 @@ class Variable:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the model that one cluster runs. Its place in `Program.stages` is its order.
+    """A part of the model that one cluster runs. Its index in `Program.stages` is its order.
 
-    There are `replicas` of it, and each takes its share of the micro-batches; `speeds` are theirs beside one another,
-    where the config says that they differ. `shards` is the number of devices that its variables are split over. `first`
-    is the number of its cluster's worker that has the first of them, where a planner says it. What it is given crosses
-    by the compress scope of number `compress` where no scope in the script says it.
+    Each of its `replicas` takes a share of the micro-batches; `speeds` are their relative speeds, if the config has
+    different ones. `shards` is the number of devices over which its variables are split. `first` is the number of the
+    cluster's worker with the first of them, if a planner sets it. Its inputs cross by the compress scope of number
+    `compress`, unless a scope in the script sets their codec.
     With `shared_slots` each replica holds a part of the optimizer's slots, and with `shared_gradients` a part of all
     gradients that are summed.
     """
@@ -114,7 +114,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Split:
-    """A variable, by its op, that the devices of a stage hold in pieces along an axis, as the scope at `where` says."""
+    """A variable, by its op, that the devices of a stage hold in pieces along an axis, set by the scope at `where`."""
 
     variable: int
     stage: int
@@ -137,7 +137,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Arrival:
-    """The gradient of a boundary comes into the backward through the placeholder `feed`."""
+    """The gradient of a boundary, which enters the backward through the placeholder `feed`."""
 
     boundary: Value
     feed: Value
@@ -145,7 +145,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Flow:
-    """The backward of `stage` makes this share of the gradient of a boundary."""
+    """The share of a boundary's gradient that the backward of `stage` computes."""
 
     stage: int
     boundary: Value
@@ -161,11 +161,11 @@ ADDED, ROWS = "sum", "rows"
 
 @dataclass(frozen=True)
 class GradientPart:
-    """A share of the gradient of the request's source number `source`, made by the backward of `stage`.
+    """A share of the gradient of the request's source number `source`, computed by the backward of `stage`.
 
-    A stage that looks a table up several times makes one sparse part, values and indices, for each time: `term`
-    numbers them. `merge` says how its slices are merged over micro-batches: "rows" are concatenated, and slices at
-    indices that are the same in each micro-batch are added value by value ("sum").
+    A stage with several lookups in a table has a sparse part, values and indices, for each: `term` numbers them.
+    `merge` is how its slices are merged over micro-batches: "rows" are concatenated, and slices whose indices are the
+    same in each micro-batch are added value by value ("sum").
     """
 
     stage: int
@@ -176,7 +176,7 @@ class GradientPart:
 
     @property
     def sparse(self) -> bool:
-        """Whether this is values and indices."""
+        """Whether the part is values and indices."""
         return len(self.values) > 1
 
     @property
@@ -189,10 +189,9 @@ class GradientPart:
 class Request:
     """One call of `tape.gradient`, already differentiated.
 
-    `start` is the first op traced after it was asked; `origins` are the ops that hold its sources (-1: not in the
-    trace); `effects` the (stage, op) that a custom gradient does beside differentiating; `given` what the user gave as
-    `output_gradients`; `merges` how each source's gradient is put together (rows, sum, same), as
-    `passes.batch` says.
+    `start` is the first op traced after the call; `origins` are the ops that hold its sources (-1: not in the trace);
+    `effects` the (stage, op) of the side effects of custom gradients; `given` the user's `output_gradients`; `merges`
+    how each source's gradient is merged (rows, sum, same), as defined in `passes.batch`.
     """
 
     index: int
@@ -215,13 +214,13 @@ class Request:
 
     @property
     def ordered_parts(self) -> list[GradientPart]:
-        """The parts in the order in which they are added or concatenated."""
+        """The parts, in the order of adding or concatenating."""
         return sorted(self.parts, key=self.key_of)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a step is divided along its batch."""
+    """The options by which a step is divided along its batch."""
 
     micro_batch: int = 1
     schedule: str = "eager-1f1b"
@@ -234,10 +233,10 @@ class Pipeline:
 class Program:
     """A captured step: the graph with its gradients, and the annotations of the capture.
 
-    `labels` says for an op which stage (its number) runs it; `weights` are what `nb.loss_weight` was given;
-    `compressions` are the ways forward and backward by the number that `Op.compress` holds, and `masks` what Keras
-    has marked the rows of tensors with; `sites` are the lines of the compress scopes. With `apart` each cluster of
-    the run trains a copy of all of it. `splits` are the variables that nb.split divides.
+    `labels` maps an op to the number of its stage; `weights` are the arguments of `nb.loss_weight`; `compressions` are
+    the encodings forward and backward by the number in `Op.compress`, and `masks` Keras's masks of the rows of
+    tensors; `sites` are the lines of the compress scopes. With `apart` each cluster of the run trains a copy of the
+    whole program. `splits` are the variables that nb.split divides.
     """
 
     graph: Graph
@@ -287,7 +286,7 @@ class Program:
 
     @cached_property
     def of_batch(self) -> frozenset[int]:
-        """The ops that depend on the user's batch, by data."""
+        """The ops that depend on the user's batch through data edges."""
         return frozenset(self.graph.descend(self.leaf_ops))
 
     @cached_property
@@ -298,8 +297,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Written:
-    """A stage that scopes have said: on one of `clusters` (none: any), in so many `replicas` (None: any). `said` are
-    the words of its scope, with their line.
+    """A stage defined by scopes: on one of `clusters` (empty: any), with `replicas` (None: any). `said` is the text of
+    its scope, with its line.
     """
 
     key: str
@@ -310,8 +309,8 @@ class Written:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the scopes of a step say: the stages that were written, the clusters that nb.cluster names (none: any), and
-    what nb.pipeline and an nb.replica around all say. `unplanned` says why a planner leaves the step as it is.
+    """The constraints by the scopes of a step: its stages, the clusters of nb.cluster (empty: any), and the options of
+    nb.pipeline and of an nb.replica around all. `unplanned` is the reason why a planner leaves the step unchanged.
     """
 
     stages: tuple[Written, ...] = ()
@@ -340,11 +339,11 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Stages in the order in which tensors go, how the batch is cut, and of each variable, by its path, the stages of
-    the ops that read it.
+    """Stages in the order of the data flow, how the batch is cut, and for each variable, by its path, the stages of the
+    ops that read it.
 
-    Those ops stand in the order of the trace; the last stage holds for all that follow. Ops that read no variable go
-    where the fewest bytes cross, as those do that no scope has stamped. `codecs` are those of what stages are given.
+    Those ops are in the order of the trace; the last stage applies to all that follow. Ops that read no variable are
+    placed where the fewest bytes cross, like those outside any scope. `codecs` are those of the stages' inputs.
 
     >>> given = Assignment((Stage("stage0", "gpu"), Stage("stage1", "npu")), {"table": ("stage0", "stage1")})
     >>> [given.stage_of("table", number) for number in range(3)], given.stage_of("other", 0)
@@ -357,6 +356,6 @@ class Assignment:
     codecs: Mapping[str, str] = field(default_factory=dict)
 
     def stage_of(self, path: str, number: int) -> str | None:
-        """The stage of the op that is the variable's reader of this number; None where it was not decided."""
+        """The stage of the variable's reader of this number; None if it was not decided."""
         stages = self.variables.get(path)
         return None if stages is None else stages[min(number, len(stages) - 1)]

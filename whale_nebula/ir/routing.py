@@ -11,16 +11,16 @@ from typing import NamedTuple
 Order = tuple[int, ...]
 
 MOST = 8
-"""A batch is cut for the sake of shares into at most so many micro-batches for each replica."""
+"""The most micro-batches for each replica into which a batch is cut to balance shares."""
 
 NEAR = 1.05
-"""A stage that takes so many times the ideal is near enough: no more micro-batches are made for it."""
+"""A stage within this factor of the ideal time gets no further micro-batches."""
 
 
 def shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
     """The number of micro-batches of each replica, out of `count`, that minimises the finishing time.
 
-    Each goes to who would be done with it first. Everyone has at least one, where there are enough.
+    Each is assigned to the replica that would finish it first. Every replica has at least one, if there are enough.
 
     >>> shares([1, 2], 3), shares([1, 2], 4), shares([1, 1, 8], 20)
     ((1, 2), (1, 3), (2, 2, 16))
@@ -32,7 +32,7 @@ def shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
 
 
 def order(given: Sequence[int]) -> Order:
-    """A period in which each replica has its share, spread as evenly as goes; the plain one where all have the same.
+    """A period in which each replica has its share, spread evenly; round robin if all shares are equal.
 
     >>> order([1, 2]), order([2, 4]), order([3, 3]), order([1, 3, 1])
     ((1, 0, 1), (1, 0, 1), (), (1, 0, 1, 2, 1))
@@ -74,7 +74,7 @@ def take_counts(given: Order, replicas: int, count: int) -> tuple[int, ...]:
 
 
 def spacing(given: Order, replicas: int, *, least: bool = False) -> float:
-    """In how many micro-batches of an order there is one for the replica that has the fewest of them; with `least`, for
+    """The number of micro-batches of an order for each one of the replica that has the fewest of them; with `least`, of
     the one that has most.
 
     >>> spacing((1, 0, 1), 2), spacing((1, 0, 1), 2, least=True), spacing((), 4)
@@ -135,12 +135,12 @@ def row_name(stage: str, replicas: int, replica: int) -> str:
 
 @dataclass(frozen=True)
 class Routing:
-    """The host of each replica of each stage. A host is what shares memory for free: in one process a cluster, in
-    several a worker.
+    """The host of each replica of each stage. A host is a unit of shared memory: in one process a cluster, in several a
+    worker.
 
-    The micro-batches of a step are numbered, and replica m mod R takes micro-batch m, however many replicas the stage
-    has that it comes from: so results do not depend on the numbers. Where a stage has an order of its own
-    (`shares`), as its replicas are not equally fast, that says who takes micro-batch m.
+    The micro-batches of a step are numbered, and replica m mod R takes micro-batch m, independent of the number of
+    replicas of the stage before it: so results do not depend on these numbers. A stage with an order of its own
+    (`shares`), as its replicas are not equally fast, assigns micro-batch m by that order.
 
     >>> routing = Routing((("gpu/0", "gpu/1", "gpu/2"), ("npu/0", "npu/1")))
     >>> [(routing.host(0, m), routing.host(1, m)) for m in range(4)]
@@ -181,8 +181,8 @@ class Routing:
         return Seat(stage, self.replica(stage, micro_batch))
 
     def seats(self, stage: int, host: str) -> dict[Seat, tuple[int, ...]]:
-        """The seats of a stage on a host, each with the replicas that sit there: one for each where a process has the
-        memory of a whole cluster, one for all where they are a process of their own.
+        """The seats of a stage on a host, each with its replicas: one seat for each replica if a process has the memory
+        of a whole cluster, one for all if they are a process of their own.
         """
         own = tuple(replica for replica, each in enumerate(self.hosts[stage]) if each == host)
         if self.replicated:
@@ -195,11 +195,11 @@ class Routing:
 
     @cached_property
     def replicated(self) -> frozenset[int]:
-        """The stages that several hosts hold."""
+        """The stages on several hosts."""
         return frozenset(stage for stage in range(len(self.hosts)) if len(self.of(stage)) > 1)
 
     def pair_hosts(self, source: int, readers: Sequence[int]) -> tuple[tuple[str, str], ...]:
-        """The (sending, receiving) hosts between which a stage's tensors may cross, by this order or by another."""
+        """The (sending, receiving) hosts between which a stage's tensors may cross in any order."""
         found = ((a, b) for reader in readers for a in self.of(source) for b in self.of(reader) if a != b)
         return tuple(dict.fromkeys(found))
 

@@ -1,8 +1,8 @@
 """The size of every tensor of a program, given the number of rows of the batch.
 
-TensorFlow leaves open what depends on the batch. The rules here follow the sizes through the graph, exactly where an
-op says what it makes of them, and by likeness (an axis that is open in an input, too) where it does not: so the
-answers are for counting, never for computing.
+TensorFlow leaves sizes unknown that depend on the batch. The rules here infer them through the graph: exactly for ops
+with a rule, and for others by similarity (an axis that is also unknown in an input). So the sizes are for estimates of
+bytes and time, never for computing results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Variable
 from whale_nebula.spec import Spec, Value
 
 Rule = Callable[[Site], Shape | list[Shape] | None]
-"""The shape of an op's output, or those of all its outputs; None where it is not known."""
+"""The shape of an op's output, or those of all its outputs; None if unknown."""
 
 _WHOLE = frozenset({"int32", "int64", "bool"})
 
@@ -30,7 +30,7 @@ _WHOLE = frozenset({"int32", "int64", "bool"})
 class Sizes:
     """Shape inference over a graph; `rows` stands for every size that cannot be inferred.
 
-    `shapes` may hold what is known from elsewhere; `like` says of an op that holds a tensor which one it is like.
+    `shapes` may hold shapes known from elsewhere; `like` maps a placeholder op to a value of the same shape.
     """
 
     graph: Graph
@@ -40,7 +40,7 @@ class Sizes:
     numbers: dict[Value, Numbers] = field(default_factory=dict)
 
     def follow(self, ops: Iterable[int]) -> Sizes:
-        """Go through these ops, which must come in an order in which inputs are known first.
+        """Infer the shapes of these ops, which must be in topological order.
 
         >>> from whale_nebula.ir.graph import Op
         >>> ops = [Op(0, "Placeholder", outputs=(Spec("float32", (None, 64)),))]
@@ -84,7 +84,7 @@ class Sizes:
                     self.shapes[value] = (len(numbers),)
 
     def _open(self, op: Op) -> int | None:
-        """The size of the first axis that is open in an input: mostly the rows of the batch."""
+        """The size of the first axis that is open in an input: usually the rows of the batch."""
         for value in op.inputs:
             static = self.graph.spec(value).shape
             for axis, size in enumerate(static or ()):
@@ -94,7 +94,7 @@ class Sizes:
 
 
 def _is_followed(spec: Spec) -> bool:
-    """Whether somebody may compute a size with such numbers."""
+    """Whether a size may be computed from tensors of this form."""
     return spec.dtype in _WHOLE or (spec.scalar and spec.floating)
 
 
@@ -127,7 +127,7 @@ def _shapes(site: Site, open_size: int | None, rows: int) -> Sequence[Shape]:
 
 
 def _match_input(site: Site, spec: Spec, open_size: int) -> Shape:
-    """An open axis is as long as that of an input of the same rank, else as the first that is open in any."""
+    """The shape whose open axes have the size in an input of the same rank, else of the first open axis in any."""
     known = [shape for shape in site.shapes if shape is not None]
     if spec.shape is None:
         return max(known, key=math.prod, default=())
@@ -212,7 +212,7 @@ def _range(_: Site, start: Numbers, limit: Numbers, delta: Numbers) -> Shape:
 
 
 def _einsum(site: Site) -> Shape:
-    """Each label's size, as an operand has it; an axis of one entry is repeated."""
+    """The shape of an einsum: each label's size in an operand; an axis of one entry is broadcast."""
     left, _, right = str(site.op.attributes["equation"]).replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
     for term, shape in zip(left.split(","), site.shapes, strict=True):
@@ -310,7 +310,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def is_sized(cut: Cut) -> bool:
-    """Whether the plan knows the size of all that crosses between stages, given the rows."""
+    """Whether the sizes of all crossings between stages are known, given the rows."""
     return not _open_crossings(cut)
 
 
@@ -328,9 +328,7 @@ def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
     for value, of in crossing.items():
         outputs, shape = list(ops[value.op].outputs), sizes.shape(of)
         known = outputs[value.out].shape
-        first = (
-            (None,) if known and known[0] is None else shape[:1]
-        )  # the first axis stays open where it is the batch's
+        first = (None,) if known and known[0] is None else shape[:1]  # the first axis stays open if it is the batch's
         outputs[value.out] = Spec(outputs[value.out].dtype, (*first, *shape[1:]))
         ops[value.op] = replace(ops[value.op], outputs=tuple(outputs))
     return replace(cut, program=replace(program, graph=replace(program.graph, ops=tuple(ops))))
@@ -350,7 +348,7 @@ _CHOOSES = frozenset({
     "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where", "DynamicPartition", "ListDiff",
     "StringSplitV2", "SparseFillEmptyRows",
 })  # fmt: skip
-"""Ops that give as many rows as their input's values say, at most as many as it has."""
+"""Ops whose number of rows depends on their input's values, and is at most that of the input."""
 
 
 @dataclass
@@ -362,7 +360,7 @@ class Exchanged:
     _rows: dict[tuple[Value, int], int | None] = field(default_factory=dict)
 
     def nbytes(self, each: Exchange, counts: Sequence[int]) -> int | None:
-        """Bytes of an exchange in a step whose micro-batches have `counts` rows; None if only the step knows."""
+        """Bytes of an exchange in a step whose micro-batches have `counts` rows; None if known only in the step."""
         if each.part is None:
             shape = each.spec.shape
             return None if shape is None or None in shape[1:] else each.spec.nbytes(unknown=sum(counts))
@@ -387,13 +385,13 @@ class Exchanged:
         return program.gradient_parts[key], program.variable_ops.get(program.requests[request].origins[source])
 
     def _list_size(self, part: GradientPart, counts: Sequence[int]) -> int | None:
-        """Micro-batches list their rows one after the other; at indices that are always the same they are added."""
+        """The number of rows of a sparse part: micro-batches are concatenated, or added if their indices are equal."""
         found = [self._count_rows(part.values[1], rows) for rows in (counts if part.concatenated else counts[:1])]
         known = [rows for rows in found if rows is not None]
         return sum(known) if len(known) == len(found) else None
 
     def _count_rows(self, indices: Value, rows: int) -> int | None:
-        """The number of rows that a micro-batch lists."""
+        """The number of rows of a micro-batch."""
         if (indices, rows) in self._rows:
             return self._rows[indices, rows]
         graph, program = self.cut.program.graph, self.cut.program

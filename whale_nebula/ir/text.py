@@ -1,6 +1,6 @@
 """The text form of a graph, and its parser; the golden tests of all passes use it.
 
-One op a line: its number, what it is, what it reads, its attributes, its outputs, what capture knows.
+One op a line: its number, type, inputs, attributes, outputs, and annotations of the capture.
 
     arguments %0
     %0 = input x float32[?,4]
@@ -14,8 +14,8 @@ One op a line: its number, what it is, what it reads, its attributes, its output
       ...
       return %2
 
-Only a Const has a constant; it is written as the attribute `value`. Blank lines and lines that start with #
-are for the reader. Numbers may have gaps in a text written by hand: the ops are then numbered anew.
+Only a Const has a constant; it is written as the attribute `value`. Blank lines and lines that start with # are
+ignored. Numbers may have gaps in a text written by hand: the ops are then renumbered.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TextError(ValueError):
 
 # ---------------------------------------------------------------------- reading
 def from_text(text: str) -> Graph:
-    r"""The graph that a text describes, the functions that it calls with it.
+    r"""The graph that a text describes, with the functions that it calls.
 
     >>> graph = from_text("%0 = input x float32[?,4]\n%7 = Neg(%0) float32[?,4] @gpu")
     >>> graph.ops[1].inputs, graph.ops[1].stage, len(graph)
@@ -75,7 +75,7 @@ def from_text(text: str) -> Graph:
 
 
 def _renumber(graph: Graph, functions: Mapping[str, Graph]) -> Graph:
-    """Number the ops anew, which changes nothing where they are dense already."""
+    """Renumber the ops, which changes nothing if their numbers have no gaps."""
     numbers = {op.index: new for new, op in enumerate(graph.ops)}
     if len(numbers) < len(graph.ops):
         raise TextError("two ops have the same number")
@@ -131,7 +131,7 @@ def _read_spec(dtype: str, axes: str) -> Spec:
 
 
 def _read_attributes(text: str) -> dict[str, Attribute]:
-    """They are JSON but for bare keys, tuples and numbers that are none."""
+    """Parse attributes: JSON, except for bare keys, tuples, and numbers that JSON does not allow."""
 
     def translate(found: re.Match[str]) -> str:
         if found["key"]:
@@ -152,7 +152,7 @@ def _read_attributes(text: str) -> dict[str, Attribute]:
 def to_text(graph: Graph, *, names: bool = True) -> str:
     """The text of a graph; without names it is the same for two traces of the same program.
 
-    Functions are named by the order in which they are first called where names are left out.
+    Without names, functions are numbered in the order of their first call.
 
     >>> from whale_nebula.spec import Spec, Value
     >>> x = Op(0, "Placeholder", outputs=(Spec("float32", (None,)),), name="x", role=INPUT)
@@ -218,7 +218,7 @@ def _attribute(value: Attribute) -> str:
 
 @lru_cache(4096)
 def _specs(outputs: tuple[Spec, ...]) -> str:
-    """Many ops give tensors of the same few forms."""
+    """The text of an op's outputs, cached as many ops have the same few forms."""
     return _join(map(str, outputs))
 
 
@@ -261,7 +261,7 @@ _MARKS = {
     ),
     "name": _Mark(_TEXT, lambda name: name and json.dumps(name), _read_word),
 }
-"""By the field of `Op`, in the order in which they are written."""
+"""The marks by field of `Op`, in the order in the text."""
 _MARK = re.compile("|".join(f"(?P<{field}>{mark.pattern})" for field, mark in _MARKS.items()))
 _OP = re.compile(
     rf"""%(?P<index>\d+)\s*=\s*

@@ -1,7 +1,7 @@
 """Judge whether a codec saves time, by simulating a step with and without it.
 
-So a codec that computes while the line is busy anyway is none to warn of, and one that the line would have hidden
-without is.
+A codec whose computing overlaps with transfers causes no warning; one that costs more time than the transfers it
+saves does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Direction:
     """How a boundary's tensor, or its gradient, crosses: sizes, lines and codec.
 
-    `way` is the text of how it crosses, `counts` are the rows of each micro-batch, and `lines` those that carry it. Of
-    a gradient `forward` is the way of the tensor itself.
+    `way` is the text of its encoding, `counts` are the rows of each micro-batch, and `lines` those that carry it. For a
+    gradient, `forward` is the encoding of the tensor itself.
     """
 
     spec: Spec
@@ -42,7 +42,7 @@ class Direction:
 
     @property
     def each(self) -> list[int | None]:
-        """Bytes of each micro-batch; None where only a step knows."""
+        """Bytes of each micro-batch; None if known only in a step."""
         return [self._payload(self.way, rows) for rows in self.counts]
 
     def _payload(self, way: str, rows: int) -> int | None:
@@ -52,7 +52,7 @@ class Direction:
 
     @property
     def used(self) -> str:
-        """The way as a micro-batch takes it: of a codec that would not make it smaller the precision, or none."""
+        """The encoding used for a micro-batch: if the codec would not make it smaller, its precision alone, or none."""
         way, shape = parse_way(self.way), self.spec.shape
         if not way.coded or way.auto or way.lossless or not self.counts:
             return self.way
@@ -66,8 +66,8 @@ class Direction:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Bytes of the first micro-batch on each rung of a ramp but the last, which all other numbers refer to; empty
-        without a ramp, or if only a step knows.
+        """Bytes of the first micro-batch on each rung of a ramp but the last, to which all other numbers refer; empty
+        without a ramp, or if known only in a step.
         """
         way = parse_way(self.way)
         if not way.ladder or way.auto or not self.counts:
@@ -94,7 +94,7 @@ class Direction:
 
     @cached_property
     def cost(self) -> Cost | None:
-        """Seconds a step of one core, to encode and to decode; None where nothing crosses or that is not known."""
+        """Seconds a step of one core, to encode and to decode; None if nothing crosses or costs are unknown."""
         if not self.lines or self.total is None or parse_way(self.way).auto:
             return None
         by_rows = {rows: self._cost(self.spec.sized(rows)) for rows in set(self.counts)}
@@ -153,16 +153,16 @@ def slowest(seconds: Iterable[float | None]) -> float | None:
 
 
 Step = Callable[[Sequence[Direction]], float]
-"""Seconds of a step in which a boundary crosses in these ways."""
+"""A function from the encodings of a boundary to the seconds of a step."""
 
 _ROUNDING = 1e-9
-_LITTLE = 0.02  # another codec in its place is worth a word from this share of a step on
+_LITTLE = 0.02  # the least share of a step by which an advised codec is faster
 
 
 class CodecAdvice(NamedTuple):
     """Advice on a codec that makes a step longer: the codec, the change, and its effect.
 
-    `taken` is what it takes one core more than after the change, `saved` what it saves of the line.
+    `taken` are the seconds of one core that the change would save, `saved` those on the line that the codec saves.
     """
 
     what: str
@@ -195,7 +195,7 @@ class CodecAdvice(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """An alternative codec: the reason, how it is written, and the share of a step from which on it pays."""
+    """An alternative codec: the reason, its option, and the least share of a step that it has to save."""
 
     what: str
     mend: str
@@ -210,15 +210,15 @@ _AND = " and, of its gradient, "
 def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
     """Advice on codecs that make a step longer; of several alternatives the one with the shortest step.
 
-    `ways` are those of the tensor and, if it returns, of its gradient. What saves more than sizes tell (a mask) may be
-    worth it in ways that are not known before.
+    `ways` are those of the tensor and, if it crosses back, of its gradient. A codec whose saving depends on values (a
+    mask) is not compared with none.
     """
     found = [each for change in _changes(ways) if (each := _judge(ways, change, step)) is not None]
     return max(found, key=lambda each: each.lost, default=None)
 
 
 def _changes(ways: Sequence[Direction]) -> Iterator[_Change]:
-    """No codec, a gradient that costs hardly any time, and no structure."""
+    """The alternatives: no codec, a cheaper one for the gradient, and no structure."""
     if not has_open_size(ways[0].way):
         names = dict.fromkeys(f"'{each.way}'" for each in ways if not parse_way(each.way).plain)
         yield _Change(_AND.join(names), "leave nb.compress out", [each.crossing_by(NONE) for each in ways])
@@ -236,7 +236,7 @@ def _changes(ways: Sequence[Direction]) -> Iterator[_Change]:
 
 
 def _judge(ways: Sequence[Direction], change: _Change, step: Step) -> CodecAdvice | None:
-    """Compare the costs of these ways with alternatives; None if a step does not become longer, or
+    """Compare the costs of these encodings with an alternative; None if a step does not become longer, or
     if that is unknown.
     """
     taken = saved = 0.0

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 _ALONE = "local/0"
-"""The worker of all stages where every cluster lives in one process: it says nothing of where they would run."""
+"""The worker of all stages if one process runs every cluster; then placement is not compared."""
 
 
 def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> str | None:
     """The first difference between two plans, causes before consequences; None if they are equal.
 
-    Where a plan was made is not compared: rows of its example, rates of links, and workers if one of the plans is
-    of a single process.
+    Properties of the place where a plan was made are not compared: rows of its example, rates of links, and workers if
+    one of the plans is of a single process.
     """
     alone = any(stage.worker == _ALONE for plan in (mine, theirs) for stage in plan.stages.values())
     ours, others = (_list_facts(plan, workers=not alone) for plan in (mine, theirs))
@@ -38,7 +38,7 @@ def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> s
                 return f"{name} is {own[name]} {words[0]}, {other[name]} {words[1]}"
     found = first_difference(mine.lines, theirs.lines, words)
     for one, two in zip(mine.boundaries, theirs.boundaries, strict=True):
-        if found and one.maker != two.maker:  # a name alone is no difference, as Keras counts names up
+        if found and one.maker != two.maker:  # a different name alone is ignored, as Keras numbers models
             return f"boundary {one.name} is made by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"
     return found or None
 
@@ -70,7 +70,7 @@ def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:
 
 FORMAT = "whale_nebula plan 1"
 SHOWN = "whale_nebula shown plan 1"
-"""The format of what is printed: it lacks the program's text, so it cannot be loaded and compared."""
+"""The format of printed plans: without the program's text, so they cannot be loaded and compared."""
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -100,7 +100,7 @@ def to_json(plan: Plan) -> str:
 
 
 def _document(plan: Plan, form: str) -> dict[str, Any]:
-    """All that JSON can have of a plan: its functions are left out."""
+    """A plan as a JSON object, without its functions."""
     without = {"definition", "passes", "decision", *["considered"] * (not plan.considered)}
     names = (name for name in plan.__dataclass_fields__ if name not in without)
     digests = {"digest": plan.digest, "program_digest": plan.program_digest}
@@ -128,7 +128,7 @@ def parse(kind: type[Plan], text: str | bytes, where: str) -> Plan:
 
 
 def _explain_error(error: Exception) -> str:
-    """Why a file is invalid, in words.
+    """The reason why a file is invalid, in words.
 
     >>> _explain_error(KeyError("format")), _explain_error(json.JSONDecodeError("Expecting value", "plan", 0))
     ("it has no 'format'", 'it is no JSON: Expecting value: line 1 column 1 (char 0)')

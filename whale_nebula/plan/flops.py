@@ -1,8 +1,8 @@
 """Floating-point operations by op type, computed from shapes alone.
 
 A multiplication and an addition are two, as `tf.profiler` counts them: a product of (m, k) and (k, n) is 2·m·n·k. An
-op that works element by element counts one for each element that it gives, a sum one for each that it reads, and
-what only moves data counts nothing. Functions such as tanh count one, too: what they cost differs by device.
+elementwise op counts one for each output element, a sum one for each input element, and ops that only move data count
+nothing. Functions such as tanh also count one, as their cost differs by device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whale_nebula.ir.sizes import Sizes
 from whale_nebula.spec import Value
 
 Rule = Callable[[Op, Sequence[Shape]], float]
-"""What an op costs, given the shapes of its inputs and, at the end, of its outputs."""
+"""A function from the shapes of an op's inputs, followed by those of its outputs, to its cost."""
 
 
 def flops(op: Op, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -36,7 +36,7 @@ def flops(op: Op, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
 
 
 def _elements(op: Op, shapes: Sequence[Shape]) -> float:
-    """One for each element of each output that is a number with a fraction."""
+    """Cost function: one for each element of each floating-point output."""
     pairs = zip(reversed(op.outputs), reversed(shapes), strict=False)
     return sum(math.prod(shape) for spec, shape in pairs if spec.floating)
 
@@ -56,7 +56,7 @@ def _matmul(op: Op, shapes: Sequence[Shape]) -> float:
 
 
 def _einsum(op: Op, shapes: Sequence[Shape]) -> float:
-    """All indices together, twice where something is summed; a dot-dot-dot stands for the axes that are left."""
+    """Cost function: the product of all labels' sizes, doubled for a summation; an ellipsis is the remaining axes."""
     left, _, right = str(op.attributes["equation"]).replace(" ", "").partition("->")
     terms = left.split(",")
     sizes: dict[str, int] = {}
@@ -71,12 +71,12 @@ def _einsum(op: Op, shapes: Sequence[Shape]) -> float:
 
 
 def _convolution(given: int, window: int, axes: int) -> Rule:
-    """For each number given, a product with the filter's window and, unless it is depthwise, its channels in."""
+    """Cost function: for each element of `given`, a product over the window and, unless depthwise, input channels."""
     return lambda op, shapes: 2 * math.prod(shapes[given]) * math.prod(shapes[window][:axes])
 
 
 def _pooling(op: Op, shapes: Sequence[Shape]) -> float:
-    """The window for each output; of its gradient, for each number that is given."""
+    """Cost function: the window's size for each output element; for a gradient, for each element of its input."""
     size = op.attributes.get("ksize", ())
     window = math.prod(int(axis) for axis in size if isinstance(axis, int)) if isinstance(size, tuple) else 1
     return math.prod(shapes[-2 if op.type.endswith("Grad") else -1]) * window
@@ -128,7 +128,7 @@ def count_trips(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int |
     """The number of a loop's iterations, given known integers outside it: from its limit, or by evaluating its
     condition.
     """
-    state = [numbers.get(value) for value in op.inputs]  # the counter, the limit, what the loop carries
+    state = [numbers.get(value) for value in op.inputs]  # the counter, the limit, the loop variables
     limit = state[1] if len(state) > 1 else None
     if limit is not None and len(limit) == 1 and limit[0] > 0:
         return limit[0]
@@ -170,7 +170,7 @@ def _evaluate(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | N
 
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
-"""Ops that put a tensor into a list, and which of their inputs it is."""
+"""Ops that put a tensor into a list, and the index of that input."""
 
 
 @dataclass
@@ -204,12 +204,12 @@ class Effort:
         return self._counted[op.index]
 
     def trips_of(self, op: Op) -> int:
-        """The number of a loop's iterations; 1, which is noted, if unknown."""
+        """The number of a loop's iterations; 1, which is recorded, if unknown."""
         if op.index not in self.trips:
             found = count_trips(op, self.sizes.graph, self.sizes.numbers)
             if found is None:
                 self.open_loops.add(op.name)
-            else:  # a loop's first output is its counter, by which its gradient counts
+            else:  # a loop's first output is its counter, the limit of its gradient's loop
                 self.sizes.numbers[Value(op.index)] = (found,)
             self.trips[op.index] = 1 if found is None else found
         return self.trips[op.index]

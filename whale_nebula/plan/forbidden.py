@@ -39,7 +39,7 @@ def describe_crossing(crossing: InputCrossing) -> str:
 
 
 def tell_how(how: str, name: str) -> str:
-    """A phrase on how something depends on an input."""
+    """A phrase on how a value depends on an input."""
     return _WORDS[how].format(name)
 
 
@@ -87,7 +87,7 @@ def check_forbidden(
 
 
 def forbidden_inputs(rules: Sequence[Forbid], inputs: Sequence[str]) -> frozenset[str]:
-    """The inputs that rules are about.
+    """The inputs that rules protect.
 
     >>> sorted(forbidden_inputs([Forbid("y", "npu")], ["x/a", "x/b", "y"]))
     ['y']

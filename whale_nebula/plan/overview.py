@@ -21,8 +21,8 @@ from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
 
 @dataclass(frozen=True)
 class Overview:
-    """Reads a Cut; `rows` are those of each micro-batch of the example, `shapes` those of its leaves, and `returned`
-    the names of what the step returns.
+    """The records of a Cut; `rows` are those of each micro-batch of the example, `shapes` those of its leaves, and
+    `returned` the names of the step's results.
     """
 
     cut: Cut
@@ -47,7 +47,7 @@ class Overview:
 
     @cached_property
     def exchanged(self) -> Exchanged:
-        """Sizes of what clusters exchange once a step."""
+        """Sizes of the exchanges between clusters once a step."""
         return Exchanged(self.cut, self.shapes)
 
     def stages(self) -> dict[str, PlanStage]:
@@ -56,12 +56,12 @@ class Overview:
         return {key: self._stage(n, ", ".join(self.cut.workers_of(n))) for n, key in enumerate(keys)}
 
     def boundaries(self) -> tuple[PlanBoundary, ...]:
-        """The boundaries, in the order of their making."""
+        """The boundaries, in the order of the ops that make them."""
         return tuple(self._crossing(each, *self._directions(each)) for each in self.cut.boundaries)
 
     def advice(self, plan: Plan) -> tuple[str, ...]:
-        """Which codecs cost more time than they save, by the steps that the plan foretells; once a line of the script,
-        about the boundary by which most is lost.
+        """Advice on codecs that cost more time than they save, by simulated steps; one for each line of the script,
+        on the boundary with the largest loss.
         """
         stages = self.cut.program.stages
         found: dict[tuple[str, str], list[tuple[CodecAdvice, str]]] = {}
@@ -79,7 +79,7 @@ class Overview:
         return tuple(notes)
 
     def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
-        """Seconds of a step in which a boundary crosses otherwise than planned, on the same assumption."""
+        """Seconds of a step in which a boundary has other encodings than planned, on the same assumption."""
         so = self._crossing(boundary, ways[0], ways[-1])
         others = (so if each.name == so.name else each for each in plan.boundaries)
         return times(replace(plan, boundaries=tuple(others)), assumptions_of(plan)).seconds
@@ -159,7 +159,7 @@ class Overview:
 
     @cached_property
     def _losses(self) -> set[int]:
-        """What stages make of what is differentiated: it itself, or the terms of a sum that is taken once a step."""
+        """The ops of stages for the differentiated value: itself, or the terms of a sum that is taken once a step."""
         program = self.cut.program
         made = set[int]().union(*(self.work.told(stage, backward=False) for stage in range(len(program.stages))))
         targets = (value.op for request in program.requests for value in request.targets)
@@ -202,9 +202,9 @@ class Overview:
             any(each.part in keys and self.exchanged.at_most(each) for each in self.cut.exchange),
         )
 
-    # ------------------------------------------------------------------ what crosses, what runs once
+    # ------------------------------------------------------------------ crossings, and parts that run once
     def _crossing(self, boundary: Boundary, there: Direction, returns: Direction) -> PlanBoundary:
-        """A boundary whose tensor, and gradient, cross so."""
+        """The record of a boundary, from its tensor's and its gradient's direction."""
         program, back = self.cut.program, boundary.backward
         ways: dict[str, Any] = {"backward_codec": "none", "backward_bytes": None, **there.fields()}
         if back:
@@ -221,7 +221,7 @@ class Overview:
         )
 
     def _directions(self, boundary: Boundary) -> tuple[Direction, Direction]:
-        """The tensor on its way, once to each other cluster, and its gradient, from each stage that makes a share."""
+        """The tensor's direction, once to each other cluster, and the gradient's, from each stage with a share."""
         program, clusters = self.cut.program, [stage.cluster for stage in self.cut.program.stages]
         source = clusters[boundary.source]
         readers = dict.fromkeys(clusters[number] for number in boundary.destinations)

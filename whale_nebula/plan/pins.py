@@ -17,12 +17,12 @@ from whale_nebula.security.approval import Found, check_process, read_plan
 from whale_nebula.site import Site, script_site, warn_at
 
 Pinned = str | os.PathLike[str] | Plan
-"""A plan to hold a step against, or the file that it was saved in."""
+"""A plan to compare a step with, or the file that it was saved in."""
 
 
 @dataclass
 class Pins:
-    """The pinned plans of a run by the name of their step, each with where it comes from; `site` opened the run."""
+    """The pinned plans of a run by the name of their step, each with its origin; `site` opened the run."""
 
     plans: Mapping[str, tuple[Plan, str]] = field(default_factory=dict)
     site: str = ""
@@ -33,9 +33,9 @@ class Pins:
         return bool(self.plans)
 
     def pin_of(self, name: str) -> str | None:
-        """The name under which a step is pinned: its own, or the only one that differs in Keras's number only.
+        """The name under which a step is pinned: its own, or the only one that differs just in Keras's number.
 
-        Keras calls a model without a name after its class, and numbers those that a process makes: `functional_1`.
+        Keras names a model without a name after its class, with a number that counts within a process: `functional_1`.
         """
         if name in self.plans:
             return name
@@ -64,7 +64,7 @@ class Pins:
             )
 
     def miss(self, name: str) -> None:
-        """Say once that a step has no pin, unless another step of its model has one."""
+        """Warn once that a step has no pin, unless another step of its model has one."""
         model, _, step = _strip_number(name).rpartition(".")
         pinned = [_strip_number(known).rpartition(".") for known in self.plans]
         if name in self.met or any(model and each == model and other != step for each, _, other in pinned):
@@ -89,7 +89,7 @@ class Pins:
 
 
 def _strip_number(name: str) -> str:
-    """The name of a step without the number that Keras gave its model.
+    """The name of a step without the number that Keras added to its model.
 
     >>> _strip_number("functional_1.train_step"), _strip_number("net.train_step"), _strip_number("step_2")
     ('functional.train_step', 'net.train_step', 'step_2')
@@ -144,7 +144,7 @@ class Approvals:
     pins: dict[Path, Pins] = field(default_factory=dict)
 
     def check(self, plan: Plan) -> None:
-        """Refuse a step that is not planned as it was approved, or comes of code that was not."""
+        """Refuse a step whose plan, or whose code, was not approved."""
         chosen = check_process(self.folder, self.found)
         steps = {} if chosen.approval is None else chosen.approval.plans
         pins = self.pins.setdefault(chosen.folder, Pins(dict.fromkeys(steps, (plan, ""))))

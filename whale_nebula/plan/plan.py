@@ -32,15 +32,15 @@ _ANEW = "nb.plan(model, ...)"
 
 @dataclass(frozen=True)
 class Plan:
-    """A step mapped to clusters: its stages, what crosses between them, and their order.
+    """A step mapped to clusters: its stages, the boundaries between them, and their order.
 
     `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
-    the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
-    `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other. Of stages that
-    are split, `layouts` says by its name how a tensor lies on the devices, and `collectives` what crosses between them.
-    `crossings` says of all that goes from cluster to cluster on which inputs it depends, and how; `protected` are the
-    inputs that the config's `inputs` and `forbid` name.
-    Of a plan that the planner has chosen, `considered` are the best that it has found, the chosen one first.
+    the example; `lines` is the canonical text of the program, whose hash is `program_digest`;
+    `exchange_seconds` is how long clusters wait, once a step, for the values that their updates need from each other.
+    For split stages, `layouts` are the layouts of tensors on the devices by name, and `collectives` those between
+    devices. `crossings` are all values that go from cluster to cluster, with the inputs on which they depend, and how;
+    `protected` are the inputs that the config's `inputs` and `forbid` name.
+    For a plan that the planner has chosen, `considered` are the best candidates, the chosen one first.
 
     >>> import json
     >>> import tensorflow as tf
@@ -93,7 +93,7 @@ class Plan:
 
     @cached_property
     def program_digest(self) -> str:
-        """Digest of the computation: equal in every process that traces the same step, wherever it runs."""
+        """Digest of the computation: equal in every process that traces the same step, on any machine."""
         return digest_lines(self.lines)
 
     @cached_property
@@ -115,7 +115,7 @@ class Plan:
     def difference(self, other: Plan) -> str | None:
         """The first difference between this plan ("here") and another ("there") in words, or None.
 
-        Where a plan was made is not compared: the rows of its example, the rates of links, single workers.
+        Properties of the place where it was made are not compared: rows of the example, rates of links, single workers.
 
         >>> import tensorflow as tf
         >>> import whale_nebula as nb
@@ -144,11 +144,11 @@ class Plan:
 
     @property
     def predicted(self) -> Predicted | None:
-        """The planner's predictions for a step: seconds, memory, bytes; None if it has not chosen this plan."""
+        """The planner's predictions for a step: seconds, memory, bytes; None unless it has chosen this plan."""
         return self.considered[0].predicted if self.considered else None
 
     def explain(self) -> str:
-        """Why the planner has chosen this plan: the alternatives, and what would change the choice."""
+        """The reasons for the planner's choice of this plan: the alternatives, and what would change the choice."""
         if self.decision is None and self.considered:
             raise StateError("this plan comes from a file, which holds no explanation of it", mend=_ANEW)
         if self.decision is None:
@@ -156,17 +156,17 @@ class Plan:
         return str(self.decision.explain())
 
     def to_mermaid(self) -> str:
-        """The plan as a Mermaid flowchart: clusters, stages, and what crosses."""
+        """The plan as a Mermaid flowchart: clusters, stages, and boundaries."""
         return plan_mermaid(self)
 
     def to_html(self) -> str:
-        """The plan as one HTML file that needs nothing else: a graph to move about in, the schedule, tables."""
-        from whale_nebula.plan.html.page import plan_html  # few runs ask for it
+        """The plan as one self-contained HTML file: a graph with pan and zoom, the schedule, tables."""
+        from whale_nebula.plan.html.page import plan_html  # used by few runs
 
         return plan_html(self)
 
     def to_svg(self) -> str:
-        """The plan's graph as a picture: SVG that needs nothing else. A notebook shows it for a plan by itself."""
+        """The plan's graph as a self-contained SVG picture, which notebooks display for a plan."""
         from whale_nebula.plan.html.graph import plan_svg
 
         return plan_svg(self)
@@ -174,7 +174,7 @@ class Plan:
     _repr_svg_ = to_svg
 
     def to_json(self) -> str:
-        """The plan as JSON: what `save` writes, but for the program's text, which is long."""
+        """The plan as JSON: the content of `save` without the program's text, which is long."""
         return file.to_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -183,11 +183,11 @@ class Plan:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """Read what `save` wrote. It has everything but the graphs."""
+        """Read a file of `save`. It has everything but the graphs."""
         return file.load(Plan, path)
 
     def graph_def(self, stage: str) -> Any:
-        """The TensorFlow GraphDef of a stage's forward, with its backward where the two are one function."""
+        """The TensorFlow GraphDef of a stage's forward, with its backward if the two are one function."""
         if stage not in self.stages:
             raise OptionError(f"no stage is called {stage!r}", mend=did_you_mean(stage, self.stages))
         if self.definition is None:

@@ -1,6 +1,6 @@
 """The records of a Plan: its stages, its boundaries, and what runs once a step.
 
-Counts say by their names of what they are: `step_...` and FLOPs are those of a whole step of the example,
+The scope of a count follows from its name: `step_...` and FLOPs are those of a whole step of the example,
 `activation_bytes` and a boundary's `bytes` those of its first micro-batch.
 """
 
@@ -14,9 +14,9 @@ Count = Mapping[str, int]
 
 @dataclass(frozen=True)
 class PlanLayer:
-    """A part of a stage by its name, such as "block0/attention"; "" is what stands in no layer.
+    """A part of a stage by its name, such as "block0/attention"; "" is for ops in no layer.
 
-    A layer counts what lies directly in it: the parts inside it have rows of their own.
+    A layer counts only ops directly in it: its sublayers have rows of their own.
     """
 
     name: str
@@ -31,14 +31,13 @@ class PlanLayer:
 class PlanStage:
     """One stage: its workers, its size, its inputs and outputs.
 
-    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...) and what the step returns, by its name in a
-    dict or its place in a tuple ("loss" is what is differentiated, "result" all that is returned, where neither has a
-    name); `runs` says for each phase what the stage does in it: "F", "B", "FB" or nothing, and "W" where
-    gradients of weights are apart from the backward: they take `weights_flops` of `backward_flops`. `activation_bytes`
-    is what a micro-batch keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does
-    of which nothing tells how often it turns counts once; `open_loops` says how many there are. Of several replicas
-    `order` says which takes which micro-batch, where they do not take turns, and `speeds` what the config says of them.
-    A stage that is split has so many `shards`, and `shard_bytes` are those of the variables that each of them holds.
+    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...) and the step's results, by name in a dict or
+    place in a tuple (without names, "loss" is the differentiated value and "result" all that is returned); `runs` has
+    the functions of the stage in each phase: "F", "B", "FB" or nothing, and "W" for gradients of weights separate from
+    the backward, which take `weights_flops` of `backward_flops`. `activation_bytes` are kept by a micro-batch for its
+    backward, `in_flight` is the number of such micro-batches at a time. A loop with an unknown number of iterations
+    counts once; `open_loops` is the number of those. `order` assigns micro-batches to replicas, unless they take turns,
+    and `speeds` are those of the config. A split stage has `shards`, each with `shard_bytes` of variables.
     """
 
     name: str
@@ -81,7 +80,7 @@ class PlanStage:
     def memory_bytes(self) -> int:
         """Peak memory of a step: kept activations, variables, gradients, slots.
 
-        The working memory of single ops and of TensorFlow itself comes on top of it.
+        The working memory of single ops and of TensorFlow itself is not included.
         """
         return self.kept_bytes + self.variable_bytes + self.gradient_bytes + self.slot_bytes
 
@@ -104,16 +103,16 @@ class PlanCollective:
 
 @dataclass(frozen=True)
 class PlanBoundary:
-    """One tensor that crosses, and the bytes that a micro-batch of it takes; None where only a step knows.
+    """One tensor that crosses, with the bytes of a micro-batch; None if known only in a step.
 
-    `maker` is the layer that makes the tensor, or the op where it stands in no layer. `step_bytes` and
-    `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for how long that holds
-    the slowest of them; None where there is no rate. Inside a cluster nothing is on a line.
-    `codec_seconds` and `backward_codec_seconds` are what one core takes to encode and decode them, about; None where
-    nothing crosses a line, and of codecs of which that is not known. `encode_seconds` and `backward_encode_seconds` are
-    what of that the side takes that sends. On a ramp all of this is of its last precision; `rungs` and
-    `backward_rungs` are the bytes of a micro-batch with each one before. `used` and `backward_used` are what of the
-    codecs a micro-batch takes, where all of it would not make it smaller and it is less; see `taken`.
+    `maker` is the layer that makes the tensor, or the op if it is in no layer. `step_bytes` and `backward_step_bytes`
+    are the bytes on lines in a step, `seconds` and `backward_seconds` how long they occupy the slowest line; None
+    without a rate. Transfers inside a cluster use no line.
+    `codec_seconds` and `backward_codec_seconds` are the approximate seconds of one core to encode and decode them; None
+    if nothing crosses a line, or for codecs with unknown costs. `encode_seconds` and `backward_encode_seconds` are the
+    sender's part. For a ramp all of this refers to its last precision; `rungs` and `backward_rungs` are the bytes of a
+    micro-batch with each earlier one. `used` and `backward_used` are the part of the codecs that a micro-batch uses, if
+    the whole codec would not make it smaller; see `taken`.
     """
 
     name: str
@@ -143,7 +142,7 @@ class PlanBoundary:
 
     @property
     def taken(self) -> tuple[str, str]:
-        """How a micro-batch crosses, in both directions."""
+        """The encodings used for a micro-batch, in both directions."""
         return self.used or self.codec, self.backward_used or self.backward_codec
 
 
@@ -152,7 +151,7 @@ class PlanLink:
     """The link between two clusters in one direction, with a step's load.
 
     `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is in bits a second (None: free), `delay`
-    in seconds. `at_most` says that there may be less, because values in the batch decide it.
+    in seconds. With `at_most` they are upper bounds, as values in the batch decide.
     """
 
     line: str
@@ -165,13 +164,13 @@ class PlanLink:
 
     @property
     def seconds(self) -> float | None:
-        """For how long a step holds the line; None where it has no rate."""
+        """Seconds for which a step occupies the line; None without a rate."""
         return 8 * self.wire_bytes / self.rate if self.rate else None
 
 
 @dataclass(frozen=True)
 class PlanOnce:
-    """What one worker runs once a step in one phase: `kind` is whole, prologue or update."""
+    """The part of a phase that one worker runs once a step: `kind` is whole, prologue or update."""
 
     kind: str
     phase: int
@@ -187,8 +186,8 @@ class PlanTied:
     """A variable that two or more stages use: each holds it, and its gradients are summed.
 
     `bytes` are those of the variable. Between processes each cluster sends its gradient to the others once a step:
-    `link_bytes` says how much, by the link, and `seconds` for how long that holds the slowest line; `at_most` that
-    there may be less, because values in the batch decide how many rows of it are looked up.
+    `link_bytes` are the bytes by link, and `seconds` how long they occupy the slowest line; with `at_most` they are
+    upper bounds, as values in the batch decide how many rows are looked up.
     """
 
     path: str
@@ -201,7 +200,7 @@ class PlanTied:
     at_most: bool = False
 
 
-# ---------------------------------------------------------------------- of plans that the planner has chosen
+# ---------------------------------------------------------------------- plans chosen by the planner
 @dataclass(frozen=True)
 class Predicted:
     """Predicted costs of a step: seconds, bytes of memory by worker, bytes by link, and the share of the seconds that
@@ -227,10 +226,10 @@ class Considered:
 
 @dataclass(frozen=True)
 class RateCurves:
-    """Seconds of a step where all lines were slower or faster.
+    """Seconds of a step if all lines were slower or faster.
 
-    `factors` are multiples of the configured rate, which is `rate` in bits a second where all lines have the same one.
-    `best` are the seconds of the best plan at each, which `best_plans` names; `plans` those of the best candidates.
+    `factors` are multiples of the configured rate, which is `rate` in bits a second if all lines have the same one.
+    `best` are the seconds of the best plan at each, named in `best_plans`; `plans` those of the best candidates.
     """
 
     factors: tuple[float, ...]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 2
-"""So many variables are named, the largest ones."""
+"""The number of variables that are listed, the largest ones."""
 _VARIABLE = re.compile(r"variable (\S+) \w+\[([\d,]*)\]")
 
 
@@ -72,7 +72,7 @@ _NUMBERS: Mapping[str, tuple[str, int]] = {
     "ArgMin": (ALL_GATHER, 1),
     "TopKV2": (ALL_GATHER, 1),
 }
-"""How many numbers for each row devices tell one another that compute an op together, by which collective."""
+"""For ops that devices compute together: the collective, and the numbers a row that they exchange."""
 
 
 def list_layouts(cut: Cut) -> dict[str, str]:
@@ -196,8 +196,8 @@ def _list_stage_collectives(cut: Cut, stage: int, crossed: Crossed, count: int) 
 
 
 def _count_told(cut: Cut, layouts: Layouts, op: int, crossed: Crossed) -> tuple[str, float]:
-    """What crosses for an op that devices compute together: numbers for each row, in the type of the scores; of the
-    best also where they are.
+    """The collective, and its bytes, of an op that devices compute together: numbers for each row, in the type of the
+    scores; for the best ones also their positions.
     """
     made = cut.program.graph.ops[op]
     kind, times = _NUMBERS[made.type]

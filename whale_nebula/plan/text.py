@@ -1,4 +1,4 @@
-"""The text form of a plan, for readers who see one for the first time."""
+"""The text form of a plan, with explanations for new readers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def sections(plan: Plan) -> dict[str, Section]:
 
 
 def micro_batches(plan: Plan) -> str:
-    """How the example's batch is divided."""
+    """The division of the example's batch, in words."""
     rows = sum(plan.rows)
     if len(plan.rows) == 1:
         few = "" if plan.micro_batch == 1 else f" (of {plan.micro_batch} asked for)"
@@ -109,7 +109,7 @@ def _stages(plan: Plan) -> Section:
 
 
 def _share_lines(plan: Plan) -> Iterator[str]:
-    """How the micro-batches are shared among replicas of unequal speed, and which of them wait."""
+    """Sentences on the shares of replicas of unequal speed, and on those that wait."""
     count, rows = len(plan.rows), sum(plan.rows)
     for stage in plan.stages.values():
         if not stage.order and not stage.speeds:
@@ -151,7 +151,7 @@ def _work(plan: Plan) -> Section:
     return Section(head, rows, range(1, 8), [open_ones] * bool(loops))
 
 
-# ---------------------------------------------------------------------- stages in pieces
+# ---------------------------------------------------------------------- sharded stages
 def _pieces(plan: Plan) -> Section:
     """The memory of each device of a sharded stage, and the layouts of its variables."""
     rows, lines = [], []
@@ -187,7 +187,7 @@ def _shorten(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
-# ---------------------------------------------------------------------- what crosses
+# ---------------------------------------------------------------------- crossings
 def _boundaries(plan: Plan) -> Section:
     phases = len({once.phase for once in plan.once} | {each.phase for each in plan.boundaries}) > 1
     timed = any(each.seconds is not None for each in plan.boundaries)
@@ -267,7 +267,7 @@ def bytes_on_link(link: PlanLink) -> str:
 
 
 def busiest_line(plan: Plan) -> tuple[str, float] | None:
-    """The line that a step holds longest, with the seconds; None where none has a rate."""
+    """The line that a step occupies longest, with the seconds; None if none has a rate."""
     held = {name: link.seconds for name, link in plan.links.items() if link.seconds}
     return max(held.items(), key=lambda item: item[1]) if held else None
 
@@ -340,7 +340,7 @@ def _schedule(plan: Plan) -> Iterator[str]:
 
 
 def _draw_phase(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
-    """A row a stage and, where lines take time, a row a line."""
+    """Draw a phase: a row for each stage and, with `lines`, for each line."""
     shown = phase.timeline.lines if lines else ()
     own = max([len("stage 0") + 2 * any(stage.replicas > 1 for stage in phase.stages), *map(len, shown)])
     rows = draw(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()
@@ -355,7 +355,7 @@ def _list_words(names: Sequence[str]) -> str:
 
 
 def amount(count: float) -> str:
-    """A large number for people, with a space for its unit.
+    """A large number in a readable form, with a space for its unit.
 
     >>> amount(950), amount(12_300), amount(2.5e9)
     ('950 ', '12.3 k', '2.50 G')
@@ -372,7 +372,7 @@ def _three(number: float) -> str:
 
 
 def plan_mermaid(plan: Plan) -> str:
-    """Clusters are boxes around stages; a solid arrow is an activation, a dotted one its gradient."""
+    """The plan as Mermaid: clusters are boxes around stages; solid arrows are activations, dotted ones gradients."""
     return "\n".join(["flowchart LR", *(f"    {line}" for line in _lines(plan))])
 
 
@@ -413,7 +413,7 @@ def _label(plan: Plan, stage: PlanStage) -> str:
 
 
 def _id(kind: str, name: str) -> str:
-    """A name that Mermaid takes as a word, and that no other name shares."""
+    """A unique identifier that is valid in Mermaid."""
     return f"{kind}_" + re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", name)
 
 

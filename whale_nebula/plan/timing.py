@@ -1,9 +1,9 @@
 """The predicted schedule of a plan, from stated assumptions about speeds that were not measured.
 
-What a message takes is known where a line has a rate or a delay. What a stage computes is not. Where some line is slow
-stages are taken to compute their FLOPs at `SPEED`, and each call to cost `CALL`; where lines are free it is one unit.
-What codecs take one core is known (`codec.costs`), and counts where lines take time.
-A page can show other speeds, and stages that compute as long as a message takes: from there on a step waits for lines.
+The time of a message is known if a line has a rate or a delay; that of a stage is not. If some line is slow, stages are
+assumed to compute their FLOPs at `SPEED`, and each call to cost `CALL`; if all lines are free a stage takes one unit.
+The seconds of codecs on one core are known (`codec.costs`), and count if lines take time.
+A page can show other speeds, and stages that compute as long as a message takes: faster stages wait for lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Coding(NamedTuple):
-    """Seconds of one core for a micro-batch, around a stage's forward and around its backward."""
+    """Seconds of one core to encode and decode a micro-batch, for a stage's forward and for its backward."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -46,7 +46,7 @@ def coding(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
         sent, sent_back = ((way or 0.0) / len(plan.rows) for way in (each.encode_seconds, each.backward_encode_seconds))
         both, both_back = ((way or 0.0) / len(plan.rows) for way in (each.codec_seconds, each.backward_codec_seconds))
         add(each.source, sent, max(both_back - sent_back, 0.0))
-        first = {cluster[name]: name for name in reversed(away)}.values()  # a cluster decodes it once
+        first = {cluster[name]: name for name in reversed(away)}.values()  # a cluster decodes a tensor once
         for name in first:
             add(name, max(both - sent, 0.0) / len(first), 0.0)
         for name in away:
@@ -55,21 +55,22 @@ def coding(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
 
 
 SPEED = 1e12
-"""Floating-point operations a second: what an accelerator does with small batches."""
+"""Floating-point operations a second of an accelerator with small batches."""
 
 CALL = 0.5e-3
-"""Seconds that it costs to call a forward or a backward, however small it is."""
+"""The fixed seconds of calling a forward or a backward."""
 
 _BACKWARD = 2.0
-"""A backward takes so many times its forward where nothing is counted: a product has two gradients."""
+"""The assumed ratio of a backward to its forward without known FLOPs: a product has two gradients."""
 
 
 @dataclass(frozen=True)
 class Assumed:
     """The assumed computing time of a stage for a micro-batch, and its source.
 
-    Either stages compute so many FLOPs a second (`speed`), or all of them so many `seconds` a micro-batch, as long as
-    one takes on `line`. With neither lines are free and only proportions count: stages are equal, or go `by_flops`.
+    Stages compute at `speed` in FLOPs a second, or all take the same `seconds` a micro-batch, the time of one on
+    `line`. With neither, lines are free and only proportions count: stages are equal, or proportional to FLOPs
+    (`by_flops`).
     """
 
     speed: float | None = None
@@ -93,7 +94,7 @@ class Assumed:
 
 
 def speed_text(speed: float) -> str:
-    """A speed for people.
+    """A speed in a readable unit.
 
     >>> speed_text(1e12), speed_text(2.5e10)
     ('1 TFLOP/s', '25 GFLOP/s')
@@ -166,14 +167,14 @@ def assumptions_of(plan: Plan) -> Assumed:
 
 
 def balance_with_line(plan: Plan) -> Assumed:
-    """Stages that compute a micro-batch as long as one travels on the line where that takes longest."""
+    """The assumption that stages compute a micro-batch as long as its transfer on the slowest line takes."""
     taken = _travels(plan)
     slowest = max(taken, key=lambda name: taken[name], default="")
     return Assumed(seconds=taken[slowest], line=slowest) if taken else Assumed()
 
 
 def _travels(plan: Plan) -> dict[str, float]:
-    """Seconds that a micro-batch is on its way on each line that takes any."""
+    """Seconds of the transfer of a micro-batch on each line that takes time."""
     taken: dict[str, float] = {}
     for phase in range(count_phases(plan)):
         stages = [stage.name for stage in plan.stages.values() if stage.runs[phase]]
@@ -240,7 +241,7 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
     return PhaseTimes(phase, stages, timeline, chosen, later)
 
 
-# ---------------------------------------------------------------------- what the simulator is told
+# ---------------------------------------------------------------------- the simulator's input
 def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
     """Simulated work of the stages, for their fastest replicas."""
     codecs = coding(plan, [stage.name for stage in stages]) if given.timed else {}
@@ -248,7 +249,7 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
     for stage in stages:
         if given.speed is not None:
             taken = _divide_flops(stage, phase, len(plan.rows), given.speed)
-        else:  # in proportion to the slowest; never nothing, so that it can be seen
+        else:  # in proportion to the slowest; at least visible in the drawing
             share = max(stage.flops / most, 0.01) if most else 1.0
             unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * share
             taken = {"F": unit, "B": _BACKWARD * unit, "W": _BACKWARD * unit / 2}
@@ -261,8 +262,8 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
 
 
 def _divide_flops(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> dict[str, float]:
-    """A micro-batch's part of a stage's FLOPs, forward and backward: equal parts where it runs in several phases. Of a
-    backward in two parts the second is a call of its own.
+    """Seconds of a micro-batch's part of a stage's FLOPs, forward and backward: equal parts if it runs in several
+    phases. The second part of a divided backward is a separate call.
     """
     flops = {"F": stage.forward_flops, "B": stage.backward_flops, "W": stage.weights_flops}
     parts = {letter: micro_batches * max(sum(letter in runs for runs in stage.runs), 1) for letter in flops}
@@ -300,7 +301,7 @@ def _line(plan: Plan, a: str, b: str) -> Line | None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds in a readable unit.
 
     >>> duration(0.0123), duration(2.5), duration(0.00004), duration(75)
     ('12.3 ms', '2.5 s', '40 µs', '75 s')

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from whale_nebula.errors import VerificationError
 
-_FEW = 24  # rows that are shown without being asked for
+_FEW = 24  # the number of rows that are shown by default
 
 
 class Row(NamedTuple):
-    """One tensor, compared: its name, how far the plan's is from the uncut one, and how far it may be.
+    """The comparison of one tensor: its name, the error of the plan's against the uncut one, and the limit.
 
-    `noisy` says that rounding alone may move it as far as the step does, so that nothing is shown of it: its gradient
-    is all but zero, and an optimizer such as Adam makes full steps of its noise.
+    `noisy` means that rounding alone may change it as much as the step does, so that nothing is verified: its gradient
+    is nearly zero, and an optimizer such as Adam makes full steps of the noise.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """One step by the plan against the same step uncut: a row for everything it returned or wrote.
+    """One step by the plan compared with the same step uncut: a row for everything it returned or wrote.
 
-    `comparable` is false where the two must differ (dropout with several micro-batches draws other numbers,
-    and `coupled="allow"` runs rows apart that depend on each other): then no row has a limit, and nothing was
-    shown. `notes` say why (the first `reasons` of them do, then come remarks), `mends` what to change for a check that
-    shows something. `proviso` is what the headline leaves open: half precision. It is true where `ok` is.
+    `comparable` is false if the two must differ (dropout with several micro-batches draws other numbers, and
+    `coupled="allow"` separates rows that depend on each other): then no row has a limit, and nothing is verified.
+    `notes` are the reasons (the first `reasons` of them) and remarks, `mends` the changes that allow a verification.
+    `proviso` is a reservation of the headline: half precision. The object is true if `ok` is.
 
     >>> rows = Row("loss", 0.0, 1e-5), Row("kernel", 2e-3, 1e-5)
     >>> found = Verification(rows, stages=("gpu", "npu"), micro_batches=2)
@@ -71,7 +71,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the two steps can be compared, and nothing is further from the uncut one than it may be."""
+        """Whether the two steps can be compared, and all errors are within their limits."""
         return self.comparable and all(row.ok for row in self.rows)
 
     def __bool__(self) -> bool:
@@ -79,13 +79,13 @@ class Verification:
 
     @property
     def worst(self) -> Row | None:
-        """The row that is furthest beyond its limit, or nearest to it; None where nothing was compared."""
+        """The row with the largest error relative to its limit; None if nothing was compared."""
         return max(self.rows, key=lambda row: row.badness, default=None)
 
     def to_text(self, *, every: bool = False) -> str:
-        """A table with a line for each tensor, what differs marked by '!', noise by '~', and the notes under it.
+        """A table with a line for each tensor, differences marked by '!', noise by '~', and the notes under it.
 
-        Of many tensors it has those that differ and those that are nearest to their limits; with `every` it has all.
+        With many tensors it shows those that differ and those that are nearest to their limits; with `every`, all.
         """
         count = len(self.stages)
         stages = f"{count} stage{'s' * (count != 1)} ({', '.join(self.stages)})"
@@ -117,7 +117,7 @@ class Verification:
         return "; and ".join(self.notes[: self.reasons]) or "the two steps must differ"
 
     def raise_if_bad(self) -> Verification:
-        """Raise `VerificationError` where something differs or could not be compared; else give itself."""
+        """Raise `VerificationError` if a tensor differs or the steps cannot be compared; otherwise return itself."""
         if not self.comparable:
             raise VerificationError(
                 "the plan and the uncut step cannot be compared",
@@ -143,14 +143,14 @@ OF_THE_LARGEST = 1e-3
 _NOISE, _STORED = 4.0, 4.0
 BITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 BITS |= {"complex128": BITS["float64"], "complex64": BITS["float32"]}
-"""The last bit of a number, beside its first, by element type."""
+"""The relative value of the last bit of a number, by element type."""
 
 Values = Mapping[str, Any]
 """Variables' values by their path."""
 
 
 class Tolerance(NamedTuple):
-    """Tolerances: relative for what a step returns, and relative to the update for variables."""
+    """Tolerances: relative for returned tensors, and relative to the update for variables."""
 
     value: float
     update: float
@@ -169,7 +169,7 @@ class State:
 
 @dataclass(frozen=True)
 class Runs:
-    """Two runs from one state, and for each variable how far rounding alone has moved its update."""
+    """Two runs from one state, and for each variable the effect of rounding alone on its update."""
 
     before: Values
     uncut: State
@@ -239,12 +239,12 @@ def nudge(value: Any, bit: float, seed: int) -> Any:
 
 
 def strange(tensor: Any) -> bool:
-    """Whether something in a tensor is no number."""
+    """Whether a tensor contains a NaN or an infinity."""
     return inexact(tensor) and not np.isfinite(_numbers(tensor)).all()
 
 
 def inexact(tensor: Any) -> bool:
-    """Whether a tensor is of numbers that are rounded.
+    """Whether a tensor's type is inexact.
 
     >>> inexact(tf.zeros([2], tf.complex64)), inexact(tf.zeros([2], tf.int32))
     (True, False)
@@ -253,7 +253,7 @@ def inexact(tensor: Any) -> bool:
 
 
 def _numbers(tensor: Any) -> Any:
-    """A tensor's numbers; a complex one's are the two of each."""
+    """A tensor's elements; for a complex one the real and imaginary parts."""
     if tensor.dtype.is_complex:
         wide = tf.cast(tensor, tf.complex128).numpy()
         return np.stack([wide.real, wide.imag], axis=-1)
@@ -261,7 +261,7 @@ def _numbers(tensor: Any) -> Any:
 
 
 def _subtract(left: Any, right: Any) -> Any:
-    with np.errstate(invalid="ignore"):  # an infinity less another is no number
+    with np.errstate(invalid="ignore"):  # infinity - infinity is NaN
         return left - right
 
 

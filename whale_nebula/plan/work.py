@@ -19,7 +19,7 @@ from whale_nebula.plan.records import PlanLayer
 from whale_nebula.spec import Spec, Value
 
 DEPTH = 3
-"""Layers inside layers are told apart so deep."""
+"""The depth to which nested layers are listed separately."""
 LOSS = "compile_loss"
 """The scope in which Keras computes the loss."""
 _OURS = re.compile(r"nebula(_\d+)?")
@@ -31,12 +31,12 @@ _OPS = frozenset({
     "clip_by_value", "l2_normalize", "boolean_mask", "one_hot", "reduce", "normalize", "rnn", "unstack", "conv",
     "separable_conv2d", "zero_fraction",
 })  # fmt: skip
-"""Scopes that TensorFlow's own functions open."""
+"""Name scopes of TensorFlow's own functions."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """Reads op names. `subject` is the model's name where the step is Keras's; `known` are parts of variables' paths.
+    """A parser of op names. `subject` is the model's name in a step of Keras's; `known` are parts of variables' paths.
 
     Keras enters a layer's scope a second time when it calls it, so TensorFlow adds a number to the name.
 
@@ -50,7 +50,7 @@ class Names:
     known: Collection[str] = frozenset()
 
     def layer(self, name: str) -> str:
-        """The path of an op's layer, at most so deep; "" for an op outside layers."""
+        """The path of an op's layer, to a depth of at most `DEPTH`; "" for an op outside layers."""
         parts = name.split("/")[:-1]
         found: list[str] = []
         for part in parts[1:] if parts and _OURS.fullmatch(parts[0]) else parts:
@@ -86,7 +86,7 @@ class Names:
 
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
 _NEAR = 200
-"""An optimizer's slot is this near to the gradient that it belongs to, counted in ops."""
+"""The number of ops that are searched from an optimizer's slot for the gradient that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class Holdings:
         return found
 
     def _read(self, piece: StagePhase) -> dict[int, int]:
-        """Variables that lead to something of the stage's own; a metric that its fragment keeps does not."""
+        """The variables on which ops of the stage depend, each with its first reader; metrics are left out."""
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
-        # where nothing is trained, what the step writes without a scope is a metric
+        # without training, variables written outside scopes are metrics
         ignored = {} if self.cut.program.requests else self._only_written
         fragments = list(piece.fragments)
         needed = {op for fragment in fragments for op in self._ends(fragment)}
@@ -155,8 +155,8 @@ class Holdings:
     def _only_written(self) -> dict[int, int]:
         """The variables written outside scopes, each with the op that writes it.
 
-        A layer that stands there may write what it does not read, such as its moving averages: these lie beside
-        the variables that it does read.
+        A layer outside scopes may write variables that it does not read, such as moving averages: these are next to
+        the variables that it reads.
         """
         ops, variables = self.cut.program.graph.ops, self.cut.program.variable_ops
         writers = (op for op in ops if op.stage is None and writes(op))
@@ -178,7 +178,7 @@ class Holdings:
         return found
 
     def _nearest(self, writer: Op, slot: Variable, owned: Collection[int]) -> int | None:
-        """The variable of the same shape whose gradient, or whose value, is nearest to what is written."""
+        """The variable of the same shape whose gradient, or whose value, is nearest to the written value."""
         graph = self.cut.program.graph
         seen: set[int] = set()
         queue = deque(value.op for value in writer.inputs if graph.ops[value.op].role != CAPTURE)
@@ -203,7 +203,7 @@ class Holdings:
 
 
 def writes(op: Op) -> bool:
-    """Whether an op changes one of its variables, as far as its type tells."""
+    """Whether an op changes one of its variables, by its type."""
     return op.stateful and op.type not in READS
 
 
@@ -221,7 +221,7 @@ _SAME = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient
 
 
 def memory_of(graph: Graph, value: Value) -> Value:
-    """The value whose memory another one shares."""
+    """The value that owns the memory of another one."""
     while graph.ops[value.op].type in _SAME and graph.ops[value.op].inputs:
         value = graph.ops[value.op].inputs[0]
     return value
@@ -229,7 +229,7 @@ def memory_of(graph: Graph, value: Value) -> Value:
 
 @dataclass(frozen=True)
 class Work:
-    """Costs of a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
+    """The costs of a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
 
     cut: Cut
     holdings: Holdings
@@ -254,7 +254,7 @@ class Work:
         return [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
 
     def ops(self, piece: StagePhase, *, backward: bool) -> list[int]:
-        """The ops of a piece's forward, or of its backward; with recompute the latter has the former's, too."""
+        """The ops of a piece's forward, or of its backward; with recompute the latter includes the former's."""
         request_of = self.cut.program.request_of
         if piece.backward is not None:
             own = piece.fragments[-1 - (piece.weights is not None) :] if backward else (piece.forward,)
@@ -271,11 +271,11 @@ class Work:
         return sum(map(self.effort.flops, own))
 
     def kept(self, piece: StagePhase) -> dict[Value, int]:
-        """The tensors that a piece's backward is given from its forward, with their bytes.
+        """The tensors that a piece's backward receives from its forward, with their bytes.
 
-        Where the two are functions of their own it is what one gives to the other, else what the second half reads of
-        the first. Constants, variables and the batch are there anyway, and what shares its memory counts once. Where
-        gradients of weights are apart, what is kept for these counts if it is more.
+        If the two are separate functions these are the outputs passed between them, else the values that the backward
+        ops read from the forward ops. Constants, variables and the batch do not count, and tensors that share memory
+        count once. If gradients of weights are separate, the larger of the two sets counts.
         """
         own = self._kept_for(piece, piece.backward, () if piece.forward is None else piece.forward.ops)
         if piece.weights is None:
@@ -285,8 +285,8 @@ class Work:
         return max(own, later, key=lambda found: sum(found.values()))
 
     def _kept_for(self, piece: StagePhase, fragment: Fragment | None, before: Collection[int]) -> dict[Value, int]:
-        """What a function is given of what ops before it have made; without one, what the second half of the only
-        function reads of the first.
+        """The inputs of a function made by ops before it; without a function, the values that backward ops of the only
+        function read from its forward ops.
         """
         program, values = self.cut.program, list[Value]()
         if fragment is not None:
@@ -335,7 +335,7 @@ class Work:
 
     @cached_property
     def names(self) -> Names:
-        """Reads layers out of op names."""
+        """The parser of op names."""
         paths = (variable.path for variable in self.cut.program.variables)
         return Names(self.subject, frozenset(part for path in paths for part in path.split("/")[:-1]))
 

@@ -1,8 +1,8 @@
 """The chain of a program: its forward as blocks in topological order, with the work and memory of each.
 
-A block is a layer that has variables, with the ops after it that have none. Where the chain is cut is said by giving
-each variable to a stage, so only places before a layer with variables count; what crosses there is the least of what
-could cross between the two layers. A stage that a scope has said begins and ends with a block, and is not cut.
+A block is a layer that has variables, with the ops after it that have none. A cut is defined by assigning variables to
+stages, so the only candidates are places before a layer with variables; the crossing there is the smallest between the
+two layers. A stage defined by a scope begins and ends with a block, and is not cut.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class BlockOps:
 class Layers:
     """A program's chain, and the work of its blocks; `rows` are those that sizes were counted with.
 
-    `variables` are the paths of each block's variables with the number of the reader that lies in it; `forward`,
-    `backward` and `update` the work of each block's ops, and `ops` which these are. `draws` says that the forward draws
-    random numbers, `written` from which block to which each stage goes that a scope has said. `tensors` are those that
-    cross at each cut.
+    `variables` are the paths of each block's variables with the number of the reader that is in it; `forward`,
+    `backward` and `update` the work of each block's ops, and `ops` these ops. `draws` is whether the forward draws
+    random numbers, `written` the first and last block of each stage defined by a scope. `tensors` are those that cross
+    at each cut.
     """
 
     chain: Chain
@@ -117,7 +117,7 @@ class _Chaining:
         self.behind = {op for request in self.program.requests for op in request.backward}
 
     def build(self) -> Layers | None:
-        """Put the forward in order, part it into blocks, and count."""
+        """Order the forward, divide it into blocks, and compute their work."""
         order = self._order()
         weighted = self._find_weighted(order)
         self.stages = {op: stage for op in order if (stage := self.graph.ops[op].stage) is not None}
@@ -152,14 +152,14 @@ class _Chaining:
 
     # ------------------------------------------------------------------ order
     def _ends(self) -> list[int]:
-        """The ops that the forward is there for."""
+        """The final ops of the forward."""
         if self.requests:
             return [value.op for request in self.program.requests for value in request.targets]
         return [value.op for value in self.program.returns]
 
     def _order(self) -> list[int]:
         """The ops of the forward that depend on the batch, each just before it is needed; of an op's inputs the one
-        with the longest way to it comes first, so that a side branch is computed late.
+        with the longest path is computed first, so that a side branch is computed late.
         """
         graph = self.graph
         depth = [0.0] * len(graph)
@@ -178,7 +178,7 @@ class _Chaining:
                 stack.append((index, True))
                 inputs = sorted({value.op for value in graph.ops[index].inputs}, key=lambda each: depth[each])
                 stack += [(each, False) for each in inputs]
-        return sorted(found, key=lambda each: self.program.labels.get(each, 0))  # as stages follow one another
+        return sorted(found, key=lambda each: self.program.labels.get(each, 0))  # in the order of stages
 
     def _find_weighted(self, order: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
         """The ops of the forward that read variables, each with their paths and the numbers of these readers."""
@@ -197,7 +197,7 @@ class _Chaining:
         return found
 
     def _readers(self, op: Op, inside: set[int]) -> list[int]:
-        """The first ops that depend on the batch and read what an op has read of a variable, by way of others."""
+        """The first ops that depend on the batch and use, directly or not, what an op has read of a variable."""
         found, stack = list[int](), [op.index]
         while stack:
             each = self.graph.ops[stack.pop()]
@@ -221,7 +221,7 @@ class _Chaining:
                 last = layer, stage
         return starts
 
-    # ------------------------------------------------------------------ what blocks have
+    # ------------------------------------------------------------------ properties of blocks
     def _variables(
         self, order: Sequence[int], weighted: dict[int, list[tuple[str, int]]], count: int
     ) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -234,12 +234,12 @@ class _Chaining:
     def _names(
         self, variables: Sequence[Sequence[tuple[str, int]]], written: Mapping[str, tuple[int, int]]
     ) -> tuple[str, ...]:
-        """A block is called after its layer, or one without variables after its stage."""
+        """The name of each block: that of its layer, or of its stage if it has no variables."""
         stages = {block: key for key, (begin, end) in written.items() for block in range(begin, end)}
         return tuple(_layer(each[0][0]) if each else stages.get(n, "") for n, each in enumerate(variables))
 
     def _find_written(self, cuttable: np.ndarray) -> dict[str, tuple[int, int]]:
-        """From which block to which each stage goes that a scope has said; one may cut between them, not inside."""
+        """The first and last block of each stage defined by a scope; cuts are allowed between them, not inside."""
         found: dict[str, tuple[int, int]] = {}
         for op, stage in self.stages.items():
             block = self.block[op]
@@ -253,7 +253,7 @@ class _Chaining:
     def _crossing(
         self, order: Sequence[int], starts: Sequence[int], weighted: Collection[int]
     ) -> tuple[Array, Array, np.ndarray, tuple[tuple[Tensor, ...], ...]]:
-        """Bytes a row that cross before each block, there and back, whether one may cut there, and the tensors."""
+        """By cut: bytes a row in both directions, whether a cut is allowed, and the tensors that cross."""
         place = {op: number for number, op in enumerate(order)}
         trained = self._find_trained(order)
         size = len(order) + 1
@@ -264,7 +264,7 @@ class _Chaining:
                 readers = [place[reader.index] for reader in self.graph.consumers(value) if reader.index in place]
                 if not readers or self.graph.spec(value).dtype in ("resource", "variant"):
                     continue
-                # what comes of inputs alone is computed where it is read first, or not at all before that
+                # values of inputs alone are computed in the block that first reads them
                 begin = place[op] if op in trained else min(readers)
                 nbytes = self.sizes.nbytes(value) / self.rows
                 crossed = slice(begin + 1, max(readers) + 1)
@@ -293,7 +293,7 @@ class _Chaining:
         self, variables: Sequence[Sequence[tuple[str, int]]], count: int
     ) -> tuple[Array, Array, Array, Array, Array, dict[str, set[int]]]:
         """By block bytes of weights, slots, gradients and the largest gradient; by cut those of weights on both sides;
-        and who reads what.
+        and the blocks that read each variable.
         """
         known = {v.path: v for v in self.program.variables}
         readers: dict[str, set[int]] = {}
@@ -315,10 +315,10 @@ class _Chaining:
         return weights, rest * share, gradients, largest, tied, readers
 
     def _held(self, homes: Mapping[int, int], count: int) -> tuple[Array, Array]:
-        """Two numbers of bytes a row for each block: what its backward needs of its forward, and the most that one of
-        its ops reads and makes besides (two of the forward's largest tensors, or the intermediates of a gradient).
-        Tensors that share memory count once. A tensor that only dead ops read, such as the gradient of a constant, or
-        of which only the shape is read, is not kept.
+        """Two numbers of bytes a row for each block: what its backward keeps of its forward, and the most that one of
+        its ops needs in addition (two of the forward's largest tensors, or the intermediates of a gradient).
+        Tensors that share memory count once. A tensor is not kept if only its shape is read, or if only dead ops read
+        it, such as the gradient of a constant.
         """
         held, transient = np.zeros(count), np.zeros(count)
         asked = [value.op for request in self.program.requests for part in request.parts for value in part.values]
@@ -343,7 +343,7 @@ class _Chaining:
         return held, transient
 
     def _join_written(self, cuttable: np.ndarray, readers: dict[str, set[int]]) -> None:
-        """No cut between two blocks that share what the forward writes: a seed, or statistics."""
+        """Forbid cuts between two blocks that share a variable that the forward writes: a seed, or statistics."""
         written = {
             handle for op in self.graph.ops if op.index not in self.behind and is_effect(op, self.graph)
             for handle in written_handles(op, self.graph)
@@ -356,8 +356,8 @@ class _Chaining:
 
     # ------------------------------------------------------------------ work
     def _find_homes(self, count: int) -> dict[int, int]:
-        """The block of each op of the backward: that of the op whose gradient it computes, which its name tells, else
-        that of the backward's ops that it reads.
+        """The block of each op of the backward: that of the op whose gradient it computes, by its name, else that of
+        the backward's ops that it reads.
         """
         names = {self.graph.ops[op].name: block for op, block in self.block.items()}
         homes: dict[int, int] = {}
@@ -375,8 +375,8 @@ class _Chaining:
         return BlockOps(*(_group_by_block(each, count) for each in (self.block, homes, self._list_updates(variables))))
 
     def _list_updates(self, variables: Sequence[Sequence[tuple[str, int]]]) -> dict[int, int]:
-        """The ops of updates with the block of the variable that they are about: that which is joined to it by tensors
-        that are no numbers, as slots are. What several blocks share is left out.
+        """The ops of updates with the block of their variable: the one connected to them by tensors other than scalars,
+        as slots are. Ops that several blocks share are left out.
         """
         first: dict[str, int] = {}
         for block, own in enumerate(variables):
@@ -399,7 +399,7 @@ class _Chaining:
             return value
 
         for op in (self.graph.ops[index] for index in after):
-            for place, value in enumerate(op.inputs):  # an IdentityN keeps its values apart
+            for place, value in enumerate(op.inputs):  # an IdentityN passes each value separately
                 if not self._is_number(value):
                     joined[find(self._end(value))] = find(self._end(Value(op.index, place)))
         homes: dict[Value, set[int]] = {}
@@ -412,13 +412,13 @@ class _Chaining:
         return value if self.graph.ops[value.op].type == "IdentityN" else Value(value.op)
 
     def _is_number(self, value: Value) -> bool:
-        """Whether a value is a number, or a variable that is one."""
+        """Whether a value is a scalar, or a scalar variable."""
         held = self.program.variable_ops.get(value.op)
         return (self.graph.spec(value) if held is None else held.spec).scalar
 
     def _find_later(self, homes: Mapping[int, int], count: int) -> tuple[set[int], Array]:
-        """The ops of the backward that gradients of weights alone come from; and by block the bytes of these gradients.
-        They are those that `passes.parting` puts off in a stage that begins with their block or before it.
+        """The ops of the backward that only gradients of weights depend on; and by block the bytes of these gradients.
+        They are those that `passes.parting` defers in a stage that begins with their block or an earlier one.
         """
         graph, lowest = self.graph, dict.fromkeys(homes, count)  # the first block that an op is computed for
         for index in sorted(homes, reverse=True):
@@ -439,7 +439,7 @@ class _Chaining:
         return later, parted
 
     def _find_put_off(self, homes: Mapping[int, int], later: Collection[int], count: int) -> Array:
-        """By block bytes a row that these ops read of what others have made: it is kept until they run."""
+        """By block, bytes a row of the deferred ops' inputs from other ops, which are kept until they run."""
         found, seen = np.zeros(count), set[tuple[int, Value]]()
         for op in later:
             for value in self.graph.ops[op].inputs if self.graph.ops[op].type not in SHAPES else ():

@@ -63,7 +63,7 @@ class Costs:
     @cached_property
     def _later(self) -> tuple[Array, Array]:
         """Prefix sums of the seconds of gradients of weights, a row for each site; and the bytes of those gradients
-        beyond the share with which a backward is parted.
+        beyond the share with which a backward is divided.
         """
         chain, sites = self.problem.chain, self.problem.sites
         none = np.zeros((2, len(chain)))
@@ -140,7 +140,7 @@ class Costs:
         own = self.problem.sites[site]
         total = self._spread(site, shards, False) + self._spread(site, shards, True)
         found = total[None, :] - total[:, None] + own.call * (2 if self.trains else 1)
-        found[:, -1] = (found[:, -1] - own.call * self.trains) * own.fused  # one call for both
+        found[:, -1] = (found[:, -1] - own.call * self.trains) * own.fused  # one call for forward and backward
         found = np.where(self.upper, found, 0.0)
         there, back = self._handling(site)
         ends = there + back
@@ -150,7 +150,7 @@ class Costs:
         return found + np.where(self.upper, more, 0.0)
 
     def _handling(self, site: int) -> tuple[Array, Array]:
-        """Seconds of computing to handle what crosses at each cut, on either side, there and back."""
+        """Seconds of computing to handle the tensors that cross at each cut, on either side, in both directions."""
         own, chain = self.problem.sites[site], self.problem.chain
         none = np.zeros(len(chain) + 1)
         sizes = (self.there, chain.sent), (self.back, chain.returned)
@@ -158,7 +158,7 @@ class Costs:
         return there, back
 
     def part_handling(self, part: Part) -> tuple[float, float]:
-        """Seconds of computing to handle what crosses at both ends of a stage, there and back."""
+        """Seconds of computing to handle the tensors that cross at both ends of a stage, in both directions."""
         there, back = (float(each[part.begin] + each[part.end]) for each in self._handling(part.site))
         return there, back * self.trains
 
@@ -256,12 +256,11 @@ class Costs:
     def _most_bytes(self, begin: Any, end: Any, shards: int, in_flight: Any, came: Any, later: int = 0) -> Any:
         """Peak bytes beside weights and slots: the maximum of two moments of a step.
 
-        In a backward there are what micro-batches in flight keep, what `came` in from before, the sum of gradients as
-        far as others have added to it, and the new ones, which are added one by one. A last stage has its forward and
-        backward in one function: there its activations go as gradients come. In an update there are the sums, and what
-        it makes meanwhile: two tensors of the size of the largest variable where an optimizer has slots, and else one.
-        A step that is not cut is TensorFlow's own: it begins with all variables before it ends with one, so where there
-        are slots there is a tensor for each.
+        A backward needs the activations of micro-batches in flight, the inputs of those that `came` in, the sum of
+        gradients so far, and the new gradients, which are added one by one. A last stage has forward and backward in
+        one function, which frees activations as gradients appear. An update needs the sums, and temporary tensors: two
+        of the size of the largest variable if the optimizer has slots, else one. A step that is not cut is TensorFlow's
+        own: it updates all variables concurrently, so with slots there is a temporary tensor for each.
         """
         gradients, slots = ((each[end] - each[begin]) / shards for each in (self.gradients, self._slots))
         largest = self._largest[begin, end] / shards
@@ -277,7 +276,7 @@ class Costs:
 
         arrived = self.there[begin] * np.maximum(came, in_flight)
         backward = others(in_flight) + own
-        if self.micro_batches > 1:  # the second one finds what the first has left
+        if self.micro_batches > 1:  # the second one runs with the gradients of the first
             second = others(np.minimum(in_flight, self.micro_batches - 1))
             backward = np.maximum(backward, second + np.maximum(own + gradients, added))
         uncut = whole & (begin == 0) & (self.micro_batches == 1)
@@ -320,8 +319,8 @@ class Costs:
         return share * (forward + site.call) + there, (share * (backward + call) + back) * self.trains
 
     def part_later(self, part: Part) -> float:
-        """Seconds of a stage's backward that may be deferred, if it is parted (see `passes.parting`). The first stage
-        sends no gradient back, so its backward is not parted; neither is that of a sharded stage.
+        """Seconds of a stage's backward that may be deferred, if it is divided (see `passes.parting`). The first stage
+        sends no gradient back, so its backward is not divided; neither is that of a sharded stage.
         """
         seconds, beyond = self._later
         if part.begin == 0 or part.shards > 1 or beyond[part.end] < beyond[part.begin]:

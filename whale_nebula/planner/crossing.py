@@ -33,8 +33,8 @@ def code_crossings(
 ) -> tuple[Coded, ...]:
     """The codecs from which the planner may choose, the least lossy first; empty if nothing is to be encoded.
 
-    `tensors` are those of each cut, for so many rows. `measured` are seconds for a byte, to encode and to decode, by
-    codec; of others it is what `codec.sizes.cost` says, which was measured on one machine.
+    `tensors` are those of each cut, for this number of rows. `measured` are seconds a byte, to encode and to decode, by
+    codec; other codecs have the costs of `codec.sizes.cost`, which were measured on one machine.
     """
     if compress is None:
         return ()

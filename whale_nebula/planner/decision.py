@@ -1,4 +1,4 @@
-"""The planner's decision for a program, with its grounds and its texts."""
+"""The planner's decision for a program, with the sources of its predictions and its texts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from whale_nebula.report.records import size
 class Decision:
     """The planner's decision for a program: candidates, the chosen one first, and the problem that they solve.
 
-    `reasons` say why something was not free to choose, and `said` is what the scopes of the step say. `handles` are the
-    variables that it is about, by the id of their handle, with their paths; `program` is the step that was planned, for
-    `clusters`, which share the cores of one process where they are `emulated`, and some of which have `measured` its
-    blocks. By cluster, `slowness` is how many times as long as its rates say it was seen to compute. A decision that
-    `replaces` another one was made while that ran; with `replan` one may be, and `tried` has the seconds of those that
-    ran before.
+    `reasons` are those for which something was not free to choose, and `said` the constraints of the step's scopes.
+    `handles` are its variables, by the id of their handle, with their paths; `program` is the step that was planned,
+    for `clusters`, which share the cores of one process if they are `emulated`, and some of which have `measured` its
+    blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`
+    another one was made while that ran; `replan` allows it to be replaced, and `tried` has the seconds of earlier ones.
     """
 
     layers: Layers
@@ -71,13 +70,13 @@ class Decision:
 
     @property
     def uncut(self) -> bool:
-        """Whether one device does all of it at once."""
+        """Whether one device computes the whole step without cutting the batch."""
         shape, free = self.chosen.shape, not self.problem.fixed
         return free and sum(part.seats for part in shape.parts) == 1 and shape.micro_batches == 1
 
     @property
     def splits(self) -> bool:
-        """Whether a stage has its variables in pieces."""
+        """Whether a stage's variables are sharded."""
         return any(part.shards > 1 for part in self.chosen.parts)
 
     @cached_property
@@ -100,18 +99,18 @@ class Decision:
             in_flight=min(limits, default=None), recompute=shape.recompute,
         )  # fmt: skip
         variables = {path: _list_stages(readers) for path, readers in found.items()}
-        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # else a scope's
+        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # else by scopes
         crossing = {names[place]: codec for place, codec in codecs.items() if codec != NONE}
         return Assignment(stages, variables, pipeline, crossing)
 
     @cached_property
     def considered(self) -> tuple[Considered, ...]:
-        """The best plans that were found, the chosen one first."""
+        """Records of the best plans, the chosen one first."""
         return tuple(self._tell(each) for each in self.candidates)
 
     @property
     def predicted(self) -> Predicted:
-        """What a step of the chosen plan is predicted to cost."""
+        """The predicted costs of a step of the chosen plan."""
         return self.considered[0].predicted
 
     def is_current(self, decisions: Sequence[object]) -> bool:
@@ -154,11 +153,11 @@ class Decision:
         return f"{kind} {name}".rstrip()
 
     def explain(self) -> str:
-        """The chosen plan and the next best ones as a table, what they rest on, and what would change them."""
+        """The chosen plan and the next best ones as a table, the sources of predictions, and what would change them."""
         return "\n".join(explain(self))
 
     def curves(self) -> RateCurves | None:
-        """Seconds of a step by the rate of the lines, of the best candidates; None where all lines are free."""
+        """Seconds of a step by the rate of the lines, for the best candidates; None if all lines are free."""
         return draw_rates(self)
 
 
@@ -173,7 +172,7 @@ def _list_stages(readers: Mapping[int, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """Stands for a decision where no plan was searched: the step runs as its scopes say, or follows the decision for
+    """The record in place of a decision if no plan was searched: the step runs by its scopes, or by the decision for
     another program. `reason` is a sentence.
     """
 

@@ -204,7 +204,7 @@ def scale_crossing(problem: Problem, factor: float) -> Problem:
 
 
 def draw_rates(decision: Decision) -> RateCurves | None:
-    """Seconds of the best candidates and of the best plan as functions of the lines' rate; None where all lines are
+    """Seconds of the best candidates and of the best plan as functions of the lines' rate; None if all lines are
     free.
     """
     problem = decision.problem
@@ -284,5 +284,5 @@ def describe_shape(problem: Problem, shape: Shape) -> str:
 
 
 def batches(count: int) -> str:
-    """How a batch is cut."""
+    """The division of a batch, in words."""
     return f"{count} micro-batches" if count > 1 else "the batch whole"

@@ -1,4 +1,4 @@
-"""Blocks of a program as subgraphs that can be run alone, and their seconds as they were measured on one device."""
+"""Blocks of a program as subgraphs that can be run alone, and their seconds measured on one device."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Points = dict[int, float]
 
 @dataclass(frozen=True)
 class MeasuredBlocks:
-    """Two numbers for each block, what a call takes and what each row adds, and at the end for all blocks together; NaN
-    where it was not measured. Of all together `fused` is forward and backward as one function. `adding` are seconds of
-    adding two tensors for each byte of one, `call` those of a call that does nothing, on so many `cores`.
+    """Two numbers for each block, the seconds of a call and of each row, and last for all blocks together; NaN if not
+    measured. `fused` is for all blocks with forward and backward as one function. `adding` are the seconds of adding
+    two tensors for each byte of one, `call` those of an empty call, on this number of `cores`.
 
     >>> found = MeasuredBlocks.of({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
     >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1].item()
@@ -57,12 +57,12 @@ class MeasuredBlocks:
         call: float = math.nan,
         cores: int = 1,
     ) -> MeasuredBlocks:
-        """A line through the seconds of each block: `points` are by kind, block (-1 for all) and rows."""
+        """Fit a line to the seconds of each block: `points` are by kind, block (-1 for all) and rows."""
         made = {kind: np.full((2, count + 1), np.nan) for kind in KINDS}
         for kind, blocks in points.items():
             for block, seconds in blocks.items():
                 made[kind][:, block] = fit_line([(float(rows), max(each, 1e-9)) for rows, each in seconds.items()])
-                if kind == "update":  # it has no rows
+                if kind == "update":  # it is independent of rows
                     made[kind][:, block] = min(seconds.values()), 0.0
         return cls(**made, adding=adding, call=call, cores=cores)
 
@@ -71,7 +71,7 @@ class MeasuredBlocks:
         return not np.isnan((self.forward, self.backward)[way][0, block])
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it, without blocks that were not measured."""
+        """The form for JSON, without blocks that were not measured."""
         return {"adding": to_plain(self.adding), "call": to_plain(self.call), "cores": self.cores} | {
             kind: {str(block): [float(each) for each in own[:, block]] for block in np.flatnonzero(~np.isnan(own[0]))}
             for kind, own in ((kind, getattr(self, kind)) for kind in KINDS)
@@ -79,7 +79,7 @@ class MeasuredBlocks:
 
     @classmethod
     def from_plain(cls, plain: Any, count: int) -> MeasuredBlocks:
-        """What `to_plain` made, or a peer says; what is no such thing is left out."""
+        """Parse the result of `to_plain`, or a peer's message; invalid entries are left out."""
         made = {kind: np.full((2, count + 1), np.nan) for kind in KINDS}
         for kind, own in made.items():
             given = plain.get(kind) if isinstance(plain, dict) else None
@@ -93,7 +93,7 @@ class MeasuredBlocks:
 
 
 def slowest_of(every: Sequence[MeasuredBlocks], rows: int) -> MeasuredBlocks | None:
-    """Of the devices of a cluster the one that takes longest; None where none has measured."""
+    """The measurements of the slowest device of a cluster; None if none has measured."""
     known = [each for each in every if not np.isnan(each.forward[0]).all()]
     return max(known, key=lambda each: _total(each, rows), default=None)
 
@@ -105,14 +105,12 @@ def _total(each: MeasuredBlocks, rows: int) -> float:
 
 *_APART, _FUSED = KINDS
 WHOLE = -1
-"""The number that stands for all blocks together."""
+"""The number of all blocks together."""
 
 
 @dataclass(frozen=True)
 class Subgraph:
-    """What a block does in its forward, its backward or its update, as a fragment. Those of the same `text` compute the
-    same.
-    """
+    """A block's forward, backward or update as a fragment. Subgraphs of the same `text` compute the same."""
 
     kind: str
     block: int
@@ -120,7 +118,7 @@ class Subgraph:
     text: str
 
     def key(self, sizes: Sizes, settings: str) -> str:
-        """What identifies it with what it is fed, given the sizes of a batch and how TensorFlow is set up."""
+        """The key of a measurement, from the text, the sizes of a batch, and TensorFlow's `settings`."""
         shapes = [sizes.shape(value) for value in self.fragment.feeds]
         return hashlib.sha256(f"{self.text}\n{shapes}\n{settings}".encode()).hexdigest()[:32]
 
@@ -146,7 +144,7 @@ class _Making:
 
     @cached_property
     def homes(self) -> dict[int, tuple[str, int]]:
-        """The kind and the block of each op that has them."""
+        """The kind and the block of each op that belongs to one."""
         kinds = zip(_APART, (self.ops.forward, self.ops.backward, self.ops.update), strict=True)
         return {op: (kind, block) for kind, blocks in kinds for block, own in enumerate(blocks) for op in own}
 
@@ -157,7 +155,7 @@ class _Making:
 
     @cached_property
     def gradients(self) -> frozenset[Value]:
-        """What the backward is there for."""
+        """The results of the backward."""
         return frozenset(v for request in self.program.requests for part in request.parts for v in part.values)
 
     def subgraph(self, kind: str, block: int, own: Sequence[int]) -> Iterator[Subgraph]:
@@ -168,7 +166,7 @@ class _Making:
             yield Subgraph(kind, block, fragment, text)
 
     def _fragment(self, kind: str, own: Sequence[int]) -> Fragment | None:
-        """The ops of a block with what they read that depends neither on the batch nor on gradients."""
+        """The ops of a block, with those of their inputs that depend neither on the batch nor on gradients."""
         graph = self.program.graph
         own = [op for op in own if not graph.ops[op].role]
         inside = set(own)
@@ -187,13 +185,13 @@ class _Making:
         return Fragment(kind, 0, None, "", 0, ops, tuple(feeds), tuple(fetches))
 
     def _is_shared(self, op: Op) -> bool:
-        """Whether an op is computed wherever it is read, as reads of variables and constants are."""
+        """Whether an op is computed in every block that reads it, such as reads of variables and constants."""
         program = self.program
         depends = op.index in program.of_batch or op.index in self.after or program.request_of(op.index) is not None
         return not (depends or op.role or is_effect(op, program.graph))
 
     def _is_refused(self, op: Op) -> bool:
-        """Whether it does something that a copy of variables does not keep from the user's own."""
+        """Whether an op has side effects that a copy of the variables does not contain."""
         graph = self.program.graph
         if not is_effect(op, graph) or is_check(op, graph):
             return False
@@ -201,7 +199,7 @@ class _Making:
         return not handles or any(handle not in self.program.variable_ops for handle in handles)
 
     def _is_wanted(self, value: Value, inside: set[int]) -> bool:
-        """Whether others read a value."""
+        """Whether ops outside the block read a value."""
         if value in self.gradients:
             return True
         readers = (reader.index for reader in self.program.graph.consumers(value))

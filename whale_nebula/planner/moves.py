@@ -18,7 +18,7 @@ FAR = 8
 
 @dataclass(frozen=True)
 class Moves:
-    """Generates the neighbours of a candidate; `kinds` are the equivalence classes of clusters."""
+    """A generator of the neighbours of a candidate; `kinds` are the equivalence classes of clusters."""
 
     problem: Problem
     kinds: Sequence[int]

@@ -1,8 +1,8 @@
 """The planning problem as arrays: a chain of blocks, clusters, lines between them, and limits.
 
-A block is a run of ops that is never cut apart. Blocks stand in the order in which tensors go; a cut is a place between
-two of them. Seconds and bytes that grow with the rows of a micro-batch are given as two numbers: what every call costs,
-and what each row adds.
+A block is a sequence of ops that is never cut. Blocks are in the order of the data flow; a cut is a place between two
+of them. Seconds and bytes that grow with the rows of a micro-batch are given as two numbers: the cost of a call, and
+that of each row.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MANY = 128
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster as the planner sees it: number of workers, their speed, and the memory of each.
+    """A cluster for the planner: number of workers, their speed, and the memory of each.
 
-    `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
-    each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
-    block's update takes once a step, `adding` a byte of a gradient that is added to that of the micro-batches before.
-    Where forward and backward are one function they take `fused` times as long as apart. At either end a tensor that
-    crosses takes `message` seconds of computing, and each of its bytes `crossing`; a step takes `step` seconds besides.
-    `inside` joins the cluster's workers. `later` is what of `backward` is for gradients of weights alone.
+    `forward` and `backward` are seconds of each block on one worker: a row for a call and a row for each row of the
+    micro-batch. `call` are the seconds of calling a stage's forward or backward, `update` those of a block's update
+    once a step, `adding` those of accumulating a byte of a gradient over micro-batches. If forward and backward are one
+    function they take `fused` times as long as separately. At either end a tensor that crosses takes `message` seconds
+    of computing, and each of its bytes `crossing`; a step takes `step` seconds in addition. `inside` is the line
+    between the cluster's workers. `later` is the part of `backward` for gradients of weights alone.
     """
 
     name: str
@@ -74,14 +74,13 @@ class Coded:
 class Chain:
     """The blocks of a program.
 
-    By block: bytes of `weights`, of `slots` that the optimizer keeps for them, of their `gradients`; bytes a row that
-    the backward keeps of a forward (`held`), and that it needs besides while it runs (`transient`); bytes of the
-    `largest` gradient of one variable, and bytes a row that gradients of weights read which come later (`put_off`).
-    By cut, of which there is one before each block and one at the end: bytes a row that cross `there` and `back`, bytes
-    that cross once a step because both sides hold a weight (`tied`), and whether one may cut there at all; how many
-    tensors are `sent` there and `returned`.
-    `apart` are the bytes of those of a block's gradients that are not computed together with what goes back. `coded`
-    are the ways to cross between clusters that may be chosen, the mildest first; none: as it is.
+    By block: bytes of `weights`, of the optimizer's `slots` for them, of their `gradients`; bytes a row that are kept
+    from the forward for the backward (`held`), and that a running op needs in addition (`transient`); bytes of the
+    `largest` gradient of one variable, and bytes a row that deferred gradients of weights read (`put_off`). By cut,
+    one before each block and one at the end: bytes a row that cross `there` and `back`, bytes that cross once a step
+    for weights on both sides (`tied`), and whether a cut is allowed; the number of tensors `sent` and `returned`.
+    `apart` are the bytes of a block's gradients that are computed separately from the gradient that is sent back.
+    `coded` are the codecs that may be chosen between clusters, the mildest first; empty: no codec.
     """
 
     names: tuple[str, ...]
@@ -179,7 +178,7 @@ class Problem:
     def counts(self) -> tuple[int, ...]:
         """The numbers of micro-batches to try: powers of two, with one in between if there are few workers."""
         replicas = [self.options.replica, *(each.replicas for each in self.fixed)]
-        least = max(1, min(max(each or 1 for each in replicas), self.rows))  # each replica has at least one
+        least = max(1, min(max(each or 1 for each in replicas), self.rows))  # one micro-batch for each replica
         if self.options.micro_batch is not None:
             return (max(least, min(self.options.micro_batch, self.rows)),)
         most = max(least, min(self.options.most, self.rows))
@@ -293,9 +292,9 @@ class Binding(NamedTuple):
 class Candidate:
     """A plan with its predicted costs.
 
-    `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch without those for
-    what crosses; `bytes` what a step puts on each line.
-    It waits for what `binds` it. `in_flight` limits the micro-batches that a stage holds where memory does.
+    `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch without those of
+    crossings; `bytes` the load of each line in a step.
+    `binds` is its bottleneck. `in_flight` limits the micro-batches that a stage holds, if memory requires it.
     """
 
     shape: Shape

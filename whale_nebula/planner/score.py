@@ -27,7 +27,7 @@ CLEARLY = 0.98
 def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulated: bool = True) -> Candidate | Excess:
     """The costs of a candidate under the best of the allowed schedules, or the excess if no schedule fits into memory.
 
-    One that is not `simulated` is estimated by the formula that the search goes by (see `search`).
+    If not `simulated` it is estimated by the formula of the search (see `search`).
     """
     costs = costs or Costs(problem, shape.micro_batches, shape.recompute)
     first, *others = problem.options.schedules
@@ -122,7 +122,7 @@ def _holding_seconds(line: Line | None, size: float) -> float:
 
 
 def _work(costs: Costs, part: Part, parted: bool) -> Work:
-    """The simulated work of a stage; the second part of a backward that is parted is a call of its own."""
+    """The simulated work of a stage; the second part of a divided backward is a separate call."""
     forward, backward = costs.part_seconds(part)
     later = costs.part_later(part) if parted else 0.0
     if not later:

@@ -6,10 +6,10 @@ back, gives
 
     T(i) = max(m * t,  t + h + T(j))
 
-as a stage runs ahead while it waits: what comes after it is hidden behind its own work, as long as enough micro-batches
-may be in flight. Clusters are added from the end of the chain to its begin, in each order; within a cluster stages are
+as a stage computes ahead while it waits: later stages are hidden behind its own work, as long as enough micro-batches
+may be in flight. Clusters are added from the end of the chain to its start, in each order; within a cluster stages are
 added one by one, all with the same number of replicas. Memory bounds what a stage may hold, for several numbers in
-flight. What is found so for all numbers and orders is scored by the simulator, and improved step by step.
+flight. The plans found for all numbers and orders are scored by the simulator, and improved by local search.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
 
 
 def _find_excess(problem: Problem) -> Excess | None:
-    """If no plan fits into memory: by how much the plan exceeds it that fits with about the least additional memory."""
+    """If no plan fits into memory: the excess of the plan that needs about the least additional memory."""
     low, high, closest = 1.0, 2.0, None
     while high < 2.0**20 and (closest is None or high - low > 0.1 * low):
         sites = tuple(replace(site, memory=site.memory * high) for site in problem.sites)
@@ -147,8 +147,8 @@ class _Node:
     """Table of the dynamic program for an order of clusters: the best suffix from each cut to the end, by seconds of a
     step and of one micro-batch.
 
-    `took` says by cut which number of replicas and of stages in the first cluster is best, and `goes` where each of
-    those stages ends; `coded` by which codec it crosses there to the cluster after the first.
+    By cut, `took` is the best number of replicas and of stages in the first cluster, `goes` the end of each of those
+    stages, and `coded` the codec of the crossing to the next cluster.
     """
 
     step: Array
@@ -202,7 +202,7 @@ class _Search:
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
     def _count_updates(self, site: int) -> dict[Way, Array]:
-        """Seconds of what a stage does once a step, by number of replicas: the update, and the
+        """Seconds that a stage computes once a step, by number of replicas: the update, and the
         all-reduce of gradients.
         """
         updates = self.costs.updates[site]
@@ -388,8 +388,8 @@ class _Ranking:
         return list(found.values())
 
     def _choose_codecs(self, best: Candidate) -> Candidate:
-        """The same stages, with the least lossy codec at each boundary that makes a step hardly longer than another one
-        would.
+        """The same stages, with the least lossy codec at each boundary whose step takes hardly longer than with the
+        fastest one.
         """
         places, codecs = best.crossed, range(len(self.problem.chain.choices))
         for place in places:

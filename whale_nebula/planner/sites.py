@@ -26,10 +26,10 @@ MEMORY_RATE = 2e10
 EMPTY_CALL = 2.5e-5
 """The default seconds of calling an empty function."""
 STAGE_CALL, MESSAGE, CROSSING, STEP, VARIABLE = 40.0, 25.0, 8e-5, 150.0, 4.0
-"""In such calls, what a processor's core does besides what the functions of stages take: for each call of one, to
-gather what it is fed and to take what it gives; for each tensor that leaves or arrives, and for each of its bytes, to
-copy, seal, write or read it; once a step, to tell others of it, and to put together what it returns; and for each
-variable that is updated.
+"""The overhead of a processor's core besides the functions of stages, in multiples of an empty call: for each call of a
+function, to collect its inputs and outputs; for each tensor that is sent or received, and for each of its bytes, to
+copy, seal, write or read it; for each step, to announce it and to assemble its results; and for each variable that is
+updated.
 """
 
 

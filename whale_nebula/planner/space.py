@@ -84,11 +84,11 @@ def follow_written(problem: Problem) -> list[tuple[int, ...]]:
     written = [each.sites[0] for each in problem.fixed if len(each.sites) == 1]
     first = tuple(site for site, _ in itertools.groupby(written))
     found = [first] if first else []
-    for order in found:  # it grows meanwhile
+    for order in found:  # the list grows during the loop
         for site, place in itertools.product(range(len(problem.sites)), range(len(order) + 1)):
             longer = [(*order[:place], site, *order[place:])]
             if place < len(order) and written.count(order[place]) > first.count(order[place]):
-                longer.append((*order[: place + 1], site, *order[place:]))  # between two that are on one cluster
+                longer.append((*order[: place + 1], site, *order[place:]))  # between two stages on one cluster
             found += [each for each in longer if site not in order and each not in found and len(found) < MOST_ORDERS]
     return sorted({order[begin:] for order in found for begin in range(len(order))}, key=lambda o: (len(o), o))
 
@@ -132,8 +132,8 @@ Order = tuple[int, ...]
 def list_orders(problem: Problem) -> list[Order]:
     """All possible orders of clusters along the chain, the short ones first.
 
-    All orders of all subsets of a few clusters; of many, for each first one those that follow over the best lines, and
-    as many again that prefer fast clusters. Of clusters that nothing tells apart only the first stands for each.
+    For a few clusters, all orders of all subsets; for many, from each first cluster the order over the best lines, and
+    one that prefers fast clusters. Of interchangeable clusters only the first is used.
     """
     sites = range(len(problem.sites))
     if written := follow_written(problem):
@@ -146,7 +146,7 @@ def list_orders(problem: Problem) -> list[Order]:
         return sorted(found, key=lambda order: (len(order), order))
     orders: list[Order] = []
     level: list[Order] = [()]
-    for _ in sites:  # each with one cluster more before it
+    for _ in sites:  # each with one more cluster prepended
         unlike: dict[tuple[int, ...], Order] = {}
         for order in sorted((site, *rest) for rest in level for site in sites if site not in rest):
             unlike.setdefault(tuple(kinds[site] for site in order), order)

@@ -1,8 +1,7 @@
 """Name the bottleneck of a step in a sentence, from measurements and from simulations based on them.
 
-The simulator runs the step again with one thing changed at a time: lines that take no time, numbers sent in fewer
-bytes, more micro-batches. What is not computed is not said, and what could not be written,
-or would be refused, is not advised.
+The step is simulated with one change at a time: lines without transfer time, numbers sent in fewer bytes, more
+micro-batches. Every statement is computed, and only options that would be accepted are advised.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from whale_nebula.report.report import Report
 
 
-_DIMS = (1024, 1024)  # so many numbers that the scales of blocks count as they do in the end
+_DIMS = (1024, 1024)  # large enough that the scales of blocks have their share of a large tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """A codec that may be advised, with the bytes a number that it takes for a tensor and for its gradient.
+    """A codec that may be advised, with its bytes a number for a tensor and for its gradient.
 
     >>> EACH_WAY[1].line, EACH_WAY[2].widths
     ('nb.compress(fp16=True)', (1.03125, 1.03125))
@@ -62,23 +61,23 @@ EACH_WAY = (
     Advised("nb.compress(int8=True)", INT8(), INT8()),
     Advised("nb.compress(int4=True)", INT4(), INT8()),
 )
-"""From the mildest on: by default gradients are int8."""
+"""The codecs, mildest first; by default gradients are int8."""
 
 
 def advisable(basis: Basis) -> tuple[Advised, ...]:
-    """The codecs that a step may get, from the mildest on; where nothing comes back none is for gradients."""
+    """The codecs that a step may use, mildest first; without a backward none is for gradients."""
     back = any(hop.backward is not None for phase in basis.phases for hop in phase.hops.values())
     return EACH_WAY if back else EACH_WAY[1:]
 
 
 NOTHING = 0.05
-"""A change of less than this share of the step is not worth a word."""
+"""A change of less than this share of the step is not mentioned."""
 
 SMALL_CALLS = 0.2
-"""More micro-batches are advised where they would save this share: each call costs something whatever its rows are."""
+"""More micro-batches are advised only if they would save this share, as each call has a fixed cost."""
 
 FAR_OFF = 0.3
-"""Where measured and predicted differ by more than this share, the simulator misses something, and says so."""
+"""If measured and predicted differ by more than this share, the text states that the simulation is incomplete."""
 
 _PARTS = (2, 4, 8)
 _MEASURED = 2
@@ -86,7 +85,7 @@ _LOCAL = 'over free links a step is one local function, not timed apart; nb.init
 
 
 def describe_bottleneck(report: Report) -> str:
-    """The bottleneck of a step."""
+    """The bottleneck of a step, in a sentence."""
     if report.meetings is not None:
         return report.meetings.sentence()
     if report.basis is not None and report.prediction is not None:
@@ -108,7 +107,7 @@ def describe_bottleneck(report: Report) -> str:
 
 
 def _waits(report: Report) -> dict[str, float]:
-    """The share of the step that each stage waits, where that was measured."""
+    """The share of the step that each stage waits, if measured."""
     whole = report.step_seconds or 1.0
     return {n: s.wait_seconds / whole for n, s in report.stages.items() if s.wait_seconds is not None}
 
@@ -152,7 +151,7 @@ class _Simulated:
 
     # -------------------------------------------------------------------------- the line
     def _describe_crossing(self) -> str:
-        """The crossings during computing, those once a step, or both, as far as they matter."""
+        """A text on the crossings during computing, those once a step, or both, as far as they are significant."""
         exchange = self.basis.exchange_seconds
         if exchange <= NOTHING * self.whole:
             return f"{self._describe_waiting()}; {self._advise_codec()}"
@@ -164,7 +163,7 @@ class _Simulated:
         return f"{self._describe_waiting()}, and {what} it for {share}; {self._advise_codec()}"
 
     def _describe_waiting(self) -> str:
-        """The stage that waits most for lines, by the simulator; how long it waits, as it was measured."""
+        """A text on the stage that waits most for lines by the simulation, and its measured waiting time."""
         alone = self.without_lines.stages
         lost = {name: own.wait_seconds - alone[name].wait_seconds for name, own in self.prediction.stages.items()}
         stage = max(lost, key=lambda name: lost[name])
@@ -174,7 +173,7 @@ class _Simulated:
         return f"stage {stage} waits for {self._name_lines()}: {_percent(part)} of the step, by the simulator"
 
     def _name_lines(self) -> str:
-        """The line on which a micro-batch is longest on its way; where others are as long, lines."""
+        """The name of the line with the longest transfer of a micro-batch, or of several equal ones."""
         away: dict[str, float] = {}
         for hop in (hop for phase in self.basis.phases for hop in phase.hops.values()):
             for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
@@ -184,7 +183,7 @@ class _Simulated:
         return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {', '.join(worst[:-1])} and {worst[-1]}"
 
     def _advise_codec(self) -> str:
-        """The mildest codec after which a stronger one, or an endless rate, would be worth no more words."""
+        """Advise the mildest codec after which a stronger one, or an unlimited rate, would save no significant time."""
         if not self.is_shorter(seconds(self.basis.over(wide))):
             more = self._advise_micro_batches()
             return f"the delay costs that, not the rate{f'; {more}' if more else ', and no codec shortens it'}"
@@ -209,7 +208,7 @@ class _Simulated:
         return f"{said}; {more}" if more else said
 
     def _advise_micro_batches(self) -> str:
-        """More micro-batches overlap more, until their rows run out; where rows depend on each other, none may be."""
+        """Advise more micro-batches for more overlap, as far as there are rows; not if rows depend on each other."""
         tries = [parts for parts in _PARTS if parts <= self.basis.rows and self.basis.divides]
         taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
         best = min(taken.values(), default=self.whole)
@@ -228,10 +227,10 @@ def _percent(share: float) -> str:
 
 
 WORTH = 0.05
-"""Who waits for less than this share is not worth a word."""
+"""A shorter waiting time, as a share of the step, is not mentioned."""
 
 HELD = 0.1
-"""Shares that would be done in so much less time, and are not taken, are held: by the config, or by `nb.shard`."""
+"""Shares that would save this part of the time but are not used must be fixed: by the config, or by `nb.shard`."""
 
 
 def waits(seconds: Sequence[float]) -> float:

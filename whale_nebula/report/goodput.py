@@ -12,9 +12,9 @@ from whale_nebula.report.records import duration
 
 @dataclass(frozen=True)
 class Goodput:
-    """Seconds of a run since its first step, with all that went before this start of it: in steps that count, for which
-    training waited while values were saved, in steps that were undone by a failure, and from a failure to the next
-    step. The rest is the script's: data, callbacks, evaluation.
+    """Seconds of a run since its first step, including earlier starts: in steps that count, in waiting for saving, in
+    steps that were lost by a failure, and from a failure to the next step. The rest is spent by the script: data,
+    callbacks, evaluation.
 
     >>> Goodput(100.0, steps=80.0, saving=1.0, lost=4.0, recovery=5.0).other
     10.0
@@ -28,7 +28,7 @@ class Goodput:
 
     @property
     def other(self) -> float:
-        """Time with none of these purposes."""
+        """Seconds with none of these purposes."""
         return max(0.0, self.total - self.steps - self.saving - self.lost - self.recovery)
 
     @property
@@ -71,7 +71,7 @@ class Spent:
             self._now = replace(self._now, lost=max(0.0, self.ended - at))
 
     def begin(self) -> None:
-        """A step begins: the first one ends the recovery."""
+        """Record that a step begins; the first one ends the recovery."""
         if self._began is None:
             self._began = time.monotonic()
             if self.ended is not None and self.before.total:
@@ -79,20 +79,20 @@ class Spent:
 
     @contextlib.contextmanager
     def count_step(self) -> Iterator[None]:
-        """Around a step."""
+        """Context around a step."""
         began = time.monotonic()
         yield
         self._now = replace(self._now, steps=self._now.steps + time.monotonic() - began)
 
     @contextlib.contextmanager
     def count_saving(self) -> Iterator[None]:
-        """Around what training waits for while it is saved."""
+        """Context around the part of saving for which training waits."""
         began = time.monotonic()
         yield
         self._now = replace(self._now, saving=self._now.saving + time.monotonic() - began)
 
     def sum_up(self) -> Goodput:
-        """All starts together."""
+        """The sum over all starts."""
         passed = 0.0 if self._began is None else time.monotonic() - self._began
         now = replace(self._now, total=passed + self._now.lost + self._now.recovery)
         return Goodput(

@@ -22,8 +22,8 @@ _RECENT = 32
 class Rate:
     """The rate of each program over its last steps.
 
-    A program's first step, which is traced, does not count, nor does what lies between two steps when another program
-    ran there: a validation is no part of training.
+    A program's first step, which is traced, does not count, nor does the time between two steps in which another
+    program ran: a validation is not part of training.
     """
 
     _taken: dict[str, deque[float]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def gap(before: Report | None, report: Report) -> float | None:
 
 
 def per_second(rate: float) -> str:
-    """A rate in words: a step's own seconds would let a reader expect a higher one.
+    """A rate in words, which includes the time between steps.
 
     >>> per_second(1.904)
     '1.9 steps/s with what lies between'
@@ -98,10 +98,10 @@ class Lines:
             log.info("%s", step_line(report, rate))
 
     def tick(self) -> None:
-        """Lines come with steps."""
+        """Do nothing: lines are printed after steps."""
 
     def close(self) -> None:
-        """Say the last step of each program."""
+        """Print the last step of each program."""
         for report, rate in list(self._unsaid.values()):
             self._say(report, rate)
         self._undo()
@@ -111,8 +111,8 @@ class Lines:
 
 
 def step_line(report: Report, rate: float | None) -> str:
-    """A step on one line, with what other processes reported; `rate` is None until two steps of the program came in a
-    row.
+    """A step on one line, with the reports of other processes; `rate` is None before two consecutive steps of the
+    program.
 
     >>> from whale_nebula.report.report import Report
     >>> from whale_nebula.report.records import LinkReport, StageReport

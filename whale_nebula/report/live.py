@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 _BAR_COLUMNS = 14
-_HEADERS = 3.0  # where frames are so many times what they carry, their headers are all there is to say of them
+_HEADERS = 3.0  # frames larger than their payload by this factor are mostly headers
 _WIDTHS = (12, 9, 9, 9, _BAR_COLUMNS, 9)
 
 
 def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bottleneck: str = "") -> RenderableType:
-    """Everything about a step, as wide as the terminal.
+    """A table of a step, as wide as the terminal.
 
-    `rate` is steps a second (None: not known yet), `doing` what each stage does at this moment.
+    `rate` is steps a second (None: not known yet), `doing` each stage's current activity.
     """
     title = Text(f"{report.program}, step {report.step}", style="bold")
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
@@ -72,7 +72,7 @@ def _stages(report: Report, doing: Mapping[str, str]) -> Table:
 
 
 def _name(name: str, stage: StageReport) -> Text:
-    """A stage's name, and its cluster where that is another word."""
+    """A stage's name, and its cluster if that is different."""
     return Text(name if stage.cluster in ("", name) else f"{name} ({stage.cluster})")
 
 
@@ -85,7 +85,7 @@ def _stage(report: Report, stage: StageReport) -> list[RenderableType]:
 
 
 def _bar(parts: list[tuple[float, str]]) -> Text:
-    """Shares of the step as a line: green for computing, yellow for waiting, and the rest of it."""
+    """Shares of the step as a bar: green for computing, yellow for waiting, and the rest."""
     bar = Text()
     for share, colour in parts:
         bar.append("━" * round(_BAR_COLUMNS * min(share, 1.0)), style=colour)
@@ -101,7 +101,7 @@ def _links(report: Report) -> Table:
 
 def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
     whole = max(report.step_seconds, 1e-9)
-    total = report.run.links.get(name)  # who sends over it knows; of others a step alone is told
+    total = report.run.links.get(name)  # known for the sender's links; other processes report single steps
     share = f"{100 * link.ratio:.0f} %" if link.ratio < _HEADERS else "headers"
     sent = [size(link.bytes), share, "" if total is None else size(total.bytes)]
     held = [_bar([(link.seconds / whole, "blue")]), duration(link.seconds)] if link.seconds else ["", "free"]
@@ -124,9 +124,9 @@ _DRAW_SECONDS = 0.25
 
 
 class Live:
-    """Draws the last step and current activity, at most four times a second.
+    """A drawing of the last step and current activity, updated at most four times a second.
 
-    It stays below what others print, and leaves them the terminal while a line of theirs is unfinished.
+    It is drawn below other output, and removed while a line of other output is unfinished.
     """
 
     def __init__(self, canvas: Canvas, here: Callable[[], bool] = lambda: True) -> None:
@@ -141,17 +141,17 @@ class Live:
         self._canvas.open()
 
     def step(self, report: Report) -> None:
-        """Take in a step."""
+        """Draw a step."""
         self._report, self._per_second = report, self._rate.add(report)
         if time.monotonic() - self._drawn >= _DRAW_SECONDS:
             self._draw()
 
     def tick(self) -> None:
-        """Show the stages' activity, as no step has ended for a while."""
+        """Draw the stages' current activity between the ends of steps."""
         self._draw()
 
     def close(self) -> None:
-        """Leave the last step on the terminal."""
+        """Keep the last step on the terminal."""
         self._thought = float("-inf")
         self._draw()
         self._canvas.close()

@@ -1,4 +1,4 @@
-"""Predictions beside measurements of a step: simulated by stage and link, and by the planner."""
+"""Predictions of a step to compare with measurements: simulated by stage and link, and by the planner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whale_nebula.schedule.simulate import Timeline, simulate
 
 Pair = tuple[int, int]
 Taken = Callable[[float], tuple[float, float]]
-"""Seconds to encode and to decode so many numbers."""
+"""A function from a number of elements to the seconds to encode and to decode them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Numbers:
         return Numbers(self.bytes + other.bytes, self.count + other.count)
 
     def divided(self, parts: int) -> Numbers:
-        """One of `count` equal parts."""
+        """One of `parts` equal parts."""
         return Numbers(self.bytes / parts, self.count / parts)
 
     def saves(self, width: float) -> float:
-        """Bytes that go away where each number is sent in `width` bytes; nothing ever grows.
+        """Bytes that are saved if each number is sent in `width` bytes; never negative.
 
         >>> Numbers(bytes=4000, count=1000).saves(1), Numbers(bytes=2000, count=1000).saves(2)
         (3000, 0)
@@ -58,8 +58,8 @@ class Carried:
 class PhaseBasis:
     """One phase for one micro-batch: each stage's work, and the hops between stages.
 
-    `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, those of the
-    way there and of the way back.
+    `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, for both
+    directions.
     """
 
     works: tuple[Work, ...]
@@ -70,13 +70,13 @@ class PhaseBasis:
 
 @dataclass(frozen=True)
 class Basis:
-    """A step as the simulator sees it.
+    """A step as input of the simulator.
 
-    `paced` says that the in-flight limits follow the pace as it is (in one process), not a cautious one; `once` is what
-    runs once a step, in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that).
-    `rows` are those of a micro-batch, `bytes` what each link is going to carry, and `at_most` the links that may carry
-    less, because values in the batch decide it. `divides` says that more micro-batches
-    would give the same step: no row depends on another. With `recompute` forwards are computed again.
+    With `paced` in-flight limits follow the actual pace (in one process), not a cautious one; `once` are the seconds of
+    what runs once a step, and `exchange` its transfers, round by round (without codecs). `rows` are those of a
+    micro-batch, `bytes` the load of each link, and `at_most` the links that may carry less, depending on values in the
+    batch. `divides` is whether more micro-batches would give the same step, as no row depends on another. With
+    `recompute` forwards are computed again.
     """
 
     stages: tuple[str, ...]
@@ -95,12 +95,12 @@ class Basis:
 
     @property
     def exchange_seconds(self) -> float:
-        """A lower bound of the time that updates wait for one another."""
+        """A lower bound of the seconds that updates wait for one another."""
         return rounds_seconds(self.exchange)
 
     @property
     def lines(self) -> frozenset[str]:
-        """The names of all lines in use; there are none inside a cluster."""
+        """The names of all lines in use; transfers inside a cluster have none."""
         ways = (line for phase in self.phases for hop in phase.hops.values() for line in (hop.there, hop.back))
         joined = {line.name for line in ways if line is not None}
         ends = (each.line.name for together in self.exchange for each in together)
@@ -112,8 +112,8 @@ class Basis:
         return self._phases(lambda phase: replace(phase, hops=_narrow_hops(phase, *widths)))
 
     def coded_by(self, there: Taken, back: Taken, before: Basis) -> Basis:
-        """The step with the costs of compressing as many numbers as are smaller than `before`, in both directions. The
-        costs of earlier codecs still count, which is too much if they are replaced.
+        """The step with the costs of compressing the numbers that are smaller than in `before`, in both directions. The
+        costs of earlier codecs are included, which overestimates if they are replaced.
         """
         pairs = zip(self.phases, before.phases, strict=True)
         return replace(
@@ -121,7 +121,7 @@ class Basis:
         )
 
     def over(self, change: Callable[[Line], Line]) -> Basis:
-        """The step over other lines."""
+        """The step with changed lines."""
 
         def changed(hop: Hop) -> Hop:
             there, back = (None if line is None else change(line) for line in (hop.there, hop.back))
@@ -146,12 +146,12 @@ def rounds_seconds(rounds: Iterable[Iterable[Carried]]) -> float:
 
 
 def free(line: Line) -> Line:
-    """A line that takes no time at all."""
+    """The line with unlimited rate and no delay."""
     return Line(line.name)
 
 
 def wide(line: Line) -> Line:
-    """A line of any rate, and the same delay."""
+    """The line with unlimited rate and the same delay."""
     return Line(line.name, delay=line.delay)
 
 
@@ -200,8 +200,8 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """Predicted load of a link: bytes, and seconds for which they occupy the line. `at_most` means upper bounds, as
-    values in the batch decide.
+    """Predicted load of a link: bytes, and seconds for which they occupy the line. With `at_most` they are upper
+    bounds, as they depend on values in the batch.
     """
 
     bytes: int
@@ -211,7 +211,7 @@ class LinkPrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step as it should go: its seconds (once-a-step parts included), its stages and its links."""
+    """A predicted step: its seconds (once-a-step parts included), its stages and its links."""
 
     seconds: float
     stages: Mapping[str, StagePrediction]
@@ -219,7 +219,7 @@ class Prediction:
 
 
 def predict(basis: Basis) -> Prediction:
-    """Let the simulator run a step.
+    """Simulate a step.
 
     >>> from whale_nebula.schedule.lines import Work, uniform
     >>> phase = PhaseBasis((Work(1.0, 2.0), Work(0.0, 3.0)), (False, True), uniform(2, seconds=3.0))
@@ -243,7 +243,7 @@ def predict(basis: Basis) -> Prediction:
 
 
 def seconds(basis: Basis) -> float:
-    """Only how long the step is going to take."""
+    """The predicted seconds of the step alone."""
     return _sum_seconds(basis, _timelines(basis))
 
 
@@ -271,9 +271,9 @@ def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePre
 
 
 OFF = 0.2
-"""A step that differs by more than this share from what was predicted is told."""
+"""A step that differs from the prediction by more than this share is reported."""
 LEAST = 5e-3
-"""So many seconds it must differ besides: what a call takes on a busy machine is less."""
+"""The least difference in seconds that is reported: the noise of a call on a busy machine is less."""
 _TELLING = 0.3
 """A term that explains less than this share of the difference is not named."""
 
@@ -283,9 +283,9 @@ class PlannedReport:
     """A step of a plan by `nb.auto_parallel`: the prediction before the run, beside the medians of the `steps` measured
     since it was compiled.
 
-    `stages` are seconds that each computes a step, `links` those for which a step holds each line, `memory` the bytes
-    that a worker needs by the plan, beside the most that its process has had, Python and TensorFlow and all. `offer` is
-    a better plan in words, where one was found with what was measured.
+    `stages` are the seconds that each computes a step, `links` those for which a step occupies each line, `memory` the
+    bytes that a worker needs by the plan, with the peak memory of its process, Python and TensorFlow included. `offer`
+    describes a better plan, if the measurements show one.
     """
 
     steps: int
@@ -297,7 +297,7 @@ class PlannedReport:
 
     @property
     def off(self) -> float:
-        """By which share the step takes longer than predicted.
+        """The share by which the step takes longer than predicted.
 
         >>> PlannedReport(8, Beside(0.375, 0.25)).off
         0.5
@@ -306,12 +306,12 @@ class PlannedReport:
 
     @property
     def is_off(self) -> bool:
-        """Whether the prediction is so far off that a message says so."""
+        """Whether the difference from the prediction is reported."""
         return abs(self.off) > OFF and abs(self.seconds.gap) > LEAST
 
     @property
     def headline(self) -> str:
-        """The measured beside the predicted duration, in words.
+        """The measured and the predicted duration, in words.
 
         >>> PlannedReport(8, Beside(0.375, 0.25)).headline
         '0.375 s, 50 % more than the 0.250 s that nb.auto_parallel predicted'
@@ -321,7 +321,7 @@ class PlannedReport:
 
     @property
     def cause(self) -> str:
-        """The term that is most off, in a sentence.
+        """A sentence on the term with the largest difference.
 
         >>> PlannedReport(8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, {"gpu->npu": Beside(0.1, 0.1)}).cause
         'stage gpu computes 0.300 s of it (predicted 0.200 s)'

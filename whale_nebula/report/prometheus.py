@@ -22,7 +22,7 @@ from whale_nebula.site import script_site
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WRITE_SECONDS = 1.0
 Document = Mapping[str, Any]
-"""A report as JSON has it."""
+"""A report as a JSON object."""
 
 
 class Sample(NamedTuple):
@@ -142,12 +142,12 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The part that HTTP handlers of a run share: how an answer is sent. They log nothing."""
+    """The common part of a run's HTTP handlers: sending a response. They log nothing."""
 
     server_version, sys_version = "whale-nebula", ""
 
     def send(self, code: int, content_type: str, content: str) -> None:
-        """Send an answer."""
+        """Send a response."""
         data = content.encode()
         self.send_response(code)
         self.send_header("Content-Type", content_type)
@@ -155,13 +155,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as its base class has it
-        """Log nothing: the client gets the answer."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+        """Log nothing: the client gets the response."""
 
 
 @contextlib.contextmanager
 def serve_in_thread(server: BaseServer, name: str) -> Iterator[None]:
-    """Answer the requests of a server in a thread of that name while this is open; the server is closed in the end."""
+    """Serve requests in a thread of that name while this context is open; then close the server."""
     thread = threading.Thread(target=server.serve_forever, name=name, daemon=True)
     thread.start()
     try:
@@ -174,7 +174,7 @@ def serve_in_thread(server: BaseServer, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
-    """Answer GET /metrics at an address while this is open; gives the port."""
+    """Serve GET /metrics at an address while this context is open; yields the port."""
 
     class MetricsHandler(Handler):
         def do_GET(self) -> None:
@@ -213,10 +213,10 @@ class Prometheus:
         self._last = report
 
     def tick(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is deferred."""
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._open.close()
 
     def __str__(self) -> str:
@@ -225,7 +225,7 @@ class Prometheus:
 
 # ------------------------------------------------------------------ from workers to their launcher
 class LastReport:
-    """Keeps the last report of a worker in a file of its launcher's, at most once a second."""
+    """Writes the last report of a worker to a file for its launcher, at most once a second."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)

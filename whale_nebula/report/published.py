@@ -16,7 +16,7 @@ from whale_nebula.site import calling_site
 
 
 class UnderWay(Protocol):
-    """A step that runs now, as a watcher sees it."""
+    """The running step, for watchers."""
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Audience(Protocol):
 
 @dataclass
 class _Published:
-    """`programs` has the last report of each program, the last of all at its end."""
+    """The state of this module; `programs` has the last report of each program, ordered by time."""
 
     programs: dict[str, Report] = field(default_factory=dict)
     run: RunTotals = field(default_factory=RunTotals)
@@ -56,7 +56,7 @@ _published = _Published()
 def publish(report: Report) -> Report:
     """Make a new report the last one, with the run's totals, and pass it to watchers."""
     with _LOCK:
-        vars(report)["run"] = _total(_published.run, report)  # `replace` would make it all again, at every step
+        vars(report)["run"] = _total(_published.run, report)  # `replace` would copy all fields, at every step
         _published.run = report.run
         _published.programs.pop(report.program, None)
         _published.programs[report.program] = report
@@ -108,9 +108,9 @@ def forget() -> None:
 
 
 def last_report(program: str | None = None) -> Report:
-    """The report of the last step that was run; with a name, of the last step of the program that is called so.
+    """The report of the last step that was run; with a name, of the last step of the program of that name.
 
-    A program is called like its model and step, "functional.train_step", or like its function; the end of the name is
+    A program is named after its model and step, "functional.train_step", or its function; a suffix of the name is
     enough. After `fit(validation_data=...)` the last step is a test step: `nb.last_report("train_step")` is the one
     before it.
 

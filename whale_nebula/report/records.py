@@ -8,7 +8,7 @@ from typing import Any
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds in a readable unit.
 
     >>> duration(1.5), duration(0.0123), duration(0.000456)
     ('1.500 s', '12.3 ms', '0.456 ms')
@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people.
+    """Bytes in a readable unit.
 
     >>> size(512), size(2048), size(5 * 2**20)
     ('512 B', '2.0 KiB', '5.0 MiB')
@@ -50,7 +50,7 @@ class Beside:
 
 
 ALONE = "local/0"
-"""The worker of a run in one process: where there are more, what is printed names the one that it is of."""
+"""The worker of a run in one process; other workers are named in printed reports."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Span:
     """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
     that held a line, or what runs once a step.
 
-    `lane` is the stage's name, the link's ("gpu->npu") or `ONCE`; `micro_batch` is None for what has none, `bytes` are
-    those of a message.
+    `lane` is the name of the stage or link ("gpu->npu"), or `ONCE`; `micro_batch` may be None, `bytes` are those of a
+    message.
     """
 
     lane: str
@@ -80,22 +80,22 @@ class Span:
 
 
 ONCE = "once a step"
-"""The lane of what belongs to no stage: no stage can have this name."""
+"""The lane of spans that belong to no stage; it is not a valid name of a stage."""
 
 
 EXCHANGE = "exchange"
-"""What an update waits for others, within that lane: scalars, results, gradients of tied variables."""
+"""The spans in that lane in which an update waits for other workers: scalars, results, gradients of tied variables."""
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """A stage in a step. Seconds are None where the step ran as one function and stages were not timed apart.
+    """A stage in a step. Seconds are None if the step ran as one function and stages were not timed separately.
 
     `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step;
-    `codec_seconds` is what it took to decode what the stage read and to encode what it sent. Of a stage with several
-    replicas these are the numbers of the busiest, and `replicas` are those of all. In a run of several processes they
-    are this one's own, and `replicas` what each one computes, as it was last seen. There are `copies` of it; where
-    these were not timed apart, `replicas` is None.
+    `codec_seconds` is the time of decoding inputs and encoding outputs. For a stage with several replicas these are the
+    values of the busiest, and `replicas` has those of all. In a run of several processes they are this process's own,
+    and `replicas` has the last known computing times. `copies` is the number of replicas; if these were not timed
+    separately, `replicas` is None.
     """
 
     compute_seconds: float | None = None
@@ -129,7 +129,7 @@ def busiest(replicas: Sequence[StageReport]) -> StageReport:
 class LinkReport:
     """Everything that workers of one cluster sent to workers of another in a step.
 
-    `seconds` is how long that held the line: of an emulated line by its rate, of a socket while it was written to.
+    `seconds` is how long that occupied the line: by the rate for an emulated line, by the time of writing for a socket.
 
     >>> LinkReport(payload_bytes=50, bytes=60, raw_bytes=120).ratio
     0.5
@@ -143,7 +143,7 @@ class LinkReport:
 
     @property
     def ratio(self) -> float:
-        """Bytes on the link for each byte of the tensors as they were."""
+        """Bytes on the link for each byte of the uncompressed tensors."""
         return self.bytes / self.raw_bytes if self.raw_bytes else 0.0
 
     def __add__(self, other: LinkReport) -> LinkReport:
@@ -157,7 +157,7 @@ class LinkReport:
 
 
 class Scalars(Mapping[str, float]):
-    """Numbers by name. They may still be on a device: one is fetched when it is read.
+    """Numbers by name. They may be on a device: each is fetched when it is read.
 
     >>> Scalars(("loss",), [0.5])["loss"]
     0.5
@@ -181,7 +181,7 @@ class Scalars(Mapping[str, float]):
 
 @dataclass(frozen=True)
 class RunTotals:
-    """All steps of the run together."""
+    """Totals of all steps of the run."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -201,8 +201,8 @@ class Elsewhere:
 class BoundaryReport:
     """Statistics of a boundary in this process, sent and received.
 
-    `error` is the norm of what was lost, by the norm of the tensor: measured now and then, in steps 1, 2, 4 ... and
-    every fiftieth, on the first micro-batch; None where it was not.
+    `error` is the norm of the codec's error relative to that of the tensor: measured on the first micro-batch in steps
+    1, 2, 4 ... and every fiftieth, else None.
 
     >>> BoundaryReport(raw_bytes=400, payload_bytes=100, wire_bytes=120, frames=1).ratio
     0.3
@@ -221,7 +221,7 @@ class BoundaryReport:
 
     @property
     def ratio(self) -> float:
-        """Bytes on the line for each byte of the tensor as it was."""
+        """Bytes on the line for each byte of the uncompressed tensor."""
         return self.wire_bytes / self.raw_bytes if self.raw_bytes else 0.0
 
     def __add__(self, other: BoundaryReport) -> BoundaryReport:
@@ -240,13 +240,13 @@ class BoundaryReport:
 
 
 _WORTH = 0.05
-"""A smaller share of the time is not worth a word."""
+"""A smaller share of the time is not mentioned."""
 
 
 @dataclass(frozen=True)
 class MeetingsReport:
     """Statistics of local SGD: in `steps` steps all weights were exchanged `met` times with the clusters `others`, to
-    which this one has sent `sent_bytes`. `seconds` are those of the steps since the first synchronisation, as steps
+    which this process has sent `sent_bytes`. `seconds` are those of the steps since the first synchronisation, as steps
     before it include tracing; `waited_seconds` are the part spent waiting.
 
     >>> told = MeetingsReport(("npu",), steps=80, met=9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048)

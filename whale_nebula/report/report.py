@@ -36,7 +36,7 @@ _OTHERS = "0123456789"
 
 
 class Timeline(tuple["Span", ...]):
-    """The spans of a step, a tuple; printed it is a line for each lane, with a letter for what ran in it.
+    """The spans of a step, a tuple; its text is a line for each lane, with a letter for each span.
 
     >>> from whale_nebula.report.records import Span
     >>> found = Timeline([Span("gpu", "forward 0", 0.0, 0.25, 0), Span("gpu", "backward 0", 0.75, 1.0, 0)])
@@ -68,7 +68,7 @@ class Timeline(tuple["Span", ...]):
         columns = ["."] * _WIDTH
         for span in sorted(
             self._select_lane(lane), key=lambda each: each.start - each.end
-        ):  # what lies within is drawn upon it
+        ):  # inner spans are drawn over outer ones
             first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
             last = max(first + 1, round(span.end / whole * _WIDTH))
             columns[first:last] = letters[_word(span)] * (min(last, _WIDTH) - first)
@@ -77,7 +77,7 @@ class Timeline(tuple["Span", ...]):
     def _lane_text(self, lane: str) -> str:
         own = self._select_lane(lane)
         busy, seen = 0.0, 0.0
-        for span in sorted(own, key=lambda each: each.start):  # what lies within another counts once
+        for span in sorted(own, key=lambda each: each.start):  # nested spans are counted once
             busy += max(0.0, span.end - max(seen, span.start))
             seen = max(seen, span.end)
         return f"{duration(busy)} in {len(own)} piece{'s' * (len(own) != 1)}"
@@ -91,7 +91,7 @@ def _word(span: Span) -> str:
 
 
 def _letters(words: Iterable[str]) -> dict[str, str]:
-    """A letter for each word, from the word itself as far as no other has it.
+    """A letter for each word, from the word itself unless another word has it.
 
     >>> _letters(["forward", "encode", "evaluate", "fee"])
     {'forward': 'F', 'encode': 'E', 'evaluate': 'V', 'fee': 'f'}
@@ -107,7 +107,7 @@ _STEP = "step"
 
 
 def chrome_trace(report: Report) -> dict[str, Any]:
-    """The trace as JSON has it; the step itself is an event too, so that nothing is ever empty."""
+    """The trace as a JSON object; the step itself is an event, so the trace is never empty."""
     lanes = _lanes(report)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in lanes.values()), 1)}
     threads = {lane: (numbers[name], number) for number, (lane, (name, _)) in enumerate(lanes.items(), 1)}
@@ -124,7 +124,7 @@ def chrome_trace(report: Report) -> dict[str, Any]:
 
 
 def _lanes(report: Report) -> dict[str, tuple[str, str]]:
-    """Lane to (process, thread): the step first, then each cluster's stages and what it sends."""
+    """Lane to (process, thread): the step first, then each cluster's stages and outgoing links."""
     lanes = {ONCE: (_STEP, ONCE)}
     lanes |= {name: (stage.cluster or name, f"stage {name}") for name, stage in report.stages.items()}
     links = dict.fromkeys([*report.links, *(span.lane for span in report.spans if span.lane not in lanes)])
@@ -159,10 +159,10 @@ class Report:
 
     `scalars` are the single numbers that the step returned, its loss and metrics; `worker` is the process that
     reports, and `time` when the step ended, in seconds since 1970. In a run of several processes `stages` and `links`
-    are this one's own; what is known of the others is `elsewhere`. `meetings` is there where clusters train apart.
-    `workers` says what each process holds, the others as they told it a step before. `planned` is there where
-    `nb.auto_parallel` has made the plan, once steps were measured, `goodput` where checkpoints are written, and `cost`
-    where the config has prices.
+    are this process's own; reports of the others are in `elsewhere`. `meetings` is set under local SGD. `workers` has
+    the memory of each process, for the others as of the previous step. `planned` is set for plans by
+    `nb.auto_parallel`, once steps were measured, `goodput` if checkpoints are written, and `cost` if the config has
+    prices.
     """
 
     program: str
@@ -199,7 +199,7 @@ class Report:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """The seconds of `prediction`: to be held against `step_seconds`."""
+        """The seconds of `prediction`, to compare with `step_seconds`."""
         return None if self.prediction is None else self.prediction.seconds
 
     @cached_property
@@ -214,7 +214,7 @@ class Report:
 
     @cached_property
     def straggler(self) -> str:
-        """Which replica of a stage the others wait for, how long, and what would help, in a sentence; empty where none
+        """A sentence on the replica of a stage for which the others wait, how long, and what would help; empty if none
         is much slower than the others.
 
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).straggler
@@ -260,5 +260,5 @@ class Report:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Report], int]:
-    """The reports in a file, one or many, and how many of its lines hold none, as where a process died."""
+    """The reports in a file, one or many, and the number of invalid lines, such as when a process died."""
     return saved.read(Report, path)

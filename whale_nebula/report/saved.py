@@ -29,18 +29,18 @@ _UNSAVED = ("spans", "elsewhere")
 
 
 def text(report: Report) -> str:
-    """All of a report on one line."""
+    """The whole report on one line."""
     spans = [{name: each for name, each in to_plain(span).items() if each is not None} for span in report.spans]
     return _line({**document(report), "spans": spans})
 
 
 def line(report: Report) -> str:
-    """A report on one line without its spans, which would be most of it."""
+    """A report on one line without its spans, which are the largest part."""
     return _line(document(report))
 
 
 def document(report: Report) -> dict[str, Any]:
-    """A report without spans as a JSON document; predictions have keys of their own."""
+    """A report without spans as a JSON document; predictions have separate keys."""
     names = (name for name in report.__dataclass_fields__ if name not in _UNSAVED)
     found = {"format": FORMAT, **{name: to_plain(getattr(report, name)) for name in names}}
     found["predicted"] = to_plain(report.prediction)
@@ -60,12 +60,12 @@ def _line(values: Mapping[str, Any]) -> str:
 
 
 def save(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write one report, in lines for people."""
+    """Write one report as indented JSON."""
     write_json(path, json.loads(text(report)))
 
 
 def read(kind: type[Report], path: str | os.PathLike[str]) -> tuple[list[Report], int]:
-    """The reports in a file, and how many of its lines hold none."""
+    """The reports in a file, and the number of invalid lines."""
     try:
         found = _documents(Path(path).read_text("utf-8"))
         reports = [_report(kind, each) for each in found if each.get("format") == FORMAT]
@@ -83,7 +83,7 @@ def _no_report(path: str | os.PathLike[str], why: str) -> StateError:
 
 
 def _documents(text: str) -> list[dict[str, Any]]:
-    """The file's one document, or one for each of its lines; of a line that is none, an empty one."""
+    """The file's one document, or one for each of its lines; an empty one for an invalid line."""
     try:
         whole = json.loads(text)
     except ValueError:
@@ -102,7 +102,7 @@ def _document(text: str) -> dict[str, Any]:
 def _report(kind: type[Report], values: Mapping[str, Any]) -> Report:
     report: Report = from_plain(kind, values)
     predicted = from_plain(Prediction | None, values["predicted"])
-    vars(report)["prediction"] = predicted  # what was simulated then is not simulated again
+    vars(report)["prediction"] = predicted  # the saved prediction replaces a new simulation
     return report
 
 
@@ -111,9 +111,9 @@ _TIMED = ("compute_seconds", "wait_seconds")
 
 @dataclass(frozen=True)
 class Program:
-    """All steps of one program in one process. The first one, which warms up, counts in totals only.
+    """All steps of one program in one process. The first one, a warm-up, counts in totals only.
 
-    `gaps` are the seconds from one step's end to the next one's, where no other program ran between the two.
+    `gaps` are the seconds from one step's end to the next one's, if no other program ran between the two.
     """
 
     worker: str
@@ -128,15 +128,15 @@ class Program:
 
     @property
     def last(self) -> Report:
-        """The last step, which knows the pace best."""
+        """The last step, which has the most accurate pace."""
         return self.reports[-1]
 
     def seconds(self) -> Beside:
-        """A step."""
+        """Seconds of a step."""
         return self._compare(lambda report: report.step_seconds, lambda predicted: predicted.seconds)
 
     def of_stage(self, stage: str, name: str) -> Beside | None:
-        """Seconds of a stage in a step, by the name of the field; None where stages were not timed apart."""
+        """Seconds of a stage in a step, by the name of the field; None if stages were not timed separately."""
         if getattr(self.last.stages.get(stage), name, None) is None:
             return None
         return self._compare(
@@ -178,7 +178,7 @@ class Program:
 
     @property
     def per_second(self) -> float | None:
-        """Steps a second, with the input and the callbacks between steps; None where no two came in a row."""
+        """Steps a second, including input and callbacks between steps; None if no two are consecutive."""
         return len(self.gaps) / sum(self.gaps) if self.gaps else None
 
 
@@ -197,7 +197,7 @@ def programs(reports: Sequence[Report]) -> list[Program]:
 
 
 def last_run(reports: Sequence[Report]) -> list[Report]:
-    """The reports of each process since it began anew: a file may be appended to by one run after the other."""
+    """The reports of each process since its last start: several runs may append to one file."""
     begins = {report.worker: number for number, report in enumerate(reports) if report.run.steps == 1}
     return [report for number, report in enumerate(reports) if number >= begins.get(report.worker, 0)]
 

@@ -1,7 +1,7 @@
 """A region of the terminal that is redrawn below the output of everything else.
 
-Whoever writes an unfinished line (Keras's progress bar, `print(end="")`) has the terminal to himself until he ends it:
-what is drawn goes away at his first letter, and comes back after his last.
+While a line of other output is unfinished (Keras's progress bar, `print(end="")`) the drawing is removed; it is drawn
+again once that line ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _USUAL = os.terminal_size((80, 24))
 
 
 def terminal() -> TextIO | None:
-    """The standard stream that is a terminal, if one is."""
+    """The standard stream that is a terminal, if any."""
     return next((stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()), None)
 
 
@@ -26,7 +26,7 @@ class Canvas(Protocol):
     """An area for repeated drawing: a terminal, or a connection to one."""
 
     def open(self) -> None:
-        """Something is about to be drawn."""
+        """Prepare for drawing."""
         ...
 
     def size(self) -> os.terminal_size:
@@ -43,7 +43,7 @@ class Canvas(Protocol):
 
 
 class Screen:
-    """Draws at the end of a terminal. While it is open, `sys.stdout` and `sys.stderr` go through it."""
+    """A drawing at the end of a terminal. While it is open, `sys.stdout` and `sys.stderr` go through it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -51,7 +51,7 @@ class Screen:
         self._height = 0
         self._ended = True
         self._waiting: str | None = None  # the last drawing, deferred until another writer's line ends
-        self._left = False  # whether that is to stay once it is drawn
+        self._left = False  # whether that drawing is kept
         self._beside: dict[str, _Beside] = {}
 
     def open(self) -> None:
@@ -82,7 +82,7 @@ class Screen:
             return True
 
     def write(self, stream: TextIO, text: str) -> int:
-        """Write another writer's output: the drawing makes room."""
+        """Write another writer's output, above the drawing."""
         if not text:
             return stream.write(text)
         with self.room(ended=text.endswith("\n")):
@@ -90,7 +90,7 @@ class Screen:
 
     @contextlib.contextmanager
     def room(self, *, ended: bool) -> Iterator[None]:
-        """Make room for other output; `ended`: it ends with a line."""
+        """Remove the drawing for other output; `ended`: it ends with a newline."""
         with self._lock:
             self._erase()
             self._ended = ended

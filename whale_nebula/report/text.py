@@ -1,4 +1,4 @@
-"""The text form of a report: measurements, with predictions beside them."""
+"""The text form of a report: measurements, with predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = "-"
 def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
     r"""A line for each direction that is encoded, under a line of heads; none where nothing is.
 
-    What another process does (to measure the error and to encode what is only taken in here) is a dash.
+    Values measured in another process (the error and the encoding of what is only received here) are a dash.
 
     >>> shown = {"b0 gpu->npu": BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)}
     >>> print("\n".join(boundary_lines(shown)))
@@ -63,7 +63,7 @@ def _row(name: str, each: BoundaryReport) -> tuple[str, ...]:
 
 
 def describe_stage(report: Report, stage: str) -> str:
-    """A stage's measurements beside predictions; "" where they agree.
+    """A stage's measurements and predictions; "" if they agree.
 
     >>> from whale_nebula.report.report import Report
     >>> describe_stage(Report("fit", 9, 0.5, 2, {}, {}), "npu")
@@ -73,7 +73,7 @@ def describe_stage(report: Report, stage: str) -> str:
 
 
 def describe_link(report: Report, link: str) -> str:
-    """A link's load beside predictions: bytes are those of all workers of the sending cluster."""
+    """A link's load and predictions: bytes are those of all workers of the sending cluster."""
     cluster = link.partition("->")[0]
     told = {**report.elsewhere.stages, **report.stages}
     shared = any(each.cluster == cluster and _count_copies(report, name) > 1 for name, each in told.items())
@@ -137,7 +137,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
 
 
 def scalars_text(report: Report) -> str:
-    """What the step returned: "loss 0.3124, accuracy 0.91"."""
+    """The scalars of the step: "loss 0.3124, accuracy 0.91"."""
     return ", ".join(f"{name} {value:.4g}" for name, value in report.scalars.items())
 
 
@@ -177,7 +177,7 @@ def _link(link: LinkReport, predicted: LinkPrediction | None, whose: str) -> str
 
 
 def _explain_overhead(link: LinkReport) -> str:
-    """Clearly more bytes than the tensors had: frames have headers, and control messages are counted too.
+    """A note on clearly more bytes than those of the tensors: frames have headers, and control messages are counted.
 
     >>> _explain_overhead(LinkReport(payload_bytes=8, bytes=144, raw_bytes=8, frames=1))
     ': the header of 1 frame, 136 B with control messages, outweighs them'

@@ -1,7 +1,6 @@
 """Watchers of steps, called from a thread of their own; the training thread only queues the report.
 
-So a slow terminal or disk costs a step nothing but the hand-over, and numbers that are still on a device are fetched
-beside the training.
+So a slow terminal or disk does not delay a step, and numbers on a device are fetched concurrently with training.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from whale_nebula.report.screen import Canvas, Screen, terminal
 from whale_nebula.site import script_site
 
 TICK_SECONDS = 0.25
-_BACKLOG = 256  # more reports than this do not wait: then the training does
+_BACKLOG = 256  # the most queued reports: training waits while the queue is full
 _PATIENCE = 30.0
 
 log = logging.getLogger("whale_nebula")
 
 
 class Watcher(Protocol):
-    """Shows or writes what happens."""
+    """Displays or writes reports."""
 
     def step(self, report: Report) -> None:
-        """A step has ended."""
+        """Handle a finished step."""
 
     def tick(self) -> None:
-        """A quarter of a second has gone."""
+        """Handle the passing of a quarter of a second."""
 
     def close(self) -> None:
-        """Show what was not shown yet, as the run ends."""
+        """Write what is deferred, as the run ends."""
 
 
 class Watching:
@@ -85,7 +84,7 @@ class Watching:
 
 
 class MetricsFile:
-    """A file that grows by a line for every step. A line that a dying process cut short stays alone on its line."""
+    """A file with a line for every step. An incomplete line of a process that died is ended before a new one."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -106,7 +105,7 @@ class MetricsFile:
             self._append(b"\n")
 
     def step(self, report: Report) -> None:
-        """Append a line; it is with the system when this returns."""
+        """Append a line; it is passed to the operating system before this returns."""
         self._append(line(report).encode() + b"\n")
 
     def _append(self, data: bytes) -> None:
@@ -114,7 +113,7 @@ class MetricsFile:
             data = data[os.write(self._file, data) :]
 
     def tick(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is deferred."""
 
     def close(self) -> None:
         """Close the file."""
@@ -131,9 +130,9 @@ def _serve(address: str) -> Watcher:
 
 
 _WRITTEN = {"metrics": 'nb.init(metrics="run.jsonl")', "tensorboard": 'nb.init(tensorboard="logs")'}
-"""The outputs that have an option of their own, and how it is written."""
+"""The outputs that have an option of their own, as it is written."""
 OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile, "prometheus": _serve}
-"""What makes an output of a run of its value in `nb.init(outputs={name: value})`; another one is another entry."""
+"""The constructors of a run's outputs from their value in `nb.init(outputs={name: value})`; another one is an entry."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +169,9 @@ def audience(
 ) -> Watching | None:
     """The watchers of a run's steps; None if there are none.
 
-    `lead` says whether this process is the one that prints; it is asked at every step, because the first program
-    decides it. Outputs are written by every process. `canvas` is what takes a table to the terminal of the launcher
-    that started this process, if it has one, and `folder` where that looks for the last report.
+    `lead` returns whether this process prints; it is called at every step, because it depends on the first program.
+    Outputs are written by every process. `canvas` draws on the terminal of the launcher of this process, if any, and
+    `folder` is where that launcher reads the last report.
     """
     watchers = [OUTPUTS[name](os.fspath(path)) for name, path in seen.outputs.items()]
     if folder is not None:

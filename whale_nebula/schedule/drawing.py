@@ -14,16 +14,16 @@ FILL = {"F": "-", "B": "=", "W": "~"}
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ROUNDING = 1e-9
 Row = tuple[int | str, int]
-"""What has a row: a replica of a stage, or a line."""
+"""The key of a row: a replica of a stage, or a line."""
 
 
 def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
-    """Draw a timeline: "F0-" is a forward, "B0==" a backward, "W0~" gradients of weights that are apart from it, dots
-    are waiting; `lines` adds a row a line.
+    """Draw a timeline: "F0-" is a forward, "B0==" a backward, "W0~" gradients of weights in a function of their own,
+    dots are waiting; `lines` adds a row for each line.
 
-    It is at most `width` columns wide. Where that is too narrow for names, a block begins with the micro-batch as one
-    digit (10 is "a"): "0-" is a forward, "0=" a backward, "0~" gradients of weights. What is shorter than a column
-    takes one.
+    It is at most `width` columns wide. If that is too narrow for names, a block begins with the micro-batch as one
+    digit (10 is "a"): "0-" is a forward, "0=" a backward, "0~" gradients of weights. A block is at least one column
+    wide.
 
     >>> timeline = simulate([Work(1.0, 2.0)] * 2, uniform(2, seconds=1.0), 2)
     >>> print(draw(timeline, lines=True))
@@ -54,8 +54,8 @@ def _title(place: int | str, replica: int, timeline: Timeline) -> str:
 
 
 def picture(name: str, *, stages: int, micro_batches: int, seconds: float = 0.0, width: int = 100) -> str:
-    """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`. Of a backward
-    in two parts each takes 1; nothing goes back from the first stage, so there it is one.
+    """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`. Each part
+    of a divided backward takes 1; the first stage sends no gradient back, so its backward is not divided.
 
     >>> print(picture("1f1b", stages=2, micro_batches=3))
     stage 0 |F0-F1-......B0====F2-B1====...B2====|
@@ -72,7 +72,7 @@ def _message(span: Span) -> bool:
 def _scale(spans: Sequence[Span], columns: int) -> float:
     """Columns a second: whole columns for the shortest span, up to its name and one more.
 
-    Where messages are too short for that, for the shortest of the stages'.
+    If messages are too short for that, for the shortest span of a stage.
     """
     room = columns / (max((span.end for span in spans), default=0.0) or 1.0)
     for own in (spans, [span for span in spans if not _message(span)]):
@@ -90,7 +90,7 @@ def _columns(spans: Sequence[Span], scale: float) -> int:
 
 
 def _rows(spans: Sequence[Span], places: Sequence[Row], scale: float, columns: int) -> Iterator[str]:
-    """Blocks have names in all rows of stages or in none, and in all rows of lines or in none."""
+    """Draw the rows; names of blocks are shown in all rows of stages or in none, and likewise for lines."""
     enough = _longest(spans) - _ROUNDING
     named = {kind: all(s.seconds * scale >= enough for s in spans if _message(s) is kind) for kind in (False, True)}
     for place in places:

@@ -13,14 +13,14 @@ from whale_nebula.schedule.schedules import Pace
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward, and
-    `weights` are those of the gradients of its weights where they are apart from its backward. It has `replicas`, and
-    each takes its share of the micro-batches: in turn, or in an `order` of their numbers that repeats. `slowness` is
-    how many times as long each of them computes as is said here, where they are not equally fast.
+    """Seconds that a stage computes for one micro-batch; `backward` is None if the stage has no backward, and `weights`
+    are the seconds of the gradients of its weights if they are separate from its backward. Each of its `replicas`
+    takes its share of the micro-batches: in turn, or in a repeating `order` of their numbers. `slowness` has a factor
+    on these seconds for each replica, if they are not equally fast.
 
     `overhead` is the fixed cost of a micro-batch (calling the functions); it is paid with the forward. `coding` and
-    `coding_back` are what codecs take the stage: it decodes what a forward (a backward) reads before it computes, and
-    encodes what that made before it goes on.
+    `coding_back` are the seconds of the stage's codecs: it decodes the inputs of a forward (a backward) before it
+    computes, and encodes the outputs before its next instruction.
 
     >>> Work(1.0, 2.0, overhead=0.5).seconds, Work(1.0, 2.0, coding=0.25, coding_back=0.5).of("B")
     (3.5, 2.5)
@@ -56,13 +56,11 @@ class Work:
 
     @property
     def has_backward(self) -> bool:
-        """Whether the stage has a backward at all."""
+        """Whether the stage has a backward."""
         return self.backward is not None
 
     def of(self, what: str) -> float:
-        """Seconds of the forward ("F") or of the backward ("B"), with what codecs take for it; or of the gradients of
-        weights ("W").
-        """
+        """Seconds of the forward ("F") or backward ("B"), including codecs; or of the gradients of weights ("W")."""
         if what == "F":
             return self.forward + self.overhead + self.coding
         if what == "W":
@@ -71,7 +69,7 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """All that one micro-batch costs."""
+        """The total seconds of one micro-batch."""
         return self.of("F") + self.of("B") + self.of("W")
 
     def times(self, factor: float, codecs: float = 1.0) -> Work:
@@ -125,7 +123,7 @@ class Line:
 class Hop:
     """The traffic between two stages for each micro-batch, in bytes, and its lines.
 
-    Without lines both stages are in one cluster and nothing takes time. `backward` is None where no gradient
+    Without lines both stages are in one cluster and transfers take no time. `backward` is None if no gradient
     crosses back.
     """
 
@@ -136,7 +134,7 @@ class Hop:
 
     @property
     def round_trip(self) -> float:
-        """Seconds that a message there and its gradient back take on lines that are free."""
+        """Seconds that a message and its gradient in return take on idle lines."""
         return _time_alone(self.there, self.forward) + _time_alone(self.back, self.backward or 0.0)
 
 

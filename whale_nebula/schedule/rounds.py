@@ -1,7 +1,7 @@
 """The timetable of local SGD: weights are sent in fragments, spread evenly over the steps.
 
-Sent all at once every `every` steps, the weights of a model would hold the line for a while and then leave it idle. In
-fragments that take turns the line is used evenly, and each has `delay` steps to arrive in while all go on computing.
+If all weights were sent at once every `every` steps, they would occupy the line for a while and then leave it idle.
+Fragments sent in turn use the line evenly, and each has `delay` steps to arrive while the clusters continue to train.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GRAIN = 4096
-"""Fragments begin at multiples of so many numbers: the rows that weights are encoded in."""
+"""Fragments begin at multiples of this many numbers, the size of the rows in which weights are encoded."""
 _WORTH = 1 << 16
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """Which fragments are sent and which are taken in after a step; steps count from 1.
+    """Which fragments are sent and which are applied after a step; steps count from 1.
 
     >>> table = Timetable(every=6, fragments=3, delay=1)
     >>> [(step, table.sends(step), table.takes(step)) for step in range(1, 8)]

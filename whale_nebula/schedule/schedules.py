@@ -1,8 +1,8 @@
 """The schedules by name, each stage's list of instructions, and the limits of all stages of a phase.
 
-The schedules differ in how many micro-batches a stage may have in flight; one of them parts backwards besides.
+The schedules differ in how many micro-batches a stage may have in flight; one of them also divides backwards.
 
-"gpipe" is all forwards, then all backwards: the activations of the whole batch are held (but by the last stage).
+"gpipe" is all forwards, then all backwards: each stage but the last holds the activations of the whole batch.
 
 >>> from whale_nebula.schedule.drawing import picture
 >>> print(picture("gpipe", stages=3, micro_batches=4))
@@ -17,8 +17,8 @@ stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
 stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
 stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
 
-Over a slow line its first stage waits for gradients. "eager-1f1b" has so many more in flight that the line's round
-trip is hidden:
+Over a slow line its first stage waits for gradients. "eager-1f1b" has more in flight, enough to hide the line's
+round trip:
 
 >>> print(picture("1f1b", stages=2, micro_batches=5, seconds=2.0))
 stage 0 |F0-F1-..................B0====F2-B1====F3-............B2====F4-B3====...............B4====|
@@ -27,8 +27,8 @@ stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4
 stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
 stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
 
-"zero-bubble" holds as many as "eager-1f1b". A backward that others wait for computes no more than what goes back; the
-gradients of weights ("W") come later, where the stage would wait:
+"zero-bubble" holds as many as "eager-1f1b". A backward for which other stages wait computes only the gradient that is
+sent back; the gradients of weights ("W") are computed later, when the stage would otherwise wait:
 
 >>> print(picture("1f1b", stages=3, micro_batches=4))
 stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
@@ -94,7 +94,7 @@ class BackwardWeights(Instruction):
 
 
 class Fused(Instruction):
-    """Run forward and backward in one function: nothing has to be kept in between."""
+    """Run forward and backward in one function, without storing activations in between."""
 
     __slots__ = ()
     letters = "FB"
@@ -109,16 +109,15 @@ def to_text(instructions: Iterable[Instruction]) -> str:
     return " ".join(map(str, instructions))
 
 
-_ROUNDING = 1e-9  # (0.1 + 0.2)/0.1 is 3.0000000000000004 in floats: that must not cost a micro-batch
+_ROUNDING = 1e-9  # (0.1 + 0.2)/0.1 is 3.0000000000000004 in floats, which must not add a micro-batch
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Durations for one micro-batch, measured or promised, from which eager-1F1B derives limits.
+    """Durations for one micro-batch, measured or estimated, from which eager-1F1B derives limits.
 
     `compute`: seconds in the slowest stage, forward and backward. `trips`: for each stage but the last, the
-    seconds that its messages spend on the way to the next stage and back. `held`: seconds that the busiest
-    line is held.
+    round trip of its messages to the next stage, in seconds. `held`: seconds that the busiest line is occupied.
     """
 
     compute: float
@@ -127,7 +126,7 @@ class Pace:
 
     @property
     def period(self) -> float:
-        """Seconds from one micro-batch to the next, when nothing waits but for the slowest of all."""
+        """Seconds from one micro-batch to the next, if the slowest stage or line is the only limit."""
         return max(self.compute, self.held)
 
     @property
@@ -135,18 +134,18 @@ class Pace:
         """The pace with round trips at least as long as the computing of a micro-batch, for use before they are
         measured.
 
-        Where each process measures for itself, and machines are busy now and then, too few in flight cost time; one too
-        many costs the memory that it costs without a measurement.
+        When each process measures separately on machines with other load, too few in flight cost time; one too many
+        costs no more memory than without a measurement.
         """
         return replace(self, trips=tuple(max(trip, self.compute) for trip in self.trips))
 
     def covers(self, trip: float) -> int:
-        """The number of micro-batches that start while one is computed a stage further and its gradient comes back."""
+        """The number of micro-batches that start while one is computed in the next stage and its gradient returns."""
         return max(1, math.ceil((self.compute + trip) / self.period - _ROUNDING))
 
 
 def gpipe_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
-    """All micro-batches: every forward runs before the first backward, whatever the pace.
+    """All micro-batches: every forward runs before the first backward, independent of the pace.
 
     >>> gpipe_limit(0, 2, 8)
     8
@@ -166,10 +165,9 @@ def one_f_one_b_limit(stage: int, stages: int, micro_batches: int, pace: Pace | 
 def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
     """One, plus for each hop to the last stage the number of micro-batches that cover its round trip.
 
-    With all hops alike and lines faster than the stages: w = p − s + (p − 1 − s)·⌈2·t_c / c⌉. It is rounded
-    up hop by hop, not once for all of them: each stage runs its list in order, so each needs a whole
-    micro-batch more. Before anything is measured, a hop there and back is taken to fit into one c, which
-    makes 2·(p − s) − 1.
+    With equal hops and lines faster than the stages: w = p − s + (p − 1 − s)·⌈2·t_c / c⌉. Each hop is rounded up
+    separately: each stage runs its list in order, so each needs a whole micro-batch more. Before anything is
+    measured, the round trip of a hop is assumed to fit into one c, which makes 2·(p − s) − 1.
 
     >>> pace = Pace(compute=3.0, trips=(12.0, 12.0, 12.0))
     >>> [eager_limit(stage, 4, 20, pace) for stage in range(4)]
@@ -186,7 +184,7 @@ def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None =
 
 @lru_cache(256)
 def _cover_trips(pace: Pace) -> tuple[int, ...]:
-    """For each stage, the number of micro-batches that start until the gradient of the first one is back, later hops
+    """For each stage, the number of micro-batches that start before the gradient of the first one returns, later hops
     included.
     """
     return tuple(accumulate(map(pace.covers, reversed(pace.trips)), initial=0))[::-1]
@@ -195,9 +193,9 @@ def _cover_trips(pace: Pace) -> tuple[int, ...]:
 def descending(values: Iterable[int]) -> list[int]:
     """Let no stage have more in flight than a stage before it.
 
-    It could not use more: what it waits for is still held back there. And a list that counts on more would
-    wait for ever. With descending limits w no list can: order forwards by (m, stage) and backwards by (m + w
-    − ½, −stage), and every instruction comes after all it needs, in its own list and in the others'.
+    It could not use more, as the earlier stage limits its inputs, and a list that requires more would deadlock.
+    Descending limits w exclude a deadlock: ordered by (m, stage) for forwards and (m + w − ½, −stage) for backwards,
+    every instruction follows all that it depends on, in its own list and in the others'.
 
     >>> descending([3, 5, 2])
     [3, 3, 2]
@@ -216,10 +214,10 @@ def check_count(option: str, value: int) -> None:
 
 
 class Limit(Protocol):
-    """Says how many micro-batches one stage may have in flight: all that a schedule is."""
+    """A function that gives the number of micro-batches one stage may have in flight, which defines a schedule."""
 
     def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None, /) -> int:
-        """Take what `eager_limit` takes, and say how many."""
+        """The limit of a stage, with the parameters of `eager_limit`."""
 
 
 SCHEDULES: dict[str, Limit] = {
@@ -228,7 +226,7 @@ SCHEDULES: dict[str, Limit] = {
     "eager-1f1b": eager_limit,
     "zero-bubble": eager_limit,
 }
-"""The schedules by name; another one is another entry."""
+"""The schedules by name; a custom one is another entry."""
 DEFAULT = "eager-1f1b"
 PARTED = frozenset({"zero-bubble"})
 """The schedules in which gradients of weights are instructions of their own."""
@@ -249,8 +247,8 @@ def instructions(
 ) -> Sequence[Instruction]:
     """The instruction list of one stage for one phase, with this limit of micro-batches in flight.
 
-    `fused`: forward and backward are one function, as they are in the last stage unless it is said. `delay`: gradients
-    of weights are instructions of their own, each after so many later backwards.
+    `fused`: forward and backward are one function, by default in the last stage. `delay`: gradients of weights are
+    separate instructions, each after this many later backwards.
 
     >>> from whale_nebula.schedule.schedules import to_text
     >>> to_text(instructions(0, 2, 4, in_flight=2))
@@ -288,13 +286,13 @@ def delays(
 ) -> tuple[int, ...]:
     """For each stage, the number of backwards between a backward and its deferred gradients of weights.
 
-    As many as fit into the memory of the first stage, which has most in flight: what a stage has in flight and what it
-    keeps for gradients of weights is no more than that. Limits of the user's own, one for each stage, are not exceeded.
-    Where a forward is computed again (`recompute`) there is no delay: it would keep what that saves.
+    As many as fit into the memory of the first stage, which has most in flight: a stage's micro-batches in flight and
+    those kept for gradients of weights are no more than that. Limits that the user gives for each stage are not
+    exceeded. If forwards are computed again (`recompute`) there is no delay: it would undo the saving of memory.
 
-    A stage that waits for a line gains nothing by delays, and has what it put off still to do in the end. So they come
-    to no more than what stages compute longer than the line is held, where a micro-batch's gradients of weights are
-    taken for half of its computing: they are a third where a product's two gradients take what the product takes.
+    A stage that waits for a line gains nothing by delays, and still has the deferred work at the end. So delays are
+    limited to the time by which a stage's computing exceeds that of the line, with gradients of weights taken as half
+    of a micro-batch's computing: they are a third if each of a product's two gradients costs as much as the product.
 
     >>> delays((4, 3, 2, 1), 8, [False, False, False, True])
     (0, 1, 2, 3)
@@ -332,11 +330,10 @@ def limits(
 ) -> tuple[int, ...]:
     """The limits of all stages, none of which exceeds that of an earlier stage (see `descending`).
 
-    `pace` is what was measured. `in_flight` is the user's own word, for all stages or for each, and replaces
-    what the schedule would say. Each is that of one replica: where stages have `replicas`, what they hold together is
-    as many times more as the stage from here on that has most of them needs. Where these take micro-batches in
-    `orders`, one that takes few has its own in flight with what others do meanwhile; the user's own word is not
-    exceeded by the one that takes most.
+    `pace` is what was measured. `in_flight` is the user's option, for all stages or for each, and replaces the
+    schedule's limit. It applies to one replica: with `replicas`, the limit of a stage is multiplied by the largest
+    number of replicas among this stage and later ones. If replicas take micro-batches in `orders`, one that takes few
+    counts its own and those of the others meanwhile; the replica that takes most does not exceed the user's limit.
 
     >>> limits("1f1b", 2, 8, replicas=[1, 3])
     (6, 3)

@@ -1,7 +1,7 @@
 """Simulate a step: stages run their instructions, messages queue for links, and a clock gives the times.
 
-A stage runs its instructions in order, each when what it needs has arrived. A line carries one message at a
-time, in the order in which they were handed over; both directions of a link are lines of their own.
+A stage runs its instructions in order, each when its inputs have arrived. A line carries one message at a time, in
+the order of submission; the two directions of a link are separate lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Span:
     one micro-batch.
 
     `what` is "F" for forward (or a message of activations), "B" for backward (or a message of gradients), and "W" for
-    gradients of weights that are apart from it.
+    separate gradients of weights.
     """
 
     place: int | str
@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of one step, in the order in which they began."""
+    """The spans of one step, ordered by their start."""
 
     stages: int
     spans: tuple[Span, ...]
@@ -79,7 +79,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of the step in which even the busiest stage did not compute."""
+        """The share of the step in which the busiest stage did not compute."""
         total = self.seconds
         return 1.0 - max(map(self.busy, range(self.stages))) / total if total else 0.0
 
@@ -101,11 +101,10 @@ def simulate(
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
-    `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs
-    its forward and its backward apart. Both are how systems without our runtime behave, for comparison. `fused` may
-    say it of each stage, and `pace` what limits go by, where that is not the pace of these works and hops. `recompute`
-    says that forwards are computed again: gradients of weights that are apart are not put off then. They are apart in
-    a schedule that parts backwards.
+    With `blocking` a stage waits until its message has arrived; with `fused=False` the last stage runs its forward
+    and its backward separately. Both model systems without this runtime, for comparison. `fused` may be given for each
+    stage, and `pace`, from which limits are derived, if it is not that of these works and hops. With `recompute`
+    forwards are computed again, and gradients of weights, which some schedules separate, are not deferred.
 
     >>> from whale_nebula.schedule.lines import uniform
     >>> works = [Work(1.0, 2.0)] * 2
@@ -167,7 +166,7 @@ class _Run:
         self.needed = Counter((m.stage, m.what) for messages in self.sends.values() for m in messages)
         self.blocking = blocking
         self.next = [0] * len(self.lists)
-        self.holds = [0] * len(self.lists)  # what keeps a replica from its next instruction
+        self.holds = [0] * len(self.lists)  # the number of reasons why a replica may not start its next instruction
         self.arrived: Counter[tuple[int, str, int]] = Counter()
         self.free_at: defaultdict[str, float] = defaultdict(float)
         self.spans: list[Span] = []
@@ -175,7 +174,7 @@ class _Run:
         self.order = count()
 
     def finish(self) -> Timeline:
-        """Let everything happen."""
+        """Process all events; returns the timeline."""
         for seat in range(len(self.lists)):
             self.advance(seat, 0.0)
         while self.events:
@@ -186,7 +185,7 @@ class _Run:
         return Timeline(len(self.works), tuple(sorted(self.spans, key=lambda span: span.start)))
 
     def at(self, when: float, event: Event) -> None:
-        """Remember what happens later; ties happen in the order in which they were foreseen."""
+        """Schedule an event; simultaneous events are processed in the order of scheduling."""
         heapq.heappush(self.events, (when, next(self.order), event))
 
     def advance(self, seat: int, now: float) -> None:
@@ -212,7 +211,7 @@ class _Run:
         self.release(seat, now)
 
     def send(self, seat: int, message: _Message, micro_batch: int, now: float) -> None:
-        """Hand a message to its line, which may still be held by earlier ones."""
+        """Submit a message to its line, which may still be occupied by earlier ones."""
         if message.line is None:
             self.arrive(message, micro_batch, now)
             return
@@ -227,12 +226,12 @@ class _Run:
             self.at(end + message.line.delay, partial(self.release, seat))
 
     def arrive(self, message: _Message, micro_batch: int, now: float) -> None:
-        """Note a message and wake the replica that may wait for it."""
+        """Record the arrival of a message, and advance the replica that may wait for it."""
         self.arrived[message.stage, message.what, micro_batch] += 1
         self.advance(self.seat[message.stage, self.works[message.stage].replica(micro_batch)], now)
 
     def release(self, seat: int, now: float) -> None:
-        """Take one hold off a replica."""
+        """Remove one of the holds of a replica."""
         self.holds[seat] -= 1
         self.advance(seat, now)
 

@@ -19,12 +19,12 @@ from whale_nebula.site import calling_site
 FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
 """The options of `nb.compress` that stand for one codec."""
 _OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",), "compress": ("auto", "none")}
-"""What an option may say instead of a codec's name."""
+"""The words that an option accepts instead of a codec."""
 _CHANGES = ("ramp", "delta", "mask", "forward", "zstd")
 
 
 def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
-    """The options of `nb.compress` as a frame holds them, of the arguments that were given: flags become a codec."""
+    """Validate the given arguments of `nb.compress` and return a frame's options: flags become a codec."""
     try:
         codec = _codec_or_text(given["codec"], codecs.from_flags(**{name: given[name] for name in FLAGS}))
         options = {
@@ -39,7 +39,7 @@ def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
             "nonfinite": values.choice("nonfinite", given["nonfinite"], NONFINITE),
         }
         ways(options)
-    except OptionError as error:  # also of a codec, which does not know the user's line
+    except OptionError as error:  # also raised by codecs, without the user's line
         raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
     if codec is None and not any(options[name] for name in _CHANGES):
         back = "" if given["backward"] == "default" else f"backward={given['backward']!r}"
@@ -49,7 +49,7 @@ def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _check_backward(value: Any) -> Any:
-    """None, "default", a precision's name (of what is left), or a codec that replaces all."""
+    """Validate `backward`: None, "default", a precision's name, or a codec that replaces the whole backward codec."""
     if value is not None and value not in ("default", "none") and not isinstance(value, Codec):
         _codec("backward", value)
     return value
@@ -63,7 +63,7 @@ def _check_step(value: Any) -> int:
 
 
 def _check_ramp(value: Any) -> Any:
-    """True, the bound of the next precision's error, or the precisions that come first."""
+    """Validate `ramp`: True, the bound of the next precision's error, or the precisions that are used first."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -111,7 +111,7 @@ def check_crossing_codec(value: Any) -> str | None:
 def _codec(option: str, value: Any) -> Codec:
     try:
         codec = codecs.parse(value, _OTHERS[option]) if isinstance(value, str) else value
-    except OptionError as error:  # what is wrong with a text is said of the option, which is what was written
+    except OptionError as error:  # a text's error names the option that was written
         raise OptionError(f"{option}={value!r}: {error.what}", why=error.why, mend=error.mend) from None
     if not isinstance(codec, Codec):
         raise values.refuse(f"{option}={value!r} is no codec", mend=f"{option}=nb.codec.FP16()")
@@ -126,12 +126,12 @@ def _codec(option: str, value: Any) -> Codec:
 
 ONE_BIT = "1bit"
 _ALONE = {"outer": "average", "mode": SYNC, "fragments": None, "delay": None, "staleness": None}
-"""What the options are that mean nothing without `sync_every`."""
+"""The defaults of the options that require `sync_every`."""
 _KINDS = ("TopK", "FP16", "BF16", "INT8", "INT4")
 
 
 def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
-    """The options of `nb.replica` about local SGD as a frame holds them; none where `sync_every` is not given."""
+    """Validate the local SGD options of `nb.replica` and return a frame's options; none without `sync_every`."""
     if given["exchange"] is not None:
         return _check_exchange(given)
     if given["sync_every"] is None:
@@ -166,7 +166,7 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _check_exchange(given: Mapping[str, Any]) -> dict[str, object]:
-    """Momenta are exchanged after each step: there is nothing else to say of it."""
+    """Validate `exchange="1bit"`: momenta are exchanged after each step, so it excludes the other options."""
     values.choice("exchange", given["exchange"], (ONE_BIT,))
     said = {name: given[name] for name in ("sync_every", *_ALONE, "shard") if given[name] != _ALONE.get(name)}
     for name, value in said.items():
@@ -193,7 +193,7 @@ def _check_most(option: str, value: int, most: int) -> int:
 
 
 def _check_outer(value: Any, mode: str) -> Outer | str:
-    """As it is written: a word that is known, or an object."""
+    """Validate `outer`: a known name, or an object of `nb.outer`."""
     if isinstance(value, str):
         values.choice("outer", value, NAMED)
     elif not isinstance(value, Outer):
@@ -205,7 +205,7 @@ def _check_outer(value: Any, mode: str) -> Outer | str:
 
 
 def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | None:
-    """How what stands in these scopes trains by local SGD, if it does; `frame` is the replica scope, if it is known."""
+    """The local SGD options in effect inside these scopes, if any; `frame` is the replica scope, if known."""
     frame = frame or replica_of(frames)
     if frame is None or frame.options.get("sync_every") is None:
         return None
@@ -226,7 +226,7 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | N
                 what, where=shared["where"], why='exchange="1bit" is a codec', mend="leave nb.compress out"
             )
         return Apart(fragments=1, exchange=ONE_BIT, **shared)
-    if options["mode"] == ASYNC:  # a server adds what comes, which is the average
+    if options["mode"] == ASYNC:  # a server adds each difference as it arrives, which averages
         staleness = 1 if options["staleness"] is None else int(options["staleness"])
         return Apart(fragments=1, delay=0, outer=Average(), staleness=staleness, **shared)
     return Apart(
@@ -239,7 +239,7 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | N
 
 
 def _way(frame: Frame) -> Way:
-    """How weights cross under an `nb.compress`."""
+    """The codec options of weight differences under an `nb.compress`."""
     way = ways(frame.options)[0]
     parts = () if way.codec is None else way.codec.members
     odd = [name for part in parts if (name := type(part).__name__) not in _KINDS]

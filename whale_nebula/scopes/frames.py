@@ -18,7 +18,7 @@ from whale_nebula.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A stage that a block has seen: its cluster, and where it was entered first."""
+    """A stage entered in a block: its cluster, and where it was entered first."""
 
     cluster: str
     site: Site
@@ -26,9 +26,9 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """What one run of a `cluster` block remembers of the stages in it: how many were entered, and which.
+    """The stages entered in one run of a `cluster` block: their number, and which they are.
 
-    What stands in no block at all (`open`) may belong to several programs: there only the number counts.
+    Stages outside any block (`open`) may belong to several programs: only their number is recorded.
     """
 
     open: bool = False
@@ -40,10 +40,10 @@ class Block:
 class Frame:
     """One entry of a scope; two frames are equal only if they are the same one.
 
-    `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer. `closed` says
-    that a scope around it has ended before it did, `building` that it was entered in the `build` of a Keras layer.
-    A stage that stands in no block has a `place` in the order of those; its number is `dealt` when a step that has it
-    is captured: see `identity.Numbers`.
+    `touched` is set by watchers when the scope has caught an op or a Keras layer. `closed` is set if an enclosing
+    scope ended first, `building` if it was entered in the `build` of a Keras layer. A stage outside any block has a
+    `place` in the order of those; its number is `dealt` when a step that contains it is captured: see
+    `identity.Numbers`.
     """
 
     kind: str
@@ -67,21 +67,21 @@ class Watcher(Protocol):
 
 
 class Recorder(Protocol):
-    """Takes down what is written, instead of running it."""
+    """Records the scopes and calls of a script, instead of running them."""
 
     def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
-        """A scope was entered inside `describe_open_scopes`; `missing` names what has no engine yet."""
+        """A scope was entered; `missing` names a feature that has no engine yet."""
 
     def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
-        """Something that is no scope was called."""
+        """A public function other than a scope was called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """All that the one ContextVar holds.
+    """The value of the ContextVar: the open frames and their surroundings.
 
     The first `replayed` frames were not entered here but opened again by `reenter`. `block` counts the stages
-    that stand in no block of their own. While a step is traced, `around_step` are the frames that it is called in.
+    outside any `cluster` block. While a step is traced, `around_step` are the frames that it is called in.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -96,7 +96,7 @@ watchers: list[Watcher] = []
 
 
 def add_watcher(watcher: Watcher) -> None:
-    """Tell `watcher` of every scope from now on."""
+    """Call `watcher` for every scope from now on."""
     watchers.append(watcher)
 
 
@@ -128,7 +128,7 @@ def standing(stack: Stack) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_stack() -> Iterator[None]:
-    """Leave the stack as it is, whatever is closed inside."""
+    """Restore the stack at the end of this context, whatever is closed inside."""
     stack = _STACK.get()
     try:
         yield
@@ -139,19 +139,19 @@ def keep_stack() -> Iterator[None]:
 def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     """Open exactly these frames, as they are: not checked, not counted, not numbered again.
 
-    A scope that is entered inside, in a layer's `call`, beats them: see `scope.settle`.
+    A scope that is entered inside, in a layer's `call`, overrides them: see `scope.settle`.
     """
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
 
 
 def impose_frames(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
-    """Open exactly these frames; what is entered inside must fit in them, as if they were written here."""
+    """Open exactly these frames; scopes entered inside are checked against them, as if they were written here."""
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=0))
 
 
 def begin_step() -> contextlib.AbstractContextManager[None]:
-    """A step is traced inside: stages that stand in no block are counted from `stage0` on, as a `cluster` block counts
-    those inside it.
+    """Context in which a step is traced: stages outside any block are counted from `stage0` on, as in a `cluster`
+    block.
     """
     stack = _STACK.get()
     return standing(replace(stack, block=Block(), around_step=stack.frames))
@@ -159,7 +159,7 @@ def begin_step() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def watched_anew() -> Iterator[None]:
-    """Tell watchers of the scopes around a step, now that it is traced: all but stages, which must lie inside it."""
+    """Call watchers for the scopes around a traced step, except for stages, which must be inside it."""
     with contextlib.ExitStack() as opened:
         for frame in open_frames():
             for watcher in tuple(watchers) if frame.kind not in ("stage", "split") else ():
@@ -168,17 +168,17 @@ def watched_anew() -> Iterator[None]:
 
 
 def hold_something() -> None:
-    """A step runs inside the scopes that are open."""
+    """Mark the open scopes as used: a step runs inside them."""
     for frame in open_frames():
         frame.touched = True
 
 
 AROUND = ("cluster", "replica", "pipeline", "compress")
-"""The scopes that may stand around a step, around `fit` say; what a stage holds must lie inside it."""
+"""The scopes that may enclose a step, such as a call of `fit`; a stage must be inside the step."""
 
 
 def describe_open_scopes() -> tuple[tuple[str, str], ...]:
-    """What the scopes that are open say to a step that is called in them, as something that can be compared."""
+    """The open scopes as they affect a step that is called in them, in a form that can be compared."""
     return tuple((frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in AROUND)
 
 

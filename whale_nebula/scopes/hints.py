@@ -1,6 +1,6 @@
 """Detect scopes that were created and never entered, such as `nb.stage(cluster="gpu")` without `with`.
 
-The warning is given when a model or a step is about to run, as it is certain then that the scope is missing.
+The warning is given when a model or a step is about to run: the scope is certainly missing by then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _idle: set[Site] = set()
 
 
 def note_made(written: str) -> Site:
-    """Record that a scope is created here, as it is `written`; returns its place."""
+    """Record that a scope is created here, with its `written` text; returns its place."""
     site = calling_site()
     if site not in _entered:
         _waiting.setdefault(site, written)
@@ -27,7 +27,7 @@ def note_made(written: str) -> Site:
 
 
 def note_entered(site: Site) -> None:
-    """Record that the scope created at a place was entered, which holds for all that are created there."""
+    """Record that a scope created at a place was entered; this covers all scopes created there."""
     _waiting.pop(site, None)
     _entered.add(site)
 
@@ -50,8 +50,8 @@ def tell_beside(step: str) -> None:
 
 
 def tell_idle(frame: Frame, written: str) -> None:
-    """Warn once for each place that clusters shall train copies but no step did: a loop without @nb.function, for
-    example.
+    """Warn once for each place where clusters should train copies but no step did, for example in a loop without
+    @nb.function.
     """
     if frame.touched or frame.building or frame.site in _idle:
         return
@@ -67,7 +67,7 @@ def tell_idle(frame: Frame, written: str) -> None:
 def _tell(so: str) -> None:
     for site, written in list(_waiting.items()):
         note_entered(site)
-        around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may stand around a whole step, too
+        around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may enclose a whole step, too
         warn_at(
             site,
             f"{written} is never entered",
@@ -102,7 +102,7 @@ def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
 
 
 def running() -> str | None:
-    """The kind of code that runs, as far as TensorFlow knows; None if it is not loaded."""
+    """The kind of code that is running, according to TensorFlow; None if it is not loaded."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return None
@@ -110,12 +110,12 @@ def running() -> str | None:
 
 
 def builds() -> bool:
-    """Whether the innermost method of a Keras layer that runs is its `build`, and not its `call`."""
+    """Whether the innermost running method of a Keras layer is `build` rather than `call`."""
     return _method() == "build"
 
 
 def _method() -> str:
-    """The innermost such method, or ""; the `build` of Keras's own layers does not count."""
+    """The innermost running `build` or `call` of a layer, or ""; the `build` of Keras's own layers is ignored."""
     keras = sys.modules.get("keras")
     frame = sys._getframe(1) if keras is not None else None
     while frame is not None and keras is not None:

@@ -28,7 +28,7 @@ def deal_to(
     speeds: Mapping[str, Sequence[float]] | None = None,
     moved: Mapping[str, str] | None = None,
 ) -> None:
-    """Set the clusters of the run, each with its number of workers: stages that name none are dealt to them in order.
+    """Set the clusters of the run, each with its number of workers: stages that name none get them in order.
 
     `own` is the cluster of this process, where there are several processes. `speeds` has the speeds of workers, for
     clusters whose workers differ. `moved` maps each cluster that is away to the one that runs its stages.
@@ -60,7 +60,7 @@ def find_own_home(frames: Sequence[Frame]) -> str:
 
 
 def workers_in(cluster: str) -> int:
-    """How many workers a cluster has; one where nothing says so.
+    """The number of workers of a cluster; one if it is not configured.
 
     >>> workers_in("nowhere")
     1
@@ -74,12 +74,12 @@ def most_workers() -> int:
 
 
 def home_of(frames: Sequence[Frame]) -> str:
-    """The cluster of ops that stand in these scopes, but in no stage."""
+    """The cluster of ops that are inside these scopes, but in no stage."""
     return running_home(home_of_number(0, frames))
 
 
 def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
-    """(key, cluster) of a stage that is entered on this stack; its block takes note."""
+    """(key, cluster) of a stage that is entered on this stack; it is recorded in its block."""
     block = _block(stack)
     number = block.entries
     key = name or cluster or _key(number)
@@ -106,25 +106,25 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
 
 
 def place_in_open(stack: Stack) -> int | None:
-    """The place of the stage that is entered next among those that stand in no block; None inside one."""
+    """The place of the next stage among those outside any block; None inside a block."""
     block = _block(stack)
     return block.entries if block.open else None
 
 
 def release(stack: Stack) -> None:
-    """Give back the number of a stage that caught nothing and stood in no block."""
+    """Release the number of a stage that caught nothing and was in no block."""
     block = _block(stack)
     if block.open:
         block.entries -= 1
 
 
 def _block(stack: Stack) -> Block:
-    """The block of the outermost scope that has one; else the one that the whole stack stands in."""
+    """The block of the outermost scope that has one; else that of the whole stack."""
     return next((frame.block for frame in stack.frames if frame.block is not None), stack.block)
 
 
 def home_of_number(number: int, frames: Sequence[Frame]) -> str:
-    """The cluster of the stage of this number that names none, inside these scopes."""
+    """The cluster of the stage with this number, which names none, inside these scopes."""
     around = cluster_block_of(frames)
     if around is not None and around.cluster is not None:
         return around.cluster
@@ -133,7 +133,7 @@ def home_of_number(number: int, frames: Sequence[Frame]) -> str:
 
 
 def clusters_of(stage: Frame, frames: Sequence[Frame]) -> tuple[str, ...]:
-    """The clusters that may run a stage, by its scope and those around it; none where they say nothing of it."""
+    """The clusters that may run a stage, by its scope and the enclosing ones; empty if they name none."""
     around = cluster_block_of(frames)
     named = stage.options.get("cluster") or (around.cluster if around is not None else None)
     chosen = (str(named),) if named is not None else _layout(around)
@@ -167,7 +167,7 @@ def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb
 
 @dataclass(slots=True)
 class Numbers:
-    """The stages of one step that stood in no block when they were built: the key and the cluster of each."""
+    """The stages of one step that were built outside any block: the key and the cluster of each."""
 
     homes: dict[Frame, tuple[str, str]] = field(default_factory=dict)
 

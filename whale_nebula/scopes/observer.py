@@ -1,7 +1,7 @@
-"""Observers of steps: where a script is only shown, each step is planned and not run.
+"""Observers of steps: when only the plan of a script is requested, each step is planned and not run.
 
-There is at most one observer in a process, as there is at most one run. Without one nothing here does anything but
-keep in mind which step, if any, had no scopes.
+There is at most one observer in a process, as there is at most one run. Without an observer this module only
+records which step, if any, had no scopes.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from whale_nebula.scopes import hints
 
 
 class PlanShown(BaseException):
-    """Ends a script that is only shown, as the requested plan is known.
+    """Ends a script once the requested plan has been made.
 
-    It is no Exception, so that neither Keras nor a script that catches errors takes it for one.
+    It is not an Exception, so that neither Keras nor a script that catches errors handles it.
     """
 
 
 class Observer(Protocol):
-    """Looks at the steps of a script."""
+    """Plans the steps of a script instead of running them."""
 
     def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
         """The config and links to open a run with, in place of the script's."""
 
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
-        """Look at a call of a step; gives (what stands for its results,), or None where it is to run as it is."""
+        """Observe a call of a step; returns (a substitute for its results,), or None if it is to run as it is."""
 
     def begins(self) -> None:
-        """A model is about to train or to be evaluated: its callbacks have not begun yet."""
+        """A model is about to train or to be evaluated; its callbacks have not run yet."""
 
     def plain(self, name: str, kind: str) -> None:
         """A model without scopes is about to train, test or predict."""
 
     def report(self) -> Any:
-        """What `nb.last_report()` gives where no step was run."""
+        """The result of `nb.last_report()` if no step was run."""
 
 
 _observer: Observer | None = None
@@ -44,13 +44,13 @@ _plain = ""
 
 
 def observer() -> Observer | None:
-    """Who looks at this process's steps, if anyone does."""
+    """The observer of this process's steps, if there is one."""
     return _observer
 
 
 @contextlib.contextmanager
 def observed_by(given: Observer) -> Iterator[None]:
-    """Let an observer look at all steps, for a while."""
+    """Context in which all steps are passed to an observer."""
     global _observer
     before, _observer = _observer, given
     try:
@@ -60,7 +60,7 @@ def observed_by(given: Observer) -> Iterator[None]:
 
 
 def met_plain(name: str, kind: str) -> None:
-    """Say that a model without scopes is about to run."""
+    """Record, and report to the observer, that a model without scopes is about to run."""
     global _plain
     _plain = f"{name}'s {kind}_step"
     hints.warn_unscoped(name)
@@ -69,11 +69,11 @@ def met_plain(name: str, kind: str) -> None:
 
 
 def last_plain() -> str:
-    """The last step without scopes that this run has met; nothing where there was none."""
+    """The last step without scopes in this run; "" if there was none."""
     return _plain
 
 
 def forget_plain() -> None:
-    """The run is closed."""
+    """Discard that record: the run is closed."""
     global _plain
     _plain = ""

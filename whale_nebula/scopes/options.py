@@ -43,7 +43,7 @@ def scope(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Opener(Generic[P, T]):
-    """The function of a scope, as an object with which `with` can explain a missing call."""
+    """The function of a scope, as an object whose `__enter__` raises an error that explains a missing call."""
 
     def __init__(self, function: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
@@ -66,7 +66,7 @@ class _Opener(Generic[P, T]):
         raise ScopeError(f"nb.{self._name} has no parentheses here", where=str(calling_site()), why=why, mend=mend)
 
     def __exit__(self, *exc: object) -> None:
-        """Never reached: nothing is entered."""
+        """Never called: `__enter__` raises."""
 
     def __repr__(self) -> str:
         return f"<function nb.{self._name}>"
@@ -76,7 +76,7 @@ _SCOPE_EXAMPLES = {"stage": 'cluster="gpu"', "pipeline": "micro_batch=4", "compr
 
 
 def no_decorator(name: str) -> ScopeError:
-    """The error for a scope that is written over a function."""
+    """The error for a scope that is used as a decorator."""
     why = "a scope holds the lines that are written inside it"
     mend = f"with nb.{name}(...): inside the function, around what belongs to it"
     return ScopeError(f"nb.{name} is no decorator", where=str(calling_site()), why=why, mend=mend)
@@ -101,7 +101,7 @@ def _misfit(
 
 
 def _bare(signature: inspect.Signature) -> str:
-    """A signature as one writes it: without types."""
+    """A signature as it is written in a call: without types."""
     empty = inspect.Parameter.empty
     parameters = [each.replace(annotation=empty) for each in signature.parameters.values()]
     return str(inspect.Signature(parameters))
@@ -111,12 +111,12 @@ _NAME = re.compile(r"\w(?:[\w./-]*\w)?")
 
 
 def refuse(what: str, *, mend: str, why: str | None = None) -> OptionError:
-    """An error about what the user's line says."""
+    """An error about an option on the user's line."""
     return OptionError(what, where=str(calling_site()), why=why, mend=mend)
 
 
 def integer(option: str, value: object) -> int:
-    """A whole number, numpy's too, but no truth value."""
+    """Validate an integer, of numpy too, but not a bool."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -128,7 +128,7 @@ def integer(option: str, value: object) -> int:
 
 
 def count(option: str, value: object) -> int:
-    """A whole number of at least one."""
+    """Validate an integer of at least one."""
     number = integer(option, value)
     if number < 1:
         raise refuse(f"{option}={value!r} is not a count", why="there is at least one", mend=f"{option}=1")
@@ -136,14 +136,14 @@ def count(option: str, value: object) -> int:
 
 
 def truth(option: str, value: object) -> bool:
-    """True or False and nothing else."""
+    """Validate a bool."""
     if not isinstance(value, bool):
         raise refuse(f"{option}={value!r} is neither True nor False", mend=f"{option}=True")
     return value
 
 
 def choice(option: str, value: object, known: Iterable[str]) -> str:
-    """One of the words that are known."""
+    """Validate one of the known words."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
         raise refuse(f"{option}={value!r} is not known", mend=did_you_mean(value, names))
@@ -151,7 +151,7 @@ def choice(option: str, value: object, known: Iterable[str]) -> str:
 
 
 def name(option: str, value: object) -> str:
-    """A name that reports and plans can be keyed by."""
+    """Validate a name that can be a key in reports and plans."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         why = "a name is letters, digits and '_', with '.', '/' or '-' between them"
         mend = f'{option}="{_VALUE_EXAMPLES.get(option, "gpu")}"'
@@ -160,7 +160,7 @@ def name(option: str, value: object) -> str:
 
 
 def cluster_name(option: str, value: object) -> str:
-    """A name of a cluster: workers are called after it, `gpu/0`, so there is no `/` in it."""
+    """Validate a cluster's name, without `/`: workers are named after it, `gpu/0`."""
     found = name(option, value)
     if "/" in found:
         why = "workers are called after their cluster, 'gpu/0', and links after two clusters"
@@ -177,7 +177,7 @@ _LEAST_MEMORY = 1 << 20
 
 
 def memory(option: str, value: object) -> int:
-    """Bytes of memory, as a number or with a unit."""
+    """Validate an amount of memory, in bytes or with a unit."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value < _LEAST_MEMORY:
             mend = f'{option}="{value}GiB"' if value > 0 else f'{option}="16GiB"'
@@ -187,7 +187,7 @@ def memory(option: str, value: object) -> int:
 
 
 def layout(value: object) -> str | tuple[str, ...]:
-    """Names of clusters in order (sorted, where they come as a set), or "all"; {"all"} is "all".
+    """Validate names of clusters in order (sorted, if given as a set), or "all"; {"all"} is "all".
 
     >>> layout({"all"}), layout(["gpu", "npu"]), layout({"npu", "gpu"})
     ('all', ('gpu', 'npu'), ('gpu', 'npu'))

@@ -19,7 +19,7 @@ _MEND = 'nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})'
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the map: layers whose whole path matches belong to this stage."""
+    """One entry of the map: layers whose whole path matches belong to this stage."""
 
     pattern: re.Pattern[str]
     key: str
@@ -31,7 +31,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """A line of the map whose layers' variables are sharded, as by an `nb.split` around their calls."""
+    """An entry of the map whose layers' variables are sharded, as by an `nb.split` around their calls."""
 
     pattern: re.Pattern[str]
     frame: Frame
@@ -42,7 +42,7 @@ class SplitRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """The whole map, where it was written, and the scopes that it was written in: they stand around its stages."""
+    """The whole map, where it was written, and the scopes that it was written in, which enclose its stages."""
 
     rules: tuple[Rule, ...]
     frames: tuple[Frame, ...]
@@ -56,7 +56,7 @@ class Placement:
 
 
 def placement(mapping: Any) -> Placement:
-    """The map as it was written, with every line checked."""
+    """Validate every entry of the map and return the placement."""
     if not isinstance(mapping, Mapping):
         why = "it maps layer paths (regex) to clusters"
         raise values.refuse(f"the places of a model are a dict, not {mapping!r}", why=why, mend=_MEND)
@@ -70,7 +70,7 @@ def placement(mapping: Any) -> Placement:
 
 
 def _stack() -> Stack:
-    """What is open; where no block is, the lines of the map are one."""
+    """The open scopes; outside any block, the entries of the map form one."""
     stack = current_stack()
     for frame in stack.frames:
         if frame.kind in ("stage", "split"):
@@ -105,7 +105,7 @@ def _compile_pattern(pattern: Any) -> re.Pattern[str]:
 
 
 def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
-    """(cluster, name) of a line: a cluster's name, or `nb.stage(...)` where a cluster has several stages."""
+    """(cluster, name) of an entry: a cluster's name, or `nb.stage(...)` if a cluster has several stages."""
     if isinstance(home, Scope) and home.kind == "stage" and any(home.options.values()):
         cluster, name = (home.options[option] for option in ("cluster", "name"))
         return str(cluster) if cluster else None, str(name) if name else None

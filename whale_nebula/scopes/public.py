@@ -53,7 +53,7 @@ def replica(
 ) -> Opens:
     """Replicate what is inside; each replica works on its share of the micro-batches.
 
-    It stands around a whole model, a pipeline, or single stages, each with its own count. Without a count there are as
+    It encloses a whole model, a pipeline, or single stages, each with its own count. Without a count there are as
     many replicas as the cluster has workers for what is inside; with an `nb.split(count)` inside, a replica takes
     `count` of them. A batch is divided into at least as many micro-batches as there are replicas.
 
@@ -136,8 +136,8 @@ def split(count: int | None = None, *, axis: int = -1) -> Opens:
     """Shard the variables that are created or used inside, along their `axis`, over `count` devices of the stage.
 
     The layouts of all other tensors of the stage are inferred from those of the variables. Without a `count` there are
-    as many devices as the stage's cluster has workers; inside `nb.replica(n)`, as many for each replica. One of the two
-    must give its count.
+    as many devices as the stage's cluster has workers; inside `nb.replica(n)`, as many for each replica. At least one
+    of the two needs a count.
 
     >>> import whale_nebula as nb
     >>> nb.split(2, axis=0)
@@ -170,16 +170,16 @@ def compress(
 ) -> Opens:
     """Compress the tensors that cross boundaries inside.
 
-    Flags are sugar for one codec: at most one structure (svd, rank, topk), then at most one precision (fp16, bf16,
-    int8, int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient is projected to the same
+    Flags define one codec: at most one structure (svd, rank, topk), then at most one precision (fp16, bf16, int8,
+    int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient is projected to the same
     subspace or positions; `backward` is its precision (int8 by default, None: unchanged), and a codec object there
     replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
 
     The codec is used from `start_step` on. `ramp` begins with milder precisions and continues with the next as soon as
     its relative error is below a bound. `mask` names the input that marks the rows to send, or is True for Keras's mask
     of a tensor. `delta` names the input with the ids of samples: both sides cache up to 1 GiB of samples a boundary and
-    send differences to them. `zstd` compresses the bytes where that makes them fewer. `nonfinite` says what to do about
-    a NaN that would enter a codec's state: "raise", or "skip" the step in all processes.
+    send differences to them. `zstd` compresses the bytes where that makes them fewer. `nonfinite` is the reaction
+    to a NaN that would enter a codec's state: "raise", or "skip" the step in all processes.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(fp16=True) as frame:
@@ -210,7 +210,7 @@ def auto_parallel(
     `compress` is the codec of boundaries, as in `nb.compress` ("auto": for each boundary the mildest codec whose time
     hides behind computation), and a batch is divided only if that gives the same numbers.
 
-    If steps take much longer or shorter than predicted, a warning says so once, with a better plan if the measurements
+    If steps take much longer or shorter than predicted, a warning is given once, with a better plan if measurements
     show one; with `replan` the run changes to it between two steps, and the numbers stay the same.
 
     It is in effect until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)`

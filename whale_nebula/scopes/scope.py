@@ -97,7 +97,7 @@ class Missing(NamedTuple):
 
 
 class Scope(contextlib.AbstractContextManager[Frame]):
-    """A scope as it was written: its `kind` and validated `options`. Each entry of it makes a frame."""
+    """A scope as it was written: its `kind` and validated `options`. Each entry makes a frame."""
 
     def __init__(self, kind: str, options: Mapping[str, object], missing: Missing | None = None) -> None:
         self.kind = kind
@@ -111,7 +111,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         return f"nb.{self.kind}({', '.join(said)})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse to be a decorator: a scope holds what is written inside its block."""
+        """Raise: a scope is no decorator, it applies to the code inside its block."""
         hints.note_entered(self._made)  # this error replaces the warning that it was never entered
         raise no_decorator(self.kind)
 

@@ -1,7 +1,7 @@
-"""A plan as one HTML file: a graph to move about in, the schedule, the layers of each stage, tables.
+"""A plan as one HTML file: a graph with pan and zoom, the schedule, the layers of each stage, tables.
 
-All of it is drawn here as SVG and tables; the script in the page only lets a reader move, point and open. All text from
-a plan is escaped in one place, as elements are made.
+All content is static SVG and tables; the script in the page only adds panning, pointing and opening of details. All
+text from a plan is escaped in one place, where elements are made.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 
 
 class Markup(str):
-    """Text that is markup already; a plain string is taken for words and escaped.
+    """Text that is already markup; a plain string is escaped.
 
     >>> element("b", "a < b", Markup("<i>c</i>"), title='say "x"')
     '<b title="say &quot;x&quot;">a &lt; b<i>c</i></b>'
@@ -21,14 +21,14 @@ class Markup(str):
 
 
 _ALONE = frozenset({"input", "meta"})
-"""Elements that hold nothing and are not closed."""
+"""Void elements, which have no content and no end tag."""
 
 Child = str | None
 Attribute = str | int | float | bool | None
 
 
 def element(name: str, /, *children: Child | Iterable[Child], **attributes: Attribute) -> Markup:
-    """One element. Names of attributes may end with an underscore; others in them are dashes."""
+    """One element. A trailing underscore in an attribute's name is removed; others become dashes."""
     if name in _ALONE:
         return Markup(f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}>")
     inside = "".join(_text(child) for child in _flat(children))
@@ -37,7 +37,7 @@ def element(name: str, /, *children: Child | Iterable[Child], **attributes: Attr
 
 
 def join_markup(*children: Child | Iterable[Child]) -> Markup:
-    """Several pieces, one after the other."""
+    """Concatenate several pieces."""
     return Markup("".join(_text(child) for child in _flat(children)))
 
 

@@ -128,7 +128,7 @@ _STEPS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), (1, 1.2, 1.4, 1.6, 2, 2.4, 2.8, 3.
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two, at least three of them where there is room.
+    """Round numbers between two, at least three of them if possible.
 
     >>> _ticks(0.03, 0.6), _ticks(0.09, 0.15)
     ([0.05, 0.1, 0.2, 0.5], [0.1, 0.12, 0.14])

@@ -25,9 +25,9 @@ _GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
 _FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
 _MARGIN = 24
 _LETTER = 6.7
-"""The width of a letter of the small size, about."""
+"""The approximate width of a letter of the small size."""
 _LETTERS = 28
-"""So many stand beside each other in a stage, about."""
+"""The approximate number of letters on a line of a stage."""
 
 
 def graph(plan: Plan, *, style: str | None = None) -> Markup:

@@ -1,7 +1,7 @@
 """The layout of a plan's drawing: positions of stages, clusters and arrows, as numbers only.
 
-A stage stands in the column after those that it reads from. Where each cluster has columns of its own the clusters
-stand side by side; where they take turns each is a lane from left to right::
+A stage is in the column after those of its inputs. If each cluster has columns of its own the clusters are side by
+side; if they alternate each is a lane from left to right::
 
     ┌ gpu ─┐ ┌ npu ─────────┐          ┌ gpu ──────────────┐
     │  0 ──┼─▶ 1 ──▶ 2      │          │  0         2      │
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
 
 WIDTH, HEIGHT, LINE = 236, 128, 20
-"""Of a stage; its height with no more than three lines, and that of a line more."""
+"""The width of a stage, its height with up to three lines, and the height of each further line."""
 _ACROSS, _BETWEEN = 168, 64
-"""From one column to the next, and from one stage to the one below it."""
+"""The distances between columns, and between a stage and the one below."""
 _SIDE, _TOP, _BOTTOM, _APART = 28, 76, 50, 56
-"""Room inside a cluster's box, and between two boxes."""
+"""The margins inside a cluster's box, and between two boxes."""
 _CHANNEL, _SPARE, _TIE = 40, 18, 34
-"""Room for an arrow that passes by other stages, between such arrows and a cluster's name, and for a tie."""
+"""The space for an arrow that passes other stages, between such arrows and a cluster's name, and for a tie."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Box:
-    """A cluster."""
+    """The box of a cluster."""
 
     cluster: str
     x: float
@@ -58,8 +58,8 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow for what crosses between two stages; `channel` is the height at which it passes other stages, if it
-    must.
+    """An arrow for the tensors that cross between two stages; `channel` is the height at which it passes other
+    stages, if it must.
     """
 
     source: int
@@ -70,7 +70,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Tie:
-    """Variables that the same stages hold; `channel` is the height below the stages at which they are joined."""
+    """Variables on the same stages; `channel` is the height below the stages of the line that connects them."""
 
     stages: tuple[int, ...]
     names: tuple[str, ...]
@@ -97,7 +97,7 @@ def layout(plan: Plan) -> Drawing:
 
 @dataclass
 class _Layout:
-    """Lanes are what arrows pass above: each cluster has one, or all together where they stand side by side."""
+    """The layout's intermediate values. A lane is a cluster, above whose stages arrows pass, or all if side by side."""
 
     plan: Plan
 
@@ -191,7 +191,7 @@ class _Layout:
         return Drawing(nodes, boxes, tuple(arrows), ties, width, height, self.tall)
 
     def tie(self, stages: tuple[int, ...], nodes: Sequence[Node]) -> Tie:
-        """Below the stages of the first one's lane."""
+        """The tie of these stages, below the stages of the first one's lane."""
         lane = self.lane(self.cluster_of[stages[0]])
         bottom = max(node.y for node in nodes if self.lane(self.cluster_of[node.number]) == lane) + self.tall
         return Tie(stages, tuple(self.tied[stages]), bottom + _BOTTOM + _TIE * (self.ties_in(lane).index(stages) + 0.5))
@@ -212,7 +212,7 @@ class _Layout:
     def node(self, number: int) -> Node:
         cluster, column = self.cluster_of[number], self.columns[number]
         x = _SIDE + column * (WIDTH + _ACROSS)
-        if self.side_by_side:  # each cluster's box takes room of its own
+        if self.side_by_side:  # otherwise boxes would overlap
             starts = sorted(min(at) for at in self.columns_of.values())
             x += sum(_SIDE for start in starts[1:] if start <= column)
         above = [n for n in self.clusters[cluster] if n < number and self.columns[n] == column]

@@ -161,7 +161,7 @@ $sections
 
 
 def plan_html(plan: Plan) -> str:
-    """The whole file, complete without its script, and self-contained."""
+    """The whole file: self-contained, and readable without scripts."""
     words = {
         "name": plan.name,
         "lead": f"{micro_batches(plan)} · schedule {plan.schedule}{limit_text(plan)}",
@@ -188,7 +188,7 @@ def _read_asset(name: str) -> str:
 
 
 def _figures(plan: Plan) -> Iterator[Markup]:
-    """The numbers that one wants first; of parameters, tied variables count once."""
+    """The main numbers; in the number of parameters, tied variables count once."""
     stages = plan.stages.values()
     clusters = len({stage.cluster for stage in stages})
     shared = sum(prod(axis or 1 for axis in each.shape or ()) * (len(each.stages) - 1) for each in plan.tied)
@@ -266,7 +266,7 @@ def _section(plan: Plan, title: str, section: Section) -> Markup:
 
 
 def _join_indented(lines: Sequence[str]) -> list[str]:
-    """A line that is indented belongs to the one before."""
+    """Append each indented line to the one before."""
     items: list[str] = []
     for line in lines:
         if line.startswith("  ") and items:

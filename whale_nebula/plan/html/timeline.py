@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _ROW, _LINE, _GAP, _HEAD = 30, 18, 7, 26
 _WIDTH, _MARGIN = 1180, 128
 _BLOCKS = 480
-"""About so many blocks of stages are drawn, and of micro-batches never more than `_MOST`."""
+"""The approximate number of blocks of stages that are drawn, with at most `_MOST` micro-batches."""
 _MOST = 24
 
 
@@ -43,7 +43,7 @@ class Scene:
 
 
 def scenes(plan: Plan) -> list[Scene]:
-    """The schedule under the plan's own assumption, and under others that a reader may find nearer to the truth."""
+    """The schedule under the plan's own assumption, and under alternative ones."""
     return [_scene(plan, title, given) for title, given in _choices(plan)]
 
 
@@ -127,7 +127,7 @@ class _Clock:
         )
 
     def axis(self, height: float) -> list[Markup]:
-        """Ticks at round times: the next of 1, 2, 5, 10 ... above an eighth of the whole."""
+        """Ticks at round times: multiples of the first of 1, 2, 5, 10 ... above an eighth of the total."""
         least = self.end / 8
         power = 10.0 ** math.floor(math.log10(least))
         step = next(unit * power for unit in (1, 2, 5, 10) if unit * power >= least * (1 - 1e-9))
