@@ -1,1 +1,1 @@
-"""Accounts of a cluster's owner: who may train there, by password, token or invitation; and how they log in."""
+"""Accounts of users that may train in an owner's cluster, and their login by password, token or invitation."""

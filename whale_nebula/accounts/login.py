@@ -1,4 +1,4 @@
-"""Log in: an account asks for certificates of workers, for some hours, and keeps the keys."""
+"""Login: an account requests certificates of workers, for some hours, and keeps the keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def parse(cls, said: Any) -> Asked:
-        """Read a message; whatever is not as it must be is refused before anything is looked up."""
+        """Parse a message; an invalid one is refused before anything is looked up."""
         if not isinstance(said, dict) or not said.keys() <= set(cls._fields):
             raise AccountError("this is no request to log in", mend=f"an object with {', '.join(cls._fields)}")
         texts = [said.get(name) for name in ("account", "kind", "secret")]
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
 
 
 def _is_text(text: str) -> bool:
-    """Whether a text of JSON can be written: it may hold halves of characters."""
+    """Whether a text from JSON can be encoded: it may contain lone surrogates."""
     return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
@@ -65,7 +65,7 @@ def read_lists(folder: Path) -> dict[str, str]:
 
 
 class Desk(NamedTuple):
-    """Where accounts log in: the registry, and the authority in its folder."""
+    """The issuing side of logins: the registry, and the authority in its folder."""
 
     registry: Registry
     authority: Authority
@@ -98,7 +98,7 @@ class Desk(NamedTuple):
         wanted = [owners.read_request(text.encode(), "a request") for text in asked.requests]
         for identity, _ in wanted:
             scope.check(identity, asked.hours)
-        with files.lock_folder(self.folder):  # nobody else certifies, disables or removes meanwhile
+        with files.lock_folder(self.folder):  # no other process certifies, disables or removes meanwhile
             return self._certify_locked(self.registry.check_enabled(name), asked.hours, wanted)
 
     def _certify_locked(
@@ -120,7 +120,7 @@ class Desk(NamedTuple):
         for identity, key in wanted:
             digest = files.digest_public_key(key)
             old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
-            if old:  # from another host: the latest login counts
+            if old:  # from another host: the latest login replaces it
                 issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
             found = issue.certify(
                 self.folder,
@@ -150,8 +150,8 @@ class Desk(NamedTuple):
                 raise AccountError(what, mend="--index with another number")
 
     def end_certificates(self, name: str, why: str) -> list[Certified]:
-        """Revoke what an account still has, also by a login that was under way when it was disabled; gives what was
-        revoked.
+        """Revoke the valid certificates of an account, also those of a login in progress when it was disabled; returns
+        the revoked ones.
         """
         with files.lock_folder(self.folder):
             left = self.registry.certificates(name)

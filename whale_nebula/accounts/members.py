@@ -25,7 +25,7 @@ _SELECT = "select name, role, state, workers, failures, locked, created from acc
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user who may train: role, whether he is enabled, the number of workers at a time, and their resource limits."""
+    """A user that may train: role, state (enabled or not), number of concurrent workers, and their resource limits."""
 
     name: str
     role: str
@@ -39,7 +39,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """A certificate that an account was given."""
+    """A certificate that was issued to an account."""
 
     serial: str
     account: str
@@ -83,7 +83,7 @@ class Accounts(SignedRows):
         password: str | None = None,
         allowance: Allowance = UNLIMITED,
     ) -> None:
-        """A new account; without a password it needs an invitation."""
+        """Add an account; without a password it needs an invitation."""
         if not ACCOUNT.fullmatch(name):
             raise AccountError(
                 f"{name[:64]!r} is no name of an account",
@@ -103,7 +103,7 @@ class Accounts(SignedRows):
             self._note_limits("add", name, allowance, {"role": role, "workers": workers})
 
     def limit(self, name: str, workers: int, allowance: Allowance) -> None:
-        """How many workers an account may have, and what these may use: from the next login on."""
+        """Set the number of workers of an account, and their resource limits: from the next login on."""
         self.find(name)
         with self.change():
             self.database.execute("update account set workers = ? where name = ?", (workers, name))
@@ -133,7 +133,7 @@ class Accounts(SignedRows):
             self.note_event("remove", name, "", "", {})
 
     def set_password(self, name: str, password: str) -> None:
-        """A new password; tokens and invitations of before are no longer good."""
+        """Set a new password; earlier tokens and invitations become invalid."""
         self.find(name)
         kept = hash_password(check_password(password))
         with self.change():
@@ -151,7 +151,7 @@ class Accounts(SignedRows):
 
     # ------------------------------------------------------------------ certificates
     def certificates(self, name: str | None = None) -> list[Certified]:
-        """The certificates that are good still, of one account or of all."""
+        """The certificates that are still valid, of one account or of all."""
         with self.look():
             query = "select * from certificate where until > ? order by identity, until"
             found = [Certified(*row) for row in self.database.execute(query, (format_time(self.now()),))]
@@ -166,7 +166,7 @@ class Accounts(SignedRows):
                 self.database.execute("insert into certificate values (?, ?, ?, ?, ?)", row)
 
     def forget_certificates(self, revoked: Sequence[Certified]) -> None:
-        """Let others have the places of certificates that were revoked."""
+        """Free the identities of revoked certificates for other accounts."""
         with self.change():
             for each in revoked:
                 self.database.execute("delete from certificate where serial = ?", (each.serial,))

@@ -1,4 +1,4 @@
-"""Passwords and other secrets: how they are kept, made and compared."""
+"""Passwords and other secrets: storage, creation and comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 1024
 
 
 def check_password(text: str) -> str:
-    """A password that may be set: long enough, and not one of a few characters."""
+    """Validate a new password: long enough, and not of a few distinct characters."""
     if len(text) < SHORTEST or len(set(text)) < 5 or len(text) > _LONGEST:
         raise AccountError(
             "this password is too weak",
@@ -37,7 +37,7 @@ def hash_password(text: str) -> str:
 
 
 def verify_password(text: str, kept: str) -> bool:
-    """Whether this is the password, in a time that does not depend on it."""
+    """Whether this is the password, in constant time."""
     try:
         kind, log_n, r, p, salt, digest = kept.split("$")
         wanted = bytes.fromhex(digest)
@@ -58,5 +58,5 @@ def make_secret(kind: str, number: str) -> str:
 
 
 def digest_secret(text: str) -> str:
-    """How such a secret is kept: it is random, so that nothing slower is needed."""
+    """The stored form of such a secret: it is random, so that a fast hash suffices."""
     return hashlib.sha256(text[:_LONGEST].encode("utf-8", "surrogatepass")).hexdigest()

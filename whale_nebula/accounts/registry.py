@@ -31,7 +31,7 @@ _FREE_FAILURES, _LONGEST_LOCK = 5, 900.0
 
 @cache
 def _hash_nothing() -> str:
-    """What the password of a name that does not exist is compared with: that takes as long."""
+    """The hash with which the password of an unknown name is compared, which takes as long."""
     return hash_password(secrets.token_hex(16))
 
 
@@ -42,12 +42,10 @@ class Registry(Accounts):
         self, folder: Path, authority: Authority | x509.Certificate, now: Callable[[], datetime] = files.now
     ) -> None:
         super().__init__(folder, authority, now)
-        _hash_nothing()  # before anybody asks, who would see how long it takes
+        _hash_nothing()  # beforehand, as its time would reveal the first unknown name
 
     def make_secret(self, name: str, kind: str, days: float, scope: Scope = UNBOUNDED) -> str:
-        """A token, with which one logs in until it ends, for what is in its scope, or an invitation, with which one
-        sets a password once.
-        """
+        """Make a token, for logins within its scope until it expires, or an invitation, for setting a password once."""
         self.find(name)
         number = secrets.token_hex(4)
         made = make_secret(kind, number)
@@ -60,7 +58,7 @@ class Registry(Accounts):
         return made
 
     def list_secrets(self, name: str) -> list[tuple[str, str, str, str]]:
-        """The number, the kind, the end and the scope in words of each secret of an account."""
+        """The number, the kind, the expiry and the scope (in words) of each secret of an account."""
         with self.look():
             query = "select number, kind, until from secret where account = ? order by until"
             found = self.database.execute(query, (name,)).fetchall()
@@ -129,7 +127,7 @@ class Registry(Accounts):
         return row is not None and row[0] > format_time(self.now())
 
     def _accept(self, name: str, invitation: str, password: str) -> None:
-        """Set a password by an invitation, which is good once."""
+        """Set a password by an invitation, which is valid once."""
         kept = hash_password(check_password(password))
         with self.change():
             query = "delete from secret where account = ? and kind = ? and digest = ?"
@@ -139,8 +137,9 @@ class Registry(Accounts):
             self.database.execute(query, (kept, name))
 
     def _note_failure(self, name: str) -> str:
-        """After some failures in a row each locks the account, for twice as long as the one before. Gives why it was
-        refused already, by what others have done meanwhile. The work is the same for a name that does not exist.
+        """Count a failed login: after several consecutive ones each locks the account, for twice as long as the
+        previous one. Returns the reason if concurrent requests had already caused a refusal. The work is the same for
+        an unknown name.
         """
         with self.change():
             account = self.look_up(name)

@@ -1,9 +1,9 @@
 """The rows of a registry, in a SQLite file beside the authority that signs them.
 
 Every change is one transaction. It increments the registry's number, and the authority's key signs that number and the
-digest of all rows: a file that was changed by other means is refused. So is an older copy, by the highest number that
-this host has seen, which is kept beside it (`accounts.db.highest`). Decisions and changes are recorded as events in a
-hash chain, whose last link is among the signed rows.
+digest of all rows: a file that was changed by other means is refused. So is an older copy, by the highest number on
+this host, which is stored beside it (`accounts.db.highest`). Decisions and changes are recorded as events in a hash
+chain, whose last link is among the signed rows.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SignedRows:
         self._make_tables(fresh)
 
     def _make_tables(self, fresh: bool) -> None:
-        """Create the tables of a new registry; those of data also in one that predates them."""
+        """Create the tables of a new registry; those of datasets also in one that predates them."""
         if self._authority is None:
             return
         try:
@@ -165,7 +165,7 @@ class SignedRows:
         query = "select name from sqlite_master where type = 'table'"
         there = {name for (name,) in self.database.execute(query)}
         for table in (each for each in _TABLES if each in there):
-            for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - names of ours
+            for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - our own names
                 if (table, row[0]) != ("about", "signature"):
                     digest.update(canonical({"table": table, "row": list(row)}))
         return _MEANING + digest.digest()
@@ -178,7 +178,7 @@ class SignedRows:
         return trust.highest_number(self.folder / FILE, self._signer)
 
     def _check(self, highest: int) -> int:
-        """Verify that the rows are signed and not older than what this host has seen; returns their number."""
+        """Verify that the rows are signed and not older than the highest number on this host; returns their number."""
         number, signature = int(self.find_note("number") or 0), self.find_note("signature") or ""
         try:
             right = files.verify_signature(self._certificate, base64.b64decode(signature), self._message())
@@ -214,7 +214,7 @@ class SignedRows:
         return chain.Link(int(seq), digest) if seq else chain.START
 
     def list_events(self) -> list[dict[str, Any]]:
-        """All events in order: verifies that each follows from the one before, and that the last one is signed."""
+        """All events in order: verifies that each follows the previous one, and that the last one is signed."""
         with self.look():
             lines = [str(line).encode() for (line,) in self.database.execute("select line from event order by seq")]
             last = self._last_link()
@@ -231,7 +231,7 @@ class SignedRows:
 
 
 def changed_error(folder: Path, why: str) -> AccountError:
-    """The error for rows that were changed by other means, or that are older."""
+    """The error for rows that were changed by other means, or that are outdated."""
     return AccountError(
         "the registry of accounts was changed by somebody else, or is an older copy",
         where=str(folder / FILE),

@@ -1,7 +1,7 @@
-"""A server of an owner's over TLS, and how its clients dial it: what the services of accounts and of data share.
+"""An owner's server over TLS, and its client side: the common part of the services of accounts and of data.
 
-The server is the operator of its cluster, by a certificate that it renews itself; a client that is not sure of that
-sends nothing. Connections are bounded by address, in number and in time, before anything is computed.
+The server has a certificate of its cluster's operator, which it renews itself; a client sends nothing before it has
+verified it. Connections are bounded by address, in number and in time, before anything is computed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from whale_nebula.transport.handover import COMMANDS, NOUNS, receive_connections
 
 DAYS = 30.0
 SECONDS = 10.0
-"""For so long a connection may take for its handshake, and for each word."""
+"""Timeout of a connection's handshake, and of each message."""
 _CONNECTIONS = 32
-_OPEN_BURST, _OPEN_RATE = 60, 5.0  # connections of one address
+_OPEN_BURST, _OPEN_RATE = 60, 5.0  # rate limit of connections of one address
 _NICE = 15
 
 
 class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A server with a thread for each connection, which speaks one `protocol` (ALPN). Those of `low_priority` let what
-    trains here go first.
+    """A server with a thread for each connection, for one `protocol` (ALPN). With `low_priority` its threads yield the
+    CPU to training.
     """
 
     protocol: str
@@ -63,7 +63,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The connection, from its handshake on."""
+        """Serve one connection, from its handshake on."""
         try:
             if self.low_priority:
                 with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             request.settimeout(SECONDS)
             with contextlib.suppress(OSError, ssl.SSLError), self._secure(request, client_address) as secured:
                 self.finish_request(secured, client_address)
-        except Exception:  # of a service that was closed, what a connection asked for is gone
+        except Exception:  # after the service was closed, its resources are gone
             if not self.closed:
                 raise
         finally:
@@ -91,10 +91,10 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().server_close()
 
     def note_refusal(self, error: ssl.SSLError, address: str) -> None:
-        """A handshake failed."""
+        """Called when a handshake has failed."""
 
     def context(self) -> ssl.SSLContext:
-        """TLS with the certificate of this service, which is renewed in the last quarter of its life."""
+        """The TLS context with the certificate of this service, renewed in the last quarter of its validity."""
         with self._lock:
             moment = files.now()
             if self._context is None or self._until - moment < timedelta(days=DAYS / 4):
@@ -123,12 +123,12 @@ def certify_service(desk: Desk, identity: Identity) -> Files:
 def run_server(
     make: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str, services: Path | None = None
 ) -> Iterator[int]:
-    """Serve while this is open; gives the port. Where a folder `services` is given, a gateway of this host finds the
-    service there, and hands connections over to it.
+    """Serve while the context is open; yields the port. In the folder `services`, if given, a gateway of this host
+    finds the service, and hands connections over to it.
     """
     try:
         server = make((host, port))
-    except (OSError, TypeError, UnicodeError) as error:  # the last two of what is no name of a host
+    except (OSError, TypeError, UnicodeError) as error:  # the last two for an invalid host name
         why, mend = getattr(error, "strerror", None) or str(error), "--listen 0.0.0.0:7200"
         raise ConfigError("the service cannot listen", where=f"{host}:{port}", why=why, mend=mend) from None
     try:
@@ -151,7 +151,7 @@ def run_server(
 
 # ---------------------------------------------------------------------- the client
 def make_client_context(ca: bytes, protocol: str) -> tuple[ssl.SSLContext, list[x509.Certificate]]:
-    """TLS for a protocol that takes certificates of these authorities; and the authorities."""
+    """The TLS context for a protocol that accepts certificates of these authorities; and the authorities."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -170,7 +170,7 @@ def dial(
     expected: Identity,
     protocol: str,
 ) -> Iterator[ssl.SSLSocket]:
-    """Connect to a service that proves its identity and speaks this protocol."""
+    """Connect to a service of this protocol, and verify its identity."""
     where = f"{host}:{port}"
     try:
         plain = socket.create_connection((host, port), SECONDS)
@@ -202,7 +202,7 @@ _AT = "--at HOST:PORT of its service, or of its gateway"
 
 def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountError | None:
     """The error for a connection that a gateway does not hand over to a service."""
-    reason, noun = str(error).upper().replace(" ", "_"), NOUNS[protocol]  # Python has no name for some of them
+    reason, noun = str(error).upper().replace(" ", "_"), NOUNS[protocol]  # Python has no name for some alerts
     if "NO_APPLICATION_PROTOCOL" in reason:
         what = f"the gateway at {where} has no {noun} behind it"
         return AccountError(what, mend="whale-nebula gateway --services FOLDER there; or --at HOST:PORT of the service")
@@ -213,5 +213,5 @@ def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountErro
 
 
 def unreachable_error(where: str, error: Exception) -> AccountError:
-    """The error about a service that does not answer."""
+    """The error for a service that does not answer."""
     return AccountError(f"{where} cannot be asked", why=str(error), mend=_AT)

@@ -1,7 +1,7 @@
-"""The service at which accounts log in: HTTP over TLS, whose client shows no certificate and checks that of the server.
+"""The service at which accounts log in: HTTP over TLS with a certificate of the server only, which the client verifies.
 
-Who asks too often is told to wait, by address and in all, before anything is computed; what is asked is bounded in size
-and in time, and so are the connections.
+Requests are rate limited, by address and in total, before anything is computed; their size, their time and the number
+of connections are bounded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 LOGIN, LISTS = "/login", "/lists"
 _MOST_BYTES = 512 << 10
 _MOST_ANSWERED = 8 << 20
-_BURST, _RATE = 10, 0.5  # logins of one address
+_BURST, _RATE = 10, 0.5  # rate limit of logins of one address
 _ALL_BURST, _ALL_RATE = 20, 1.0
 _LOG = logging.getLogger("whale_nebula.accounts")
 
@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version, timeout = "whale-nebula", "", SECONDS
 
     def do_GET(self) -> None:
-        """The deny lists, which are signed and for everybody."""
+        """Answer with the deny lists, which are signed and public."""
         if self.path != LISTS:
             self._refuse(404, _NOTHING)
             return
@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(503, error)
 
     def do_POST(self) -> None:
-        """Log in."""
+        """Answer a login."""
         source = str(self.client_address[0])
         if self.path != LOGIN:
             self._refuse(404, _NOTHING)
@@ -114,7 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serve(desk: Desk, cluster: str, host: str, port: int, services: Path | None = None) -> Iterator[int]:
-    """Serve logins while this is open; gives the port. A gateway that has the folder `services` hands over to it."""
+    """Serve logins while the context is open; yields the port. A gateway with the folder `services` hands over
+    connections.
+    """
     identity = Identity(desk.authority.run, cluster, OPERATOR)
     made = run_server(lambda address: _Server(address, desk, identity), host, port, "nebula-accounts", services)
     with made as bound:
@@ -122,9 +124,7 @@ def serve(desk: Desk, cluster: str, host: str, port: int, services: Path | None 
 
 
 class Service(NamedTuple):
-    """A service, as a client knows it: its certificate must be that of the operator of the cluster, by an authority in
-    `ca`.
-    """
+    """A client of the service, whose certificate must be that of the cluster's operator, by an authority in `ca`."""
 
     host: str
     port: int
@@ -141,7 +141,7 @@ class Service(NamedTuple):
         return answer
 
     def fetch_lists(self) -> Mapping[str, str]:
-        """The deny lists as they are now."""
+        """The current deny lists."""
         return dict(self._ask("GET", LISTS)["lists"])
 
     def _ask(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Files of checkpoints, on a local disk or in a file system that TensorFlow reaches (`gs://`, `s3://`, `ram://`).
 
-On a local disk a file is synced before it gets its name, and so is its folder: after a power loss it is complete or
+On a local disk a file is synced before it is renamed, and so is its folder: after a power loss it is complete or
 missing. Other file systems make a file visible when it is complete.
 """
 

@@ -1,7 +1,7 @@
 """The folder of a run's checkpoints: a folder for each step, in which the manifest is written last.
 
-A folder without a manifest is no checkpoint: the run ended while it was written. Processes of one host write together
-(a *group*), and each host of a run has its own manifest, in one shared folder or in several.
+A folder without a manifest is not a checkpoint: the run ended while it was written. Processes of one host write
+together (a *group*), and each host of a run has its own manifest, in one shared folder or in several.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Found:
         return any(manifest.position == Position() for manifest in self.manifests.values())
 
     def check_name(self) -> Found:
-        """The same with a fault if the name of its folder has another step than a manifest."""
+        """Return it, with a fault if the name of its folder has another step than a manifest."""
         steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
         said = [
             f"it was saved after step {step}, and the name of its folder says {self.step}" for step in sorted(steps)
@@ -108,7 +108,7 @@ class Folder:
         return files.join(self.step_path(step), f".{worker.replace('/', '-')}")
 
     def scan(self) -> list[Found]:
-        """All checkpoints and remains of such, the newest first."""
+        """All checkpoints, also incomplete ones, the newest first."""
         steps = [(int(match[1]), name) for name in files.list_names(self.path) if (match := _STEP.fullmatch(name))]
         several = [self._look(step, files.join(self.path, name)) for step, name in sorted(steps, reverse=True)]
         return [each if each.by_hand else each.check_name() for each in several]
@@ -143,10 +143,10 @@ class Folder:
         _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
 
     def prune(self, keep: int, *, digests: bool = False) -> list[int]:
-        """Remove all checkpoints older than the newest `keep` whole ones; returns the removed steps. Whether one is
-        whole is determined by the sizes of its files, or by their `digests`.
+        """Remove all checkpoints older than the newest `keep` whole ones; returns the removed steps. A checkpoint is
+        whole if the sizes of its files, or their `digests`, are right.
 
-        The manifest is removed first, so that a partly removed checkpoint is none.
+        The manifest is removed first, so that a partly removed checkpoint is not taken for one.
         """
         whole, gone = 0, []
         for found in self.scan():
@@ -159,8 +159,8 @@ class Folder:
         return [found.step for found in gone]
 
     def clean(self, resumed: int | None) -> list[str]:
-        """Before a run goes on from a step: remove incomplete checkpoints, and rename newer ones, as they were not
-        read. Returns the names of the latter.
+        """Prepare the folder for a run that resumes from a step: remove incomplete checkpoints, and rename newer ones,
+        which were not read. Returns the names of the latter.
         """
         aside = []
         for found in self.scan():
@@ -173,7 +173,7 @@ class Folder:
             names = set(files.list_names(self.path))
             base = os.path.basename(found.path)
             name = next(each for n in range(len(names) + 1) if (each := f"skipped-{base}.{n}") not in names)
-            with contextlib.suppress(FileNotFoundError):  # another host that shares the folder was quicker
+            with contextlib.suppress(FileNotFoundError):  # another host that shares the folder has removed it
                 files.move(found.path, files.join(self.path, name))
                 aside.append(name)
         return aside
@@ -229,7 +229,7 @@ _LOCKED: set[int] = set()
 
 
 def _let_go() -> None:
-    """In a process that was forked: the locks are those of the run, which it may outlive."""
+    """Close the locks in a forked process: they belong to the run, which it may outlive."""
     while _LOCKED:
         os.close(_LOCKED.pop())
 
@@ -264,7 +264,7 @@ def _remove_strangers(found: Found, start: str = "") -> None:
 
 
 def remove_checkpoint(found: Found) -> None:
-    """Remove a checkpoint, or what is left of one."""
+    """Remove a checkpoint, complete or not."""
     for name in files.list_names(found.path):
         if _MANIFEST.fullmatch(name):
             files.remove(files.join(found.path, name))
@@ -272,7 +272,7 @@ def remove_checkpoint(found: Found) -> None:
 
 
 Offer = Mapping[str, Any]
-"""What a host says of a checkpoint that it has: its step, its identity, the workers whose parts are there, and all."""
+"""A host's description of its checkpoint: step, identity, the workers whose parts are available, and all workers."""
 
 
 def offer_checkpoints(several: Iterable[Found]) -> list[dict[str, Any]]:

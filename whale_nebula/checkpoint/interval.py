@@ -1,6 +1,6 @@
-"""How often to save: the interval that minimises the expected loss of time.
+"""The interval between savings that minimises the expected loss of time.
 
-A failure loses half of the time between two savings on average; a saving slows steps down. The sum of both is least at
+A failure loses half of the interval on average, and each saving slows steps down. The sum of both is minimal at
 `interval = sqrt(2 * cost * time between failures)` (Young), and a bound on the share of time spent on saving may
 require a longer one.
 """
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 OVERHEAD = 0.035
 """The share of a run's time that saving may take."""
 BETWEEN_FAILURES = 3600.0
-"""Seconds between two failures, as long as nothing is known of them."""
+"""The assumed seconds between two failures, before any is observed."""
 _FIRST = 30.0
 _WEIGHT = 0.5
 
 
 def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, overhead: float = OVERHEAD) -> float:
-    """Seconds between two savings of this cost: Young's optimum, or more where savings would exceed the `overhead`.
+    """Seconds between two savings of this cost: Young's optimum, or more if savings would exceed the `overhead`.
 
     >>> round(choose_interval(0.2)), round(choose_interval(20.0, 24 * 3600.0)), round(choose_interval(20.0))
     (38, 1859, 571)
@@ -74,5 +74,5 @@ class Pace:
         self.saved_step, self.saved_time = step, now
 
     def note_cost(self, seconds: float) -> None:
-        """Record the cost of a saving in a moving average, in which the newest counts as much as all before it."""
+        """Record the cost of a saving in a moving average, in which the newest has half of the weight."""
         self.cost = seconds if self.cost is None else _WEIGHT * seconds + (1 - _WEIGHT) * self.cost

@@ -38,9 +38,9 @@ class Tensor:
 @dataclass(frozen=True)
 class Position:
     """The position of a run: after `step` steps of training, in the `fit`-th call of `fit` after `batch` batches of an
-    `epoch` (`fit` is 0 in a custom loop). If that call has `ended`, `epochs` is the number that it was asked for.
-    `programs` counts the steps of each program, `logs` are the results of the last step. For programs of a loop that
-    share a name, `titles` gives, by the title under which each is counted, a variable that it trains.
+    `epoch` (`fit` is 0 in a custom loop). If that call has `ended`, `epochs` is its requested number. `programs` counts
+    the steps of each program, `logs` are the results of the last step. For programs of a loop that share a name,
+    `titles` maps the title under which each is counted to a variable that it trains.
     """
 
     step: int = 0
@@ -77,11 +77,11 @@ class Part:
 class Manifest:
     """A checkpoint without its tensors, as one host wrote it.
 
-    `workers` are all that wrote a part, with the parts' digests, the same in the manifest of every host; `parts` are
-    those of this host, in the TensorFlow bundle `bundle`. `aliases` gives, by program, the names of tensors that are
-    not the paths of its variables, as other variables have these. `forms` gives, by program, the shapes of the inputs
-    of each of its traces in order, where a trace may be for more than one shape. `at` is when the values were taken, in
-    seconds since 1970, and `spent` how the run's time was spent until then.
+    `workers` are all writers of parts, with the parts' digests, the same in the manifest of every host; `parts` are
+    those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
+    the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
+    of its traces in order, if a trace may be for more than one shape. `at` is when the values were taken, in seconds
+    since 1970, and `spent` how the run's time was spent until then.
     """
 
     position: Position
@@ -104,7 +104,7 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """An identity that all manifests of one checkpoint share, and no other has."""
+        """An identity that is shared by all manifests of one checkpoint, and unique to it."""
         said = json.dumps([self.position.step, self.attempt, sorted(self.workers.items())])
         return hashlib.sha256(said.encode()).hexdigest()[:32]
 

@@ -1,1 +1,1 @@
-"""Datasets of an owner, for others to read: published interfaces, grants, the service, and its client."""
+"""An owner's datasets for other readers: published interfaces, grants, the service, and its client."""

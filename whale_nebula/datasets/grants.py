@@ -1,4 +1,4 @@
-"""Published datasets and grants: rows of the registry, signed as those of accounts are."""
+"""Published datasets and grants: signed rows of the registry, like those of accounts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Grants:
         return made
 
     def withdraw(self, name: str) -> None:
-        """Withdraw a dataset from publication; its grants end, also if it is published again."""
+        """Withdraw a dataset from publication; its grants end, even if it is published again."""
         self.find(name)
         with self.registry.change():
             database = self.registry.database
@@ -105,9 +105,9 @@ class Grants:
         """A dataset that may be read now."""
         return _check_current(self.find(name), format_time(self.registry.now()))
 
-    # ------------------------------------------------------------------ who may read them
+    # ------------------------------------------------------------------ grants
     def ask(self, account: str, dataset: str, purpose: str) -> Permission:
-        """Ask to read a dataset."""
+        """Request read access to a dataset."""
         self.find_current(dataset)
         purpose = " ".join(purpose.split())
         if not 0 < len(purpose) <= LONGEST_PURPOSE or not purpose.isprintable():
@@ -158,7 +158,9 @@ class Grants:
             return [Permission(*row) for row in found]
 
     def check(self, account: str, name: str, purpose: str | None = None) -> tuple[Dataset, Permission]:
-        """Whether an account may read a dataset now, and by which grant; `AccessError` says why it may not."""
+        """Check that an account may read a dataset now; returns it and the grant, or raises an `AccessError` with the
+        reason.
+        """
         now = format_time(self.registry.now())
         with self.registry.look():
             known = self.registry.look_up(account)
@@ -193,7 +195,7 @@ def _to_row(made: Permission) -> tuple[str, ...]:
 
 
 def _explain(meant: list[Permission], found: list[Permission], now: str) -> str:
-    """Why none of these lets an account read."""
+    """Why none of these grants an account access."""
     if not found:
         return "it has not asked for it"
     if not meant:

@@ -1,6 +1,6 @@
-"""The guard of an owner's data: decides of each batch whether it may leave, counts it, and keeps a record of it.
+"""The guard of an owner's data: decides on each batch, counts it, and records it.
 
-It is the same for the service, which others read from, and for processes that read on the owner's machine.
+It is used both by the service and by processes that read on the owner's machine.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from whale_nebula.transport.grpc.limits import Buckets
 MOST_ROWS = 1 << 16
 MOST_BYTES = 256 << 20
 OWNER = "owner"
-"""Stands in records for who reads with no account: the owner, on a machine of his own."""
+"""The reader in records of reads without an account: the owner, on the owner's machine."""
 _REFUSALS, _REFUSALS_RATE = 8, 0.1
-_MOST_RUNS = 10_000  # whose versions are remembered; of those after them each record has them
+_MOST_RUNS = 10_000  # whose versions are remembered; for others each record has the versions
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The reader: account ("" is the owner) and certificate; and his statements on run, program,
-    purpose and versions.
-    """
+    """The reader: account ("" is the owner) and certificate, and its statements on run, program, purpose and versions."""
 
     account: str
     actor: str
@@ -57,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows that may leave, and for how many seconds they wait."""
+    """Rows that may be sent, and the seconds to wait before that."""
 
     rows: int
     columns: dict[str, Any]
@@ -65,7 +63,7 @@ class Batch:
 
 
 class Guard:
-    """Decides, counts and records. Any thread may ask."""
+    """Authorises, counts and records reads. Thread-safe."""
 
     def __init__(self, grants: Grants, usage: Usage, log: AuditLog) -> None:
         self.grants, self.usage, self.log = grants, usage, log
@@ -132,7 +130,7 @@ class Guard:
         return dataset, grant.number, grant.purpose
 
     def _open(self, dataset: Dataset) -> Opened:
-        """The dataset as it was published last: then its files are looked at again, and only its own readers wait."""
+        """The latest publication of a dataset. A new one is opened again, for which only its own readers wait."""
         with self._lock:
             opening = self._opening[dataset.name]
         with opening:
@@ -143,8 +141,8 @@ class Guard:
             return opened
 
     def _hold(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
-        """Execute an operation, or log why not. Errors of the owner's functions are reported to
-        him, not to the reader.
+        """Execute an operation, or log its failure. Errors of the owner's functions are reported to the owner, not to
+        the reader.
         """
         try:
             return act()
@@ -165,7 +163,7 @@ class Guard:
             raise AccessError(what, mend="ask its owner") from None
 
     def refuse(self, reader: Reader, name: str, error: NebulaError) -> None:
-        """Record a refusal: the first ones of somebody at once, then one in ten seconds, with their number."""
+        """Record a refusal: the first ones of a reader at once, then one in ten seconds, with their number."""
         who, free = self._refusals.take(reader.account or reader.actor)
         if not free:
             with self._lock:
@@ -181,6 +179,6 @@ class Guard:
 
 
 def wait_for_turn(pause: float, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Wait before a batch leaves, where its account reads faster than it may."""
+    """Wait before a batch is sent, if its account exceeds its rate."""
     if pause > 0:
         sleep(pause)

@@ -1,7 +1,7 @@
 """Access to files within a folder: files that match a pattern of an interface are opened inside it, or refused.
 
 A pattern cannot name a parent folder, and a file is checked once it is open: one outside, by a symbolic link or because
-it was swapped meanwhile, is refused.
+it was replaced meanwhile, is refused.
 """
 
 from __future__ import annotations

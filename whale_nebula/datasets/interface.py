@@ -1,4 +1,6 @@
-"""The interface of a dataset, as its owner publishes it: a source, what is done to it, what leaves, and how much."""
+"""The interface of a dataset, as its owner publishes it: a source, its transformations, the schema that leaves, and its
+limits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _ABOUT, _FIRST_YEAR = 500, 1970
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most rows and bytes; None where there is no bound."""
+    """The most rows and bytes; None if unlimited."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -38,7 +40,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that an account may read in all and in a run, and at how many bits a second (0: no bound)."""
+    """The most that an account may read in total and in a run, and its rate in bits a second (0: unlimited)."""
 
     account: Bound = Bound()
     run: Bound = Bound()
@@ -47,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Interface:
-    """A dataset interface. `document` is what the owner wrote, as plain JSON, and `digest` names it."""
+    """A dataset interface. `document` is the owner's text as plain JSON, and `digest` identifies it."""
 
     name: str
     about: str
@@ -60,7 +62,7 @@ class Interface:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of what the owner wrote."""
+        """The SHA-256 of the document."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
@@ -70,12 +72,12 @@ class Interface:
 
 
 def read_interface(path: Path) -> Interface:
-    """The interface in a file of YAML; errors name its lines."""
+    """Read the interface in a YAML file; errors name its lines."""
     return parse_interface(read(path, "the interface", _EXAMPLE))
 
 
 def parse_interface(place: Place) -> Interface:
-    """The interface in these values.
+    """Parse the interface in these values.
 
     >>> said = {"name": "a", "source": {"text": "../b"}, "schema": {"x": {"dtype": "int8"}}, "expires": "2027-01-01"}
     >>> parse_interface(Place(said))
@@ -99,7 +101,7 @@ def parse_interface(place: Place) -> Interface:
 
 
 def read_name(place: Place) -> str:
-    """The name of a dataset: it stands in addresses and logs, and is never a path."""
+    """The name of a dataset, which is used in addresses and logs, and never as a path."""
     if NAME.fullmatch(place.text()) is None:
         why = "lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most"
         raise place.wrong(f"{place.value[:64]!r} is no name of a dataset", why=why, mend="name: corpus")
@@ -117,7 +119,7 @@ def _plain(value: Any) -> Any:
 
 # ---------------------------------------------------------------------- source
 def _one_of(place: Place, known: Mapping[str, tuple[str, ...]], example: str) -> str:
-    """The kind of a table that has exactly one of these keys, and what may stand beside it."""
+    """The kind of a table that has exactly one of these keys, which allows only the listed further keys."""
     table = place.table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
     kinds = [name for name in known if name in table.value]
     if len(kinds) != 1:

@@ -1,8 +1,8 @@
-"""A dataset that is open on its owner's machine: the rows of its interface by seed, pass and position.
+"""An open dataset on its owner's machine: the rows of its interface by seed, pass and position.
 
-The order of rows is a permutation that the seed and the number of the pass decide, computed row by row: a Feistel
-network over the smallest power of four that holds all rows, walked until it hits one of them. It needs no memory,
-begins at any position, and is the same with every version of every package.
+The order of rows is a permutation determined by the seed and the number of the pass, computed row by row: a Feistel
+network over the smallest power of four that is not less than the number of rows, with cycle walking. It needs no
+memory, begins at any position, and does not depend on the versions of packages.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from whale_nebula.datasets.transforms import Apply, apply_steps, prepare_rows
 
 _ROUNDS = 4
 _KEPT = 1 << 20
-"""Of so many rows at most the whole order of a pass is kept: then a batch costs nothing."""
+"""Up to so many rows, the whole order of a pass is kept in memory."""
 Rows = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The rows of an interface. `edition` names what the interface says and how many rows there are."""
+    """The rows of an interface. `edition` identifies the interface and the number of rows."""
 
     interface: Interface
     source: Source
@@ -42,11 +42,11 @@ class Opened:
 
     @property
     def edition(self) -> str:
-        """A digest that differs where the interface or the number of rows does."""
+        """A digest of the interface and the number of rows."""
         return hashlib.sha256(f"{self.interface.digest} {self.count}".encode()).hexdigest()[:16]
 
     def read(self, seed: int | None, number: int, first: int, last: int) -> tuple[int, dict[str, Any]]:
-        """The rows at these positions of a pass, checked against the schema; and how many they are."""
+        """The number of rows at these positions of a pass, and their columns, checked against the schema."""
         rows = find_rows(self.count, seed, number, first, last)
         columns = apply_steps(self.source.read(rows.astype("int64")), self.steps)
         return check_columns(self.interface.schema, columns, self.interface.name), columns
@@ -62,7 +62,8 @@ def open_dataset(interface: Interface, folder: Path) -> Opened:
 
 # ---------------------------------------------------------------------- the order of rows
 def find_rows(count: int, seed: int | None, number: int, first: int, last: int) -> Rows:
-    """The rows at the positions from `first` to before `last` of a pass; without a seed they come as they are.
+    """The rows at the positions from `first` to before `last` of a pass; without a seed they are in their original
+    order.
 
     >>> find_rows(10, None, 0, 3, 6).tolist()
     [3, 4, 5]

@@ -1,4 +1,4 @@
-"""Read a dataset of an owner's: over a line from his service, or on a machine of his. Both give the same rows."""
+"""Read an owner's dataset: over a line from the owner's service, or on the owner's machine. Both give the same rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class About:
 
 
 class Wish(NamedTuple):
-    """Which rows are read: those at the positions from `first` to before `last` of a pass, in batches."""
+    """The rows to be read: those at the positions from `first` to before `last` of a pass, in batches."""
 
     dataset: str
     seed: int | None
@@ -48,7 +48,7 @@ class Wish(NamedTuple):
 
 
 class Reading(Protocol):
-    """Where datasets are read from."""
+    """A source from which datasets are read."""
 
     def describe(self, name: str) -> About:
         """The description of a readable dataset."""
@@ -61,7 +61,7 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class Direct:
-    """Reads on a machine of the owner's: no row crosses a line, and all else is as elsewhere."""
+    """Reads on the owner's machine: no row crosses a line; checks and records are the same."""
 
     guard: Guard
     reader: Reader
@@ -83,8 +83,8 @@ class Direct:
 
 @dataclass(frozen=True)
 class Remote:
-    """Reads from the service of an owner, with the certificate that an account was given. A line that breaks is made
-    again, and reading goes on behind the last batch that came, for `patience` seconds at most.
+    """Reads from an owner's service, with the certificate of an account. After a broken connection it reconnects and
+    resumes after the last received batch, within `patience` seconds.
     """
 
     host: str
@@ -101,7 +101,7 @@ class Remote:
             return self._begin(line, Wish(name, None, 0, 0, 0, 1), "")
 
     def list_datasets(self) -> list[dict[str, Any]]:
-        """The datasets that one may ask for."""
+        """The datasets to which access may be requested."""
         with self._open() as line:
             found = line.ask({"ask": "list"}).said.get("datasets")
             return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
@@ -147,7 +147,7 @@ class Remote:
             self._keep_head(line.take(frames.END).said.get("head"))
 
     def _keep_head(self, said: object) -> None:
-        """Store the signed head of the service's log beside the certificate; a log that went back is reported."""
+        """Store the signed head of the service's log beside the certificate; a log that was rolled back is reported."""
         path = self.paths.cert.parent / f"data-{self.identity.cluster}.heads.jsonl"
         if not isinstance(said, dict):
             return
@@ -222,7 +222,7 @@ def _describe_alert(error: ssl.SSLError, paths: Files) -> Exception:
 
 
 class _Line:
-    """An open connection: requests in their order, each with the number of the connection."""
+    """An open connection: numbered requests, each with the random number of the connection."""
 
     def __init__(self, secured: ssl.SSLSocket, nonce: str) -> None:
         self._secured, self._nonce, self._number = secured, nonce, 0
@@ -250,7 +250,7 @@ class _Line:
 
 
 def find_account(folder: Path, run: str | None, cluster: str) -> tuple[Identity, Files]:
-    """The certificate in a folder that an account was given for a cluster: the newest one."""
+    """The newest certificate in a folder that was issued to an account for a cluster."""
     found = []
     for path in sorted(folder.glob(f"{cluster}-worker-*.pem")):
         with contextlib.suppress(IdentityError):
@@ -269,7 +269,7 @@ def find_account(folder: Path, run: str | None, cluster: str) -> tuple[Identity,
 
 
 def open_remote(at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY) -> Remote:
-    """Open an owner's service at an address, for the account whose certificate lies in a folder."""
+    """Open an owner's service at an address, for the account whose certificate is in a folder."""
     host, _, port = at.rpartition(":")
     identity, paths = find_account(folder, run, cluster)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:

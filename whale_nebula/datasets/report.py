@@ -1,6 +1,6 @@
 """Access reports: reads by account, time, program and approver over a period, as tables from an owner's logs.
 
-Pure: records of verified logs and events of the registry in, rows out.
+Pure functions of records of verified logs and events of the registry.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _FIRST_YEAR = 2000
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """From one moment to before another."""
+    """The time from one moment to before another."""
 
     since: datetime
     until: datetime
 
     def holds(self, record: Record) -> bool:
-        """Whether a record is of this period."""
+        """Whether a record is within this period."""
         try:
             return self.since <= datetime.fromisoformat(str(record.get("time"))) < self.until
         except (ValueError, TypeError):
@@ -85,7 +85,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Report:
-    """A period: what was read and what was refused, and what the owner and the accounts have done."""
+    """The reads and refusals of a period, and the actions of the owner and the accounts."""
 
     period: Period
     reads: Sequence[Read]
@@ -97,7 +97,7 @@ class Report:
 def make_report(
     period: Period, records: Iterable[Record], events: Sequence[Record], approvals: Mapping[str, str]
 ) -> Report:
-    """Make the report of a period. `approvals` gives the approvers of programs by the digests of their scripts."""
+    """Make the report of a period. `approvals` has the approvers of programs by the digests of their scripts."""
     reads: dict[tuple[str, ...], Read] = {}
     refusals: dict[tuple[str, ...], Refusal] = {}
     grants = {str(each.get("number")): each for each in events if each.get("action") == "grant"}

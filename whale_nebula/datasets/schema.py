@@ -1,7 +1,7 @@
-"""The schema of a dataset: the columns that leave, with their element types and shapes; and rows of it as bytes.
+"""The schema of a dataset: the columns that leave, with their element types and shapes; and its rows as bytes.
 
-What is not exactly so is refused: no column is left out, none is cast. Rows cross as plain arrays in the order of the
-schema; texts as their lengths, and their bytes behind one another.
+Deviating columns are refused: none is omitted or cast. Rows are sent as plain arrays in the order of the schema; texts
+as their lengths, followed by their concatenated bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH = np.dtype("<u4")
 LONGEST_TEXT = 1 << 20
 
 Columns = Mapping[str, Any]
-"""Rows by columns: arrays whose first axis is the row; of texts, arrays of bytes objects."""
+"""Rows by columns: arrays whose first axis is the row; for texts, arrays of bytes objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row; of a text, those of its length."""
+        """The bytes of a row; for a text, those of its length."""
         return math.prod(self.shape) * (_LENGTH.itemsize if self.dtype == STRING else np.dtype(self.dtype).itemsize)
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ def _differs(what: str, where: str, why: str) -> InterfaceError:
 
 # ---------------------------------------------------------------------- bytes
 def encode_columns(schema: Schema, columns: Columns) -> list[memoryview]:
-    """The bytes of rows that `check_columns` took, as parts that are sent one after the other."""
+    """The bytes of rows that passed `check_columns`, as parts that are sent one after the other."""
     parts = []
     for each in schema:
         array = columns[each.name]
@@ -95,7 +95,7 @@ def encode_columns(schema: Schema, columns: Columns) -> list[memoryview]:
 
 
 def count_bytes(schema: Schema, columns: Columns) -> int:
-    """The bytes that `encode_columns` makes of these rows."""
+    """The number of bytes of these rows as encoded by `encode_columns`."""
     size = 0
     for each in schema:
         array = columns[each.name]
@@ -139,7 +139,7 @@ def _cut_texts(data: memoryview, lengths: Any, at: int) -> tuple[Any, int]:
 
 # ---------------------------------------------------------------------- as JSON
 def write_schema(schema: Schema) -> list[list[Any]]:
-    """A schema as JSON has it."""
+    """A schema as JSON values."""
     return [[each.name, each.dtype, list(each.shape)] for each in schema]
 
 

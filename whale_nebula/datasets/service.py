@@ -1,8 +1,9 @@
-"""The service of an owner's data: rows of published datasets over TLS 1.3, for accounts whose certificates he signed.
+"""The service of an owner's data: rows of published datasets over TLS 1.3, for accounts with certificates of this
+owner.
 
-The account is what the certificate names, and only one that this owner's own authority has signed: other owners may
-have an account of the same name. Each connection begins with a random number of this side; a request names it and its
-own number, so that none counts twice. No code and no graph crosses: requests are JSON, rows are plain arrays.
+The account is the one in the certificate, which this owner's own authority must have signed: other owners may have an
+account of the same name. Each connection begins with a random number of this side; a request contains it and its own
+number, so that a replay is detected. No code and no graph is sent: requests are JSON, rows are plain arrays.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from whale_nebula.transport.grpc.limits import Buckets
 
 VERSION = 1
 AUDIT = "audit"
-"""The folder of the logs of who read what, in that of the authority."""
+"""The folder of the logs of reads, within that of the authority."""
 _IDLE_SECONDS = 600.0
 _LIVE_SECONDS = 1.0
 _CONNECTIONS, _OF_ACCOUNT = 128, 32
-_ASK_BURST, _ASK_RATE = 5, 0.1  # requests of one account, each of which is a signed change
+_ASK_BURST, _ASK_RATE = 5, 0.1  # rate limit of access requests of one account, each of which is a signed change
 _LONGEST = 300
 _GOODBYE = (OSError, EOFError, ssl.SSLError)
 
 
 class DataServer(TlsServer):
-    """The server."""
+    """The server of an owner's datasets."""
 
     protocol = handover.DATA
     connections = _CONNECTIONS
@@ -66,7 +67,7 @@ class DataServer(TlsServer):
         super().__init__(address, _Handler, desk, identity)
 
     def restrict(self, context: ssl.SSLContext) -> None:
-        """Nobody comes in without a certificate of this owner's."""
+        """Require a client certificate of this owner's authority."""
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -91,7 +92,7 @@ class DataServer(TlsServer):
 
     @contextlib.contextmanager
     def hold_stream(self, line: socket.socket, account: str) -> Iterator[None]:
-        """Count a connection of an account, and end it with the server."""
+        """Count a connection of an account, and close it with the server."""
         with self._counting:
             if self._of_account.get(account, 0) >= _OF_ACCOUNT:
                 what = f"account {account!r} has {_OF_ACCOUNT} connections already"
@@ -161,7 +162,7 @@ class _Handler(BaseRequestHandler):
 
     @contextlib.contextmanager
     def _note_refusals(self, peer: Peer, said: dict[str, Any]) -> Iterator[None]:
-        """Log refusals before the guard is involved, which logs the others."""
+        """Log refusals before those of the guard, which logs its own."""
         try:
             yield
         except NebulaError as error:
@@ -194,12 +195,12 @@ class _Handler(BaseRequestHandler):
         try:
             ended = self._send(peer, reader, wish, opened.interface.schema)
         finally:
-            head = guard.log.head()  # what was read in a pass is signed with its end
-        if ended:  # who has read keeps it: so the log cannot lose its end, or be written anew, without his knowing
+            head = guard.log.head()  # the records of a pass are signed at its end
+        if ended:  # the reader keeps it: so the reader can detect a truncated or rewritten log
             write_frame(self.request, frames.END, {} if head is None else {"head": head._asdict()})
 
     def _send(self, peer: Peer, reader: Reader, wish: _Wish, schema: Schema) -> bool:
-        """Send the batches; whether all of them."""
+        """Send the batches; returns whether all were sent."""
         looked, first, guard, line = time.monotonic(), wish.first, self.server.guard, self.request
         while first < wish.last:
             last = min(first + wish.batch, wish.last)
@@ -278,7 +279,9 @@ def _refuse(line: ssl.SSLSocket, error: NebulaError) -> None:
 
 @contextlib.contextmanager
 def serve(desk: Desk, guard: Guard, cluster: str, host: str, port: int, services: Path | None = None) -> Iterator[int]:
-    """Serve data while this is open; gives the port. A gateway that has the folder `services` hands over to it."""
+    """Serve data while the context is open; yields the port. A gateway with the folder `services` hands over
+    connections.
+    """
     identity = Identity(desk.authority.run, cluster, OPERATOR)
     made = run_server(lambda address: DataServer(address, desk, identity, guard), host, port, "nebula-data", services)
     with made as bound:
@@ -289,7 +292,7 @@ def serve(desk: Desk, guard: Guard, cluster: str, host: str, port: int, services
 def open_service(
     folder: Path, signs: Authority, cluster: str, host: str, port: int, services: Path | None = None
 ) -> Iterator[int]:
-    """The same with the registry, the counts and the log of a folder."""
+    """Serve data with the registry, the counts and the log in a folder."""
     identity = Identity(signs.run, cluster, OPERATOR)
     with contextlib.closing(Registry(folder, signs)) as registry, contextlib.closing(Usage(folder)) as usage:
         desk = Desk(registry, signs, folder)

@@ -1,6 +1,6 @@
 """The sources of a dataset, on its owner's machine: files of text, TFRecord, CSV or Parquet, or a Python factory.
 
-A source has a number of rows, and gives those that are asked for by their numbers, as columns.
+A source has a number of rows, and returns requested rows by their numbers, as columns.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Records:
-    """Pieces of files that are mapped into memory, one a row; `parse` makes columns of them."""
+    """Ranges of memory-mapped files, one for each row; `parse` converts them to columns."""
 
     files: Sequence[Any]
-    places: Any  # of each row: file, first byte, behind its last
+    places: Any  # of each row: file, first byte, end
     parse: Callable[[list[bytes]], dict[str, Any]]
 
     @property
@@ -73,7 +73,7 @@ class Records:
 
 # ---------------------------------------------------------------------- files
 def open_text(folder: Path, pattern: str, column: str) -> Source:
-    """The lines of files, as texts without their ends; a line feed ends a line, and nothing else."""
+    """The lines of files, as texts without their ends; only a line feed ends a line."""
 
     def find_lines(data: Any) -> Any:
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
@@ -108,7 +108,9 @@ def open_tfrecord(folder: Path, pattern: str, features: Mapping[str, tuple[str, 
 
 
 def _find_records(data: Any) -> Any:
-    """Where the records of a file of TFRecord are: each has its length and a checksum before it, and one behind."""
+    """The positions of the records of a TFRecord file: each is preceded by its length and a checksum, and followed by
+    one.
+    """
     from google_crc32c import value
 
     places, at = [], 0
@@ -165,7 +167,7 @@ def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
     if dtype == STRING:
         return make_text_column([text.encode() for text in texts])
     try:
-        if dtype == "bool":  # NumPy takes every text for true
+        if dtype == "bool":  # NumPy converts every text to true
             return np.array([_TRUTHS[text.strip().lower()] for text in texts], bool)
         return np.array([text.strip() for text in texts], "U").astype(dtype)
     except KeyError as error:
@@ -177,7 +179,7 @@ def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
 
 
 def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
-    """Columns of files of Parquet, where pyarrow is installed."""
+    """Columns of Parquet files; requires pyarrow."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -210,7 +212,7 @@ def _to_bytes(text: str | bytes) -> bytes:
 
 # ---------------------------------------------------------------------- Python
 def load_function(name: str) -> Callable[..., Any]:
-    """A function that is installed here, by its module and its name."""
+    """Import an installed function by its module and its name."""
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function, None)

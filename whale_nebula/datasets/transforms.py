@@ -1,6 +1,6 @@
 """Transformations of rows on their owner's machine, before any of them leaves.
 
-Each step takes columns and gives columns of as many rows; an aggregate makes a table of its own, once, of all rows.
+Each step maps columns to columns with the same number of rows; an aggregate computes one table of all rows, once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AT_ONCE = 65536
 
 
 class Tokenise(NamedTuple):
-    """Texts become ids of a WordPiece vocabulary: rows of one length, cut or filled up with `[PAD]`."""
+    """Step that converts texts to ids of a WordPiece vocabulary: rows of one length, truncated or padded with `[PAD]`."""
 
     column: str
     to: str
@@ -56,7 +56,7 @@ class Tokenise(NamedTuple):
 
 
 class Select(NamedTuple):
-    """Some columns, and no others."""
+    """Step that keeps only some columns."""
 
     columns: tuple[str, ...]
 
@@ -66,7 +66,7 @@ class Select(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function of the owner's, from columns to columns."""
+    """Step that applies the owner's function from columns to columns."""
 
     name: str
 
@@ -85,9 +85,7 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Means and sums over groups with at least `least` rows, and the number of these rows; smaller
-    groups are left out.
-    """
+    """Means and sums over groups with at least `least` rows, and the number of these rows; smaller groups are omitted."""
 
     by: str
     least: int
@@ -96,7 +94,7 @@ class Aggregate:
     count: str = ""
 
     def make_table(self, columns: Columns) -> dict[str, Any]:
-        """The table, a row for each group that is large enough, in the order of what they are grouped by."""
+        """The table, a row for each group that is large enough, in the order of the grouping columns."""
         keys, where, sizes = np.unique(_take(columns, self.by), return_inverse=True, return_counts=True)
         kept = sizes >= self.least
         found: dict[str, Any] = {self.by: keys[kept]}

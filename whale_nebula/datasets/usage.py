@@ -1,8 +1,8 @@
-"""Usage of datasets by account, in a SQLite file beside the registry, where all services and processes of an owner
-count together, across connections and runs.
+"""Usage of datasets by account, in a SQLite file beside the registry, shared by all services and processes of an owner,
+across connections and runs.
 
-The file is as much worth as who can write it: its owner. A count is there when the rows leave; after a crash of the
-machine the last ones may be missing, which the audit log then shows.
+The file is unsigned: only its owner can write it. A count is stored before the rows leave; after a crash of the machine
+the last ones may be missing, which the audit log then shows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from whale_nebula.security import files
 
 FILE = "usage.db"
 LONGEST_PAUSE = 300.0
-"""For so many seconds a batch waits at most: longer ones would look like a line that is gone."""
+"""The longest wait of a batch in seconds: a longer one would look like a lost connection."""
 ALL = ""
-"""Stands in the place of a run for all runs together."""
+"""The name of all runs together, in place of a run's."""
 _SCHEMA = """
 create table if not exists usage (dataset text not null, account text not null, run text not null,
     rows integer not null, bytes integer not null, primary key (dataset, account, run)) strict, without rowid;
@@ -32,7 +32,7 @@ insert into usage values (?, ?, ?, ?, ?) on conflict do update
 
 
 class Usage:
-    """The counts of an owner. Any thread may use them."""
+    """The counts of an owner. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
@@ -53,7 +53,7 @@ class Usage:
             self._database.close()
 
     def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
-        """Count rows that are about to leave; if that would be more than the limits let, nothing is counted."""
+        """Count rows that are about to leave; if that would exceed the limits, nothing is counted."""
         with self._lock:
             try:
                 self._database.execute("begin immediate")
@@ -61,7 +61,7 @@ class Usage:
                 for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
                     if what != "in all" and bound == Bound():
                         continue
-                    if what == "in all" or which != ALL:  # who names no run has one: all that it has read
+                    if what == "in all" or which != ALL:  # a reader without a run counts in the total only
                         row = (dataset, account, which, rows, size)
                         total = self._database.execute(_COUNT, row).fetchone()
                     _check(bound, total, f"{account} has read as much of dataset {dataset!r} as it may {what}")
@@ -73,13 +73,13 @@ class Usage:
                     self._database.execute("rollback")
 
     def check_left(self, dataset: str, account: str, run: str, limits: Limits) -> None:
-        """Whether one row more may be read."""
+        """Check that one more row may be read."""
         for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
             rows, size = self.find(dataset, account, which)
             _check(bound, (rows + 1, size + 1), f"{account} has read as much of dataset {dataset!r} as it may {what}")
 
     def find(self, dataset: str, account: str, run: str = ALL) -> tuple[int, int]:
-        """The rows and bytes that an account has read, in a run or in all."""
+        """The rows and bytes that an account has read, in a run or in total."""
         query = "select rows, bytes from usage where dataset = ? and account = ? and run = ?"
         with self._lock:
             found = self._database.execute(query, (dataset, account, run)).fetchone()
@@ -101,7 +101,7 @@ class Pacer:
         self._free: dict[tuple[str, str], float] = {}
 
     def find_pause(self, dataset: str, account: str, rate: float, size: int, now: float | None = None) -> float:
-        """For how many seconds these bytes wait before they leave; `AccessError` where that is too long.
+        """The seconds that these bytes wait before they are sent; `AccessError` if that is too long.
 
         >>> pacer = Pacer()
         >>> [pacer.find_pause("a", "ana", 8e3, 500, 0.0) for _ in range(3)]

@@ -1,5 +1,5 @@
 """The gateway: the one process of a cluster that other clusters reach; it relays sealed frames.
 
-It hands on frames as they are. It is trusted to be there, and not with what it carries: payloads are sealed from
-worker to worker. It needs no TensorFlow.
+It forwards frames unchanged. It is trusted with availability, not with content: payloads are sealed from worker to
+worker. It needs no TensorFlow.
 """

@@ -48,7 +48,7 @@ def read(frame: bytes) -> dict[str, Any]:
 
 
 _WAITING = 256  # messages; heads are cumulative, so an old one may be lost
-_STREAMS = 4  # of one other gateway; it needs one, or two where both dial
+_STREAMS = 4  # of one other gateway; it needs one, or two if both dial
 _ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # of new streams
 _WORDS, _WORDS_A_SECOND = 1024, 1.0  # of messages
 _PAUSE_SECONDS = 0.25
@@ -101,7 +101,7 @@ class ControlStreams:
         self._of_gone: dict[str, bytes] = {}  # messages about lost workers, by worker
         self._heard: deque[str] = deque(maxlen=_WAITING)
         self._last_head: Head | None = None
-        self._confirmed = self._denied = -1  # our last heads that the other side has kept, and refused
+        self._confirmed = self._denied = -1  # our last heads that the other side has stored, and refused
         self._closed = False
         self._adoptions = TokenBucket(_ADOPTIONS, _ADOPTIONS_A_SECOND)
         self._words = TokenBucket(_WORDS, _WORDS_A_SECOND)
@@ -183,7 +183,7 @@ class ControlStreams:
         self.end(_ENDED)
 
     def end(self, why: str) -> None:
-        """Break the streams, which are dialled again unless this is closed."""
+        """Abort the streams, which are dialled again unless this is closed."""
         with self._changed:
             streams = list(self._streams)
         for stream in streams:
@@ -203,7 +203,7 @@ class ControlStreams:
             stream.say(frame)
 
     def hear(self, frame: bytes) -> None:
-        """Handle a message of the other gateway, at a limited rate, as most are written to the disk."""
+        """Handle a message of the other gateway, at a limited rate, as most cause a disk write."""
         while not (self._words.take() or self._closed):
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
@@ -225,7 +225,7 @@ class ControlStreams:
                 digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _DIGITS
                 if cluster != self.there.cluster or not digits:
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
-                with self._changed:  # it may have come over another stream
+                with self._changed:  # it may have arrived over another stream
                     new = number[:16] not in self._heard
                     self._heard.append(number[:16])
                 if new:
@@ -234,7 +234,7 @@ class ControlStreams:
                 raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
 
     def _keep(self, said: dict[str, Any]) -> None:
-        """Keep a head; a log that went back is recorded with a warning, and work goes on."""
+        """Store a head; a log that was rolled back is recorded with a warning, and the stream continues."""
         if self._kept is None:
             return
         head = Head.from_dict(said)

@@ -1,5 +1,5 @@
-"""Admission to a gateway: what each connection is for (a local worker, a gateway for a pair, or a gateway's control
-stream), and what one proved identity may take of the port: streams at a time, and streams that it opens in a while.
+"""Admission to a gateway: the purpose of each connection (a local worker, a gateway for a pair, or a gateway's control
+stream), and the quota of each authenticated identity: its concurrent streams, and the rate at which it opens them.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
 
 
 def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> None:
-    """Admit a request for the gateway's state: anybody with a valid certificate may ask."""
+    """Admit a request for the gateway's state, which needs only a valid certificate."""
     if current is not None:
         guest = current().trust.check(visitor.certificate, whose="who asks for the health")
         check_call(guest.identity, Call.HEALTH, site.identity)
 
 
 def _check_worker(site: Site, name: str, cluster: str | None) -> None:
-    """Whether frames may go to and from a worker: one of this cluster, or of one that this gateway knows."""
+    """Check that frames may go to and from a worker: one of this cluster, or of one in this gateway's config."""
     identity = Identity.of_worker(site.run, name)
     known = (cluster,) if cluster is not None else tuple(site.gateways)
     listed = [worker for worker in site.workers if cluster_of(worker) == identity.cluster]
@@ -102,7 +102,7 @@ class FinalErrors:
     >>> final_errors.find("npu/0", "gpu/0").what, final_errors.find("npu/1", "gpu/0")
     ("worker 'gpu/0' is gone", None)
 
-    A worker that is gone asks for nothing; an error kept for it would meet the worker that is started in its place.
+    A lost worker sends no requests; an error stored for it would be delivered to the worker that replaces it.
 
     >>> final_errors.forget("npu/0")
     >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
@@ -124,7 +124,7 @@ class FinalErrors:
             return True
 
     def remove_old(self, workers: Set[str]) -> None:
-        """Drop errors that were kept long enough, and gone workers that are none of these."""
+        """Drop expired errors, and lost workers that are not in `workers`."""
         with self._lock:
             self._gone &= workers
             now = self._now()
@@ -139,7 +139,7 @@ class FinalErrors:
             return error if self._now() < until else None
 
     def forget(self, worker: str) -> None:
-        """Note that a worker is gone, and drop the errors that are kept for it."""
+        """Note that a worker is lost, and drop the errors that are stored for it."""
         with self._lock:
             self._gone.add(worker)
             self._given = {pair: given for pair, given in self._given.items() if pair[0] != worker}
@@ -150,7 +150,7 @@ class FinalErrors:
             self._gone.discard(worker)
 
     def back(self, worker: str) -> None:
-        """A worker can be reached again."""
+        """Note that a worker can be reached again."""
         with self._lock:
             self._given = {pair: given for pair, given in self._given.items() if pair[1] != worker}
 
@@ -166,7 +166,7 @@ _TRIM, _PAD, _MMAP = -1, -2, -3  # malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP
 
 
 def keep_freed() -> None:
-    """Let this process keep what it frees, up to 256 MiB; where the C library has no such settings, nothing is done."""
+    """Let this process keep freed memory, up to 256 MiB; without effect if the C library has no such settings."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         for setting, size in ((_MMAP, 32 << 20), (_TRIM, 256 << 20), (_PAD, 16 << 20)):
@@ -174,8 +174,8 @@ def keep_freed() -> None:
 
 
 _SPARE = 4
-_BURST, _A_SECOND = 100, 2.0  # connections of pairs, each of which is written into the audit log
-_LANES_A_CONNECTION = 16.0  # a further lane is not written down
+_BURST, _A_SECOND = 100, 2.0  # connections of pairs, each of which is written to the audit log
+_LANES_A_CONNECTION = 16.0  # a further lane is not recorded
 
 
 class Quota:
@@ -191,7 +191,7 @@ class Quota:
         self._opens = TokenBucket(_BURST + 2 * pairs, _A_SECOND)
 
     def take(self, lane: Lane, number: int) -> None:
-        """One more stream, the lane of this number of its connection: raises if that is one too many."""
+        """Count one more stream, the lane of this number of its connection; raises above the limit."""
         with self._lock:
             self._lanes = [each for each in self._lanes if not each.over]
             if len(self._lanes) >= self.most:
@@ -208,7 +208,7 @@ class Quota:
 
 
 class Quotas:
-    """The quotas of a gateway's callers, by what their certificates prove."""
+    """The quotas of a gateway's callers, by the identities in their certificates."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -244,9 +244,7 @@ def pairs_of(site: Site, caller: Identity) -> int:
 
 
 def connections(site: Site) -> int:
-    """The maximum number of connections: as many as all callers together may have streams, so that no caller can
-    exhaust it.
-    """
+    """The maximum number of connections: the total of all callers' streams, so that no caller can exhaust it."""
     own = Identity.of_worker(site.run, f"{site.cluster}/0")
     gateways = [Identity(site.run, cluster, GATEWAY) for cluster in site.gateways]
     of_own, of_gateways = most_streams(pairs_of(site, own)), [most_streams(pairs_of(site, each)) for each in gateways]

@@ -1,9 +1,9 @@
 """The public port of a gateway at which accounts log in and read data, too.
 
-Who dials says in the first message of TLS which protocol he wants to speak. That message is looked at, and stays
-where it is: TLS ends where it always does. Logins and data are handed over to their services on this host as open
-connections; links go to gRPC, which listens behind, byte by byte. Whatever else comes is refused, and written down.
-One thread does all of it: strangers cost a place among the connections that may be open, for some seconds.
+The first TLS message of a client (ClientHello) contains the requested protocol (ALPN). It is peeked at and left in the
+socket: TLS is not terminated here. Logins and data are handed over to their services on this host as open connections;
+bytes of links are forwarded to gRPC, which listens behind. All others are refused, and logged. One thread does all of
+it: a stranger occupies one of the limited connections for some seconds.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from whale_nebula.transport.grpc.limits import plain_address
 from whale_nebula.transport.handover import COMMANDS, NOUNS, hand_over
 
 HELLO_SECONDS = 5.0
-"""For so long a first message may take."""
+"""Timeout of a first message."""
 _LINKS = ("h2", "grpc-exp")
 _TICK_SECONDS, _STOP_SECONDS = 0.2, 1.0
 _ACCEPTS, _BACKLOG = 64, 512
 _NOTES = 256
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a config may say
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - accepted in configs
 _NO_PROTOCOL, _NO_SERVICE, _WRONG = 120, 80, 50  # alerts of TLS: no_application_protocol, internal_error, decode_error
 _LOG = logging.getLogger("whale_nebula.gateway")
 
 
 @dataclass
 class _Guest:
-    """A connection of which it is not known yet what it is for."""
+    """A connection whose protocol is not known yet."""
 
     line: socket.socket
     peer: str
@@ -72,7 +72,7 @@ class Front:
             threading.Thread(target=self._write_notes, name="nebula-front-notes", daemon=True),
         ]
 
-    # ------------------------------------------------------------------ what the listener behind uses
+    # ------------------------------------------------------------------ used by the listener behind
     def open(self, most: int) -> tuple[str, int]:
         """Bind the public port; returns the address for gRPC, and the port. The number of open
         connections is limited.
@@ -98,11 +98,11 @@ class Front:
         return self._peers.get(name, name)
 
     def stop(self) -> None:
-        """Refuse new connections, and end existing ones once everything is sent, after a second at most."""
+        """Refuse new connections, and end existing ones once everything is sent, after at most a second."""
         self._over.set()
         if self._threads[0].ident is not None:
             self._threads[0].join(2 * _STOP_SECONDS + _TICK_SECONDS)
-            with contextlib.suppress(queue.Full):  # the disk stands still, and so does who writes there
+            with contextlib.suppress(queue.Full):  # the disk is blocked, and so is the thread that writes to it
                 self._notes.put(None, timeout=_STOP_SECONDS)
             self._threads[1].join(_STOP_SECONDS)
         self._poll.close()
@@ -120,7 +120,7 @@ class Front:
             try:
                 self._poll.handle(_TICK_SECONDS)
                 self._look(time.monotonic())
-            except Exception:  # the next turn may go better, and there must be one
+            except Exception:  # the next iteration may succeed, and must take place
                 _LOG.exception("the public port could not be served just now")
         for each in self._listening:
             self._poll.leave(each)
@@ -158,7 +158,7 @@ class Front:
                     for each in self._listening:
                         self._poll.leave(each)
                     return
-                continue  # it has left already
+                continue  # it has ended already
             if len(self._guests) + len(self._pipes) >= self._most:
                 line.close()
                 continue
@@ -169,7 +169,7 @@ class Front:
             self._poll.watch(line, watched, partial(self._meet, guest))
 
     def _meet(self, guest: _Guest, events: int) -> None:
-        """Something of a first message has come, or nothing more comes."""
+        """Read more of a first message, or its end."""
         try:
             data = guest.line.recv(MOST_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
@@ -190,7 +190,7 @@ class Front:
                 self._refuse(guest, TransportError("it left in the middle of its first message"), _WRONG)
             else:
                 self._drop(guest)
-        else:  # nothing is looked at again before there is as much
+        else:  # wait until so many bytes have arrived
             guest.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, found)
 
     def _direct(self, guest: _Guest, protocols: tuple[str, ...]) -> None:
@@ -218,7 +218,7 @@ class Front:
         inner, name = socket.socket(socket.AF_UNIX), ""
         try:
             inner.setblocking(False)
-            inner.bind("")  # the kernel gives it a name, by which gRPC knows it
+            inner.bind("")  # the kernel gives it a name, which gRPC reports
             name = f"unix-abstract:{inner.getsockname()[1:].decode('ascii')}"
             self._peers[name] = guest.peer
             inner.connect(f"/proc/self/fd/{self._door}")
@@ -245,13 +245,13 @@ class Front:
         guest.line.close()
 
     def _refuse(self, guest: _Guest, error: NebulaError, alert: int) -> None:
-        """End a connection with a word of TLS about why, and have it written down."""
+        """End a connection with a TLS alert of the reason, and log it."""
         try:
             self._notes.put_nowait((guest.peer.rpartition(":")[0], error))
         except queue.Full:
             self._lost += 1
         with contextlib.suppress(OSError):
-            guest.line.recv(MOST_BYTES)  # of what is closed unread, the other side would not hear why
+            guest.line.recv(MOST_BYTES)  # closing with unread data would discard the alert
             guest.line.send(bytes([21, 3, 3, 0, 2, 2, alert]))
             guest.line.shutdown(socket.SHUT_WR)
         self._drop(guest)
@@ -269,7 +269,7 @@ class Front:
 
 
 def name_peer(host: str, port: int) -> str:
-    """The other end of a connection, as gRPC writes it.
+    """The remote end of a connection in gRPC's notation.
 
     >>> name_peer("::ffff:10.77.0.2", 51022), name_peer("::1", 7101)
     ('ipv4:10.77.0.2:51022', 'ipv6:[::1]:7101')
@@ -279,7 +279,7 @@ def name_peer(host: str, port: int) -> str:
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at a host, on all its addresses; at all of this host where it is a wildcard, as gRPC does."""
+    """Sockets that listen at a host, on all its addresses; at all of this host if it is a wildcard, as gRPC does."""
     if host in _WILDCARDS and socket.has_dualstack_ipv6():
         return [socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
     made: list[socket.socket] = []

@@ -33,13 +33,13 @@ from whale_nebula.wire.frame import Header
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
 _STEP_SECONDS, _KEPT_SECONDS = 0.2, 2.0
-_CONNECT_SECONDS = 10.0  # over a line that takes 1.4 s there and back, a stream takes four times as long to open
-_BEATS = 2.2  # that may be missed before a worker is looked for
+_CONNECT_SECONDS = 10.0  # with a round trip of 1.4 s, opening a stream takes four times as long
+_BEATS = 2.2  # heartbeats that may be missed before a worker is probed
 
 
 class Gateway:
-    """The gateway of a site. It serves from `start` to `stop`; all it does is in threads of its own. It shares its
-    `lines` with those of other runs in this process.
+    """The gateway of a site. It serves from `start` to `stop`, in threads of its own. It shares its `lines` with those
+    of other runs in this process.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Gateway:
         self._final_errors = FinalErrors()
         self._quotas = Quotas(site)
         self._traffic = Traffic(site.traffic)
-        self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
+        self._parted: set[str] = set()  # our workers whose last stream was ended gracefully
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         current = self._current
         kept = KeptHeads(site.heads, lambda: current().trust) if current else None
@@ -91,7 +91,7 @@ class Gateway:
 
     @property
     def trusts(self) -> str:
-        """Whose certificates are believed, in words."""
+        """The trusted authorities, in words."""
         if self._current is None:
             return "everybody"
         credentials = self._current()
@@ -106,7 +106,7 @@ class Gateway:
             self.journal.close("it could not listen")
             raise
         self.journal.note("listen", target=self.address, clusters=sorted(self.site.gateways))
-        self.journal.log.head()  # the other gateways may not have heard how the log ended before
+        self.journal.log.head()  # the other gateways may not have the log's previous end
         for route in self._routes.values():
             self._health.say(route.cluster, False)
             route.start()
@@ -114,13 +114,13 @@ class Gateway:
         return self.address
 
     def stop(self, why: str) -> None:
-        """Stop in order: streams, then the audit log, whose last head goes to the other gateways; then the port."""
+        """Stop gracefully: streams, then the audit log, whose last head goes to the other gateways; then the port."""
         if self._stopping.is_set():
             return
         self._stopping.set()
         self._health.close()
         self.journal.stop_opening()
-        for seconds in (_STEP_SECONDS, _KEPT_SECONDS):  # a half may just be on its way into its pair
+        for seconds in (_STEP_SECONDS, _KEPT_SECONDS):  # a half may be about to join its pair
             for pair in self._list_pairs():
                 pair.end("the gateway ends")
             if self.journal.wait_ended(seconds):
@@ -135,7 +135,7 @@ class Gateway:
             self._lookout.join(self._deadlines.grace)
         self._traffic.save()
 
-    # ------------------------------------------------------------------ who comes in
+    # ------------------------------------------------------------------ admission
     def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
         if self._stopping.is_set():
             raise TransportError(f"gateway '{self.site.identity.worker}' is ending")
@@ -211,7 +211,7 @@ class Gateway:
         return pair is not None and (pair.half(Side.NEAR) is not None or pair.known)
 
     def _take(self, pair: Pair, half: Half) -> None:
-        """Join a half with its pair, once it is written down that it was let in."""
+        """Join a half with its pair, once its admission is logged."""
         pair.check_rate()
         if half.side is Side.FAR:
             pair.give_way()
@@ -248,7 +248,7 @@ class Gateway:
         with self._lock:
             return list(self._pairs.values())
 
-    # ------------------------------------------------------------------ who goes
+    # ------------------------------------------------------------------ lost workers
     def _note_end(self, pair: Pair, half: Half, why: str) -> None:
         self.journal.note_ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
@@ -256,7 +256,7 @@ class Gateway:
             self._liveness.check_ended(pair.here)
 
     def _is_back(self, worker: str) -> bool:
-        """Whether a worker is heard over any of its streams."""
+        """Whether frames arrive over any of a worker's streams."""
         nears = [
             near for pair in self._list_pairs() if pair.here == worker and (near := pair.half(Side.NEAR)) is not None
         ]
@@ -264,8 +264,8 @@ class Gateway:
         return self._stopping.is_set() or bool(heard)
 
     def _gone_here(self, worker: str, state: State, why: str) -> None:
-        """A local worker is dead or frozen: notify everyone that it was joined with. A worker that ended its streams in
-        order has done so itself.
+        """A local worker is dead or frozen: notify all workers that it was joined with. A worker that ended its streams
+        gracefully has done so itself.
         """
         self._final_errors.forget(worker)
         if worker in self._parted:
@@ -335,7 +335,7 @@ class Gateway:
             ):
                 try:
                     look()
-                except Exception:  # no thread or no file just now: the next look may go better, and there must be one
+                except Exception:  # no thread or file available: the next check may succeed, and must take place
                     _LOG.exception("gateway '%s' could not look after everything", self.site.identity.worker)
 
     def _look_at_routes(self) -> None:
@@ -354,14 +354,14 @@ class Gateway:
             self._look_at_guests(self._current())
 
     def _end_waits(self, route: Route) -> None:
-        """End waits for a closed route to a cluster: workers request again, and then get the reason."""
+        """End waits for a closed route to a cluster: workers retry, and then receive the reason."""
         for pair in self._list_pairs():
             near = pair.half(Side.NEAR)
             if near is not None and near.fresh and cluster_of(pair.there) == route.cluster:
                 near.connection.end(route.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
-        """End all streams of identities whose certificate has expired or was revoked, or whose account has used its
+        """End all streams of identities whose certificate has expired or was revoked, or whose account has used up its
         bytes of the day.
         """
         halves = [half for pair in self._list_pairs() for side in Side if (half := pair.half(side)) is not None]

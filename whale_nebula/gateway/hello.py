@@ -1,7 +1,7 @@
-"""The first message of TLS, the ClientHello, read as far as the protocols (ALPN) that it offers.
+"""Parser of the first message of TLS, the ClientHello, as far as the protocols (ALPN) that it offers.
 
-Nothing is decrypted, answered or taken from the connection. All sizes are checked before they are used, and a message
-that is cut in many records costs no more to read than a whole one.
+Nothing is decrypted, answered or consumed. All sizes are checked before they are used, and a message in many records
+costs no more to read than one in a single record.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from whale_nebula.errors import PlaintextError, RemoteProtocolError
 
 MOST_BYTES = 16 << 10
-"""Of a first message, with the headers of its records."""
+"""The largest first message, with the headers of its records."""
 _MOST_RECORDS = 8
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 _RECORD_HEADER, _MESSAGE_HEADER = 5, 4
 
 
 def read_hello(data: bytes) -> tuple[str, ...] | int:
-    """The protocols that a first message offers; or, where it has not come yet as a whole, how many bytes there must
-    be before it can be read on.
+    """The protocols that a first message offers; or, if it is incomplete, the number of bytes that are needed to
+    continue.
 
     >>> read_hello(b""), read_hello(bytes([22, 3, 1, 1, 0]))
     (5, 261)

@@ -24,8 +24,8 @@ _TEXT = 200  # characters of a refused client's text
 
 
 class Refusals:
-    """Which refusals are written down: `_BURST` of one identity at once, then one in `_AGAIN_SECONDS`, which says how
-    many there were since the one before. Identities above `_MOST` share what one has.
+    """Rate limit of logged refusals: `_BURST` of one identity at once, then one in `_AGAIN_SECONDS`, with the number
+    since the previous one. Identities above `_MOST` share one limit.
 
     >>> clock = iter([0.0] * 12 + [20.0])
     >>> refusals = Refusals(now=lambda: next(clock))
@@ -55,7 +55,7 @@ class Refusals:
 
 
 class Journal:
-    """The audit log of a gateway, with a word for everything that is written there. Any thread may call it."""
+    """The audit log of a gateway, with a method for each kind of record. Thread-safe."""
 
     def __init__(self, log: AuditLog) -> None:
         self.log = log
@@ -89,7 +89,7 @@ class Journal:
             raise TransportError("the gateway's audit log cannot be written", why=error.why) from None
 
     def note_ended(self, pair: Pair, half: Half, why: str) -> None:
-        """A half is over, after so much was handed on from it; with a fault if it sent what is not allowed."""
+        """Record the end of a half and the amount forwarded from it; with a fault if it sent an invalid frame."""
         self.note(
             "end",
             actor=half.who,
@@ -109,7 +109,7 @@ class Journal:
             self._changed.notify_all()
 
     def note_refused(self, actor: str, target: str, error: NebulaError) -> None:
-        """Somebody was not let in. What a stranger does is no reason to wait for the disk."""
+        """Record a refusal. It does not wait for the disk, as strangers cause it."""
         times = self._refusals.count(actor)
         if times:
             reason = f"{error.code} {error.what}" + (f": {error.why}" if error.why else "")
@@ -141,17 +141,17 @@ class Journal:
             self.note("refuse", actor=actor, decision="deny", reason=reason, times=times, durable=False)
 
     def stop_opening(self) -> None:
-        """From now on nothing is let in."""
+        """Admit no more halves from now on."""
         with self._changed:
             self._ending = True
 
     def wait_ended(self, seconds: float) -> bool:
-        """Wait until the ends of all halves are written down, at most so long; whether they are."""
+        """Wait until the ends of all halves are recorded, at most so long; returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open, seconds)
 
     def note(self, action: str, **said: Any) -> None:
-        """Record any other event; if that fails, the plain log says so."""
+        """Record any other event; a failure is written to the plain log."""
         _LOG.info("%s %s", action, said)
         if self._closed:
             return

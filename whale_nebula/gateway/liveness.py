@@ -1,8 +1,8 @@
-"""Liveness checks of a silent worker by its gateway, which can tell a dead process from an unreachable host.
+"""Liveness checks of a silent worker by its gateway, which distinguishes a dead process from an unreachable host.
 
-A worker that lives connects again within seconds. A port that refuses twice belongs to no process any more, and a
-host that twice does not answer stands still. A process that stands still on a live host is its launcher's affair: it
-can see whether the process works, and kills it if it does not.
+A live worker reconnects within seconds. A port that refuses twice has no process any more, and a host that twice does
+not answer is frozen or unreachable. A frozen process on a live host is detected by its launcher, which can see whether
+the process works, and kills it if it does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from whale_nebula.transport.grpc.listener import Visitor, visitor
 from whale_nebula.transport.grpc.options import Probe, probe
 
 State: TypeAlias = Literal["dead", "frozen"]
-_PROMPT_SECONDS = 0.1  # in which a worker that lives has dialled again, as a rule
+_PROMPT_SECONDS = 0.1  # within which a live worker has usually dialled again
 _BETWEEN_SECONDS = 0.2
 _ANSWER_SECONDS = 1.0
 _LOOKS = 20
@@ -49,8 +49,8 @@ def verdict(seen: Sequence[str]) -> State | None:
 class Liveness:
     """Probes workers of this cluster, each in at most one thread at a time, and reports their state.
 
-    `back` says whether a worker is heard (again); `told(worker, state, why)` is called once it is known to be dead or
-    frozen. What is found at an address counts only if it was open before: one behind a wall refuses everybody.
+    `back` returns whether a worker is heard (again); `told(worker, state, why)` is called once it is found dead or
+    frozen. The result at an address counts only if it was open before: one behind a firewall refuses every probe.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Liveness:
         self._probe, self._rest = look, rest
         self._lock = threading.Lock()
         self._open: set[str] = set()
-        self._looking: dict[str, Callable[[str], None] | None] = {}  # what to do after what is done now
+        self._looking: dict[str, Callable[[str], None] | None] = {}  # the probe to run after the current one
 
     def check_new(self, worker: str) -> None:
-        """A worker is connected: see whether its port can be looked at from here."""
+        """Check whether the port of a newly connected worker is reachable from here."""
         if worker in self._addresses and worker not in self._open:
             self._start(worker, self._look_first)
 
     def check_ended(self, worker: str) -> None:
-        """A worker's stream has ended: see whether it comes back."""
+        """Check whether a worker whose stream has ended reconnects."""
         if worker in self._open:
             self._start(worker, self._keep)
 
@@ -84,7 +84,7 @@ class Liveness:
             self._start(worker, self._look_twice)
 
     def _start(self, worker: str, run: Callable[[str], None]) -> None:
-        """Start a probe or, if one is running, another one after it, as it may have missed what happened since."""
+        """Start a probe or, if one is running, another one after it, as the running one may have missed later changes."""
         with self._lock:
             looks = worker in self._looking
             self._looking[worker] = run
@@ -148,8 +148,8 @@ class Health:
     """gRPC health service; callers are checked first (`admit` raises). The service "" is the gateway, "npu" its route
     to cluster npu.
 
-    It answers `Check` alone, `_BURST` times at once and then `_A_SECOND` for each who asks: a `Watch` never ends, and
-    whoever opened enough of them would keep everybody else out.
+    It answers only `Check`, `_BURST` times at once and then `_A_SECOND` for each caller: a `Watch` never ends, and
+    enough of them would exhaust the server's threads.
     """
 
     def __init__(self, admit: Callable[[Visitor], None]) -> None:
@@ -173,7 +173,7 @@ class Health:
         self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     def close(self) -> None:
-        """Nothing is served any more."""
+        """Report all services as not serving."""
         self._servicer.enter_graceful_shutdown()
 
     def _check_rate(self, method: Callable[..., Any]) -> Callable[..., Any]:

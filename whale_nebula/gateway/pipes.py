@@ -1,7 +1,7 @@
-"""Bytes of links between connections of the public port and gRPC behind it, in the thread of the front.
+"""Forwarding of bytes of links between connections of the public port and gRPC behind it, in the thread of the front.
 
-Of each connection one part is moved at a time, so none waits for another; what one side does not take yet is not read
-from the other.
+One part of each connection is moved at a time, so none waits for another; one side is read only as fast as the other
+one accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WRONG = select.EPOLLHUP | select.EPOLLERR
 
 
 class Poll:
-    """Open files with what is done where one can be read or written; used by one thread."""
+    """Open files with the handlers that are called when one is readable or writable; used by one thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -25,7 +25,7 @@ class Poll:
         self.buffer = memoryview(bytearray(_PART_BYTES))
 
     def watch(self, line: socket.socket, events: int, handler: Callable[[int], None]) -> None:
-        """From now on a file has these events handled; none: it is not watched."""
+        """Set the events of a file that are handled from now on; with none it is not watched."""
         file, known = line.fileno(), line.fileno() in self._handlers
         if not events:
             self.leave(line)
@@ -34,24 +34,24 @@ class Poll:
         self._handlers[file] = handler
 
     def leave(self, line: socket.socket) -> None:
-        """A file is watched no more, and may be closed."""
+        """Stop watching a file, which may then be closed."""
         if self._handlers.pop(line.fileno(), None) is not None:
             self._epoll.unregister(line)
 
     def handle(self, seconds: float) -> None:
-        """Wait for events for so long, and handle them. An event may be one of a file that had the number before."""
+        """Wait for events for so long, and handle them. An event may belong to a closed file that had the same number."""
         for file, events in self._epoll.poll(seconds):
             handler = self._handlers.get(file)
             if handler is not None:
                 handler(events)
 
     def close(self) -> None:
-        """Nothing is watched any more."""
+        """Stop watching all files."""
         self._epoll.close()
 
 
 class _Side:
-    """One of the two connections: what waits to be sent over it, and whether all of it was read."""
+    """One of the two connections: the bytes waiting to be sent over it, and whether its input has ended."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line, self.waits, self.ended, self.events = line, memoryview(b""), False, 0
@@ -116,7 +116,7 @@ class Pipe:
         except BlockingIOError:
             sent = 0
         if data is not side.waits and sent < len(data):
-            data, sent = memoryview(bytes(data[sent:])), 0  # the buffer is that of all
+            data, sent = memoryview(bytes(data[sent:])), 0  # the buffer is shared
         side.waits = data[sent:]
         self._end(side, other)
 

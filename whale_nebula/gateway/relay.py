@@ -1,7 +1,7 @@
 """One half of a pair's connection through a gateway: to the gateway's own worker, or to the other gateway.
 
-A half is joined to another one once in its life. When either breaks, so does the other: both workers then connect
-and greet anew, and what was in flight is sent again by them.
+A half is joined to another one only once. When either breaks, so does the other: both workers then connect and greet
+anew, and retransmit what was in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GREETING = 2  # frames: HELLO and AUTH
 
 
 class Side(Enum):
-    """Which half of a pair: that of the worker of this cluster, or the far one."""
+    """Which half of a pair: the near one, of the worker of this cluster, or the far one."""
 
     NEAR = "near"
     FAR = "far"
@@ -38,9 +38,9 @@ class Side(Enum):
 class Half:
     """One connection of a pair, with its traffic. `who` is the identity by the certificates of its lanes, if any.
 
-    `check` raises on a frame that must not be handed on; `pace` waits until as much may be sent over this half;
-    `meter` is told of the bytes that came over it and were handed on, or were sent over it; `dialled` says that this
-    gateway has opened it.
+    `check` raises on a frame that must not be forwarded; `pace` waits until as much may be sent over this half; `meter`
+    is called with the number of bytes that were forwarded from it or sent over it; `dialled` means that this gateway
+    has opened it.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Half:
         self._meter = meter
         self.side, self.who, self.connection, self.dialled = side, who, connection, dialled
         self.fault = ""
-        self.frames = self.bytes = 0  # that came over it and were handed on
+        self.frames = self.bytes = 0  # received over it and forwarded
         self.partner: Half | None = None
         self._check, self._pace = check, pace
         self._changed = threading.Condition()
         self._heard = time.monotonic()
-        self._handing = 0  # frames that wait for the partner to take them
+        self._handing = 0  # frames that wait until the partner accepts them
         self._lanes: dict[int, Lane] = {}  # by number: one that has ended makes room for the next
         self._greeted = threading.Event()  # set at the end, too
         connection.on_end(self._wake)
@@ -74,45 +74,45 @@ class Half:
 
     @property
     def guests(self) -> list[Peer]:
-        """The certificates that were proven over its lanes."""
+        """The authenticated certificates of its lanes."""
         return [lane.guest for lane in list(self._lanes.values()) if lane.guest is not None and not lane.over]
 
     @property
     def in_order(self) -> bool:
-        """Whether the other side has ended it in order, all that it sent being read."""
+        """Whether the other side has ended it gracefully, and all its frames were read."""
         return any(lane.in_order for lane in list(self._lanes.values()))
 
     @property
     def parted(self) -> bool:
-        """Whether its end was orderly, on either side, so that no probe is needed."""
+        """Whether its end was graceful, on either side, so that no probe is needed."""
         return any(lane.in_order or lane.finished for lane in list(self._lanes.values()))
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
         """Add a lane of the connection; returns the handler of its frames. Raises if the lane exists."""
         if number:
-            lane.begin = self._wait_greeted  # so that nothing is kept for a greeting that may never come
+            lane.begin = self._wait_greeted  # so that nothing is buffered for a greeting that may never arrive
         elif self.side is Side.FAR and not self.dialled:
-            lane.begin = self._wait_joined  # so that nothing is kept for a worker that may never come
+            lane.begin = self._wait_joined  # so that nothing is buffered for a worker that may never connect
         if not self.connection.add(number, lane):
             raise TransportError(lane.why)
         self._lanes[number] = lane
         return self.hear
 
     def join(self, other: Half) -> None:
-        """Hand on from now on what comes over either of the two."""
+        """Forward frames between the two halves from now on."""
         for half, partner in ((self, other), (other, self)):
             with half._changed:
                 half.partner = partner
                 half._changed.notify_all()
 
     def _wake(self, why: str) -> None:
-        """The connection has ended: wake what waits for a partner."""
+        """The connection has ended: wake threads that wait for a partner."""
         self._greeted.set()
         with self._changed:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, less if it is joined or over; whether it is still to be joined."""
+        """Wait so long, or until it is joined or over; returns whether it is still to be joined."""
         with self._changed:
             self._changed.wait_for(lambda: not self.fresh, seconds)
             return self.fresh
@@ -122,14 +122,12 @@ class Half:
             self._changed.wait_for(lambda: not self.fresh)
 
     def quiet(self, now: float) -> float:
-        """For how long nothing was received. A connection that waits for its partner may be silent."""
+        """Seconds since the last frame. A connection that waits for its partner may be silent."""
         with self._changed:
             return 0.0 if self._handing else now - self._heard
 
     def hear(self, frame: bytes) -> None:
-        """Receive one frame, in the reading thread: blocks until the partner takes it, which also
-        throttles the sender.
-        """
+        """Receive one frame, in the reading thread: blocks until the partner accepts it, which throttles the sender."""
         try:
             header = self._check(frame)
         except Exception as error:
@@ -146,7 +144,7 @@ class Half:
         self._greeted.wait()
 
     def send(self, frame: bytes) -> bool:
-        """Send a frame over it, when it is its turn."""
+        """Send a frame over it, after its turn on the line."""
         if self._pace is not None:
             self._pace(len(frame))
         sent = self.connection.send(frame)
@@ -155,8 +153,8 @@ class Half:
         return sent
 
     def _done(self, size: int | None, *, greeting: bool) -> None:
-        """A frame of this size was handed on. Numbered frames of all lanes may follow once both frames of the greeting,
-        which come by the first, are on their way: at each gateway as at the worker, so that none overtakes them.
+        """Count a forwarded frame of this size. Numbered frames of all lanes may follow once both frames of the
+        greeting, which use lane 0, are forwarded: at each gateway as at the worker, so that none overtakes them.
         """
         with self._changed:
             self._handing -= 1
@@ -174,8 +172,8 @@ class Half:
 class Inspection:
     """The rules for the frames of one pair of workers, in both directions.
 
-    `numbers` are what the wire calls the two workers. Where they are not known, the first frame tells, and all
-    others must agree with it.
+    `numbers` are those of the two workers on the wire. If they are unknown, they are taken from the first frame, which
+    all others must match.
     """
 
     def __init__(self, numbers: tuple[int, int] | None = None) -> None:
@@ -184,11 +182,11 @@ class Inspection:
 
     @classmethod
     def of(cls, roster: Sequence[str] | None, here: str, there: str) -> Inspection:
-        """For a worker of this cluster and one of another; `roster` is None where some workers are not known."""
+        """The rules for a worker of this cluster and one of another; `roster` is None if some workers are unknown."""
         return cls(None if roster is None else (roster.index(here), roster.index(there)))
 
     def check(self, frame: bytes, *, outward: bool) -> Header:
-        """The header of a frame that goes out of this cluster, or comes in; raises if it breaks a rule."""
+        """Check a frame that leaves or enters this cluster; returns its header, or raises if it breaks a rule."""
         if not HEADER_BYTES <= len(frame) <= FRAME_CAP:
             raise RemoteProtocolError(f"a message of {len(frame)} bytes is no frame")
         header, _ = unpack(frame[:HEADER_BYTES], sealed=True)
@@ -211,7 +209,7 @@ class Inspection:
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _INSISTS_SECONDS = _FORGETS_SECONDS = 5.0
-_CROSSES_SECONDS = 1.0  # a line on which a stream takes longer to open is slow, or leads nowhere
+_CROSSES_SECONDS = 1.0  # a line on which a stream takes longer to open is slow, or its address is unreachable
 _ARRIVALS, _ARRIVALS_A_SECOND = 100, 2.0
 REPLACED = "another connection has taken its place"
 
@@ -219,9 +217,9 @@ REPLACED = "another connection has taken its place"
 class Pair:
     """A worker of this cluster (`here`) and one of another (`there`).
 
-    Both gateways may dial the other one for the same pair. Of two attempts that cross one must win: that of the
-    gateway whose cluster has the later name. Here it `yields` to the other's, or has its own way; but not with an
-    attempt that takes long and meanwhile the other dials for a second time: the address may lead nowhere.
+    Both gateways may dial the other one for the same pair. Of two crossing attempts one must win: that of the gateway
+    whose cluster has the later name. This gateway `yields` if the other one wins. A winning attempt that takes long
+    gives way if the other gateway dials a second time meanwhile: its address may be unreachable.
     """
 
     def __init__(
@@ -237,13 +235,13 @@ class Pair:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.here, self.there, self.inspection, self.yields = here, there, inspection, yields
-        self.account = ""  # that of the worker here, where it has one
+        self.account = ""  # the account of the local worker, if any
         self._arrivals = TokenBucket(_ARRIVALS, _ARRIVALS_A_SECOND)
-        self._met = float("-inf")  # when the two have parted
+        self._met = float("-inf")  # when the two halves were separated
         self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now
         self._lock = threading.Lock()
         self._halves: dict[Side, Half] = {}
-        self._attempts: dict[Half, float] = {}  # what is being dialled, and since when
+        self._attempts: dict[Half, float] = {}  # current attempts to dial, with their start times
         self._touched = now()
         self._refused = float("-inf")
         self._retired = False
@@ -252,20 +250,20 @@ class Pair:
         return f"{self.here} - {self.there}"
 
     def half(self, side: Side) -> Half | None:
-        """The present half of a side."""
+        """The current half of a side."""
         with self._lock:
             return self._halves.get(side)
 
     @property
     def known(self) -> bool:
-        """Whether the two are joined, or were so lately that they still want to be."""
+        """Whether the two are joined, or were joined so recently that they are expected to reconnect."""
         with self._lock:
             joined = any(half.partner is not None for half in self._halves.values())
             return joined or self._now() - self._met < self._remembers
 
     @contextlib.contextmanager
     def attempt(self, half: Half, near: Half) -> Iterator[bool]:
-        """While this gateway dials the other one, `half`, for `near`; False: it is not needed."""
+        """Context of an attempt to dial the other gateway, with `half`, for `near`; yields False if it is not needed."""
         with self._lock:
             needed = near.fresh
             if needed:
@@ -290,7 +288,7 @@ class Pair:
             raise TransportError(f"{self} was just forgotten here", why="it is made anew at the next attempt")
 
     def check_rate(self) -> None:
-        """One more half comes: raises if they come too often, as each is written into the audit log."""
+        """Count one more half; raises above the rate limit, as each is written to the audit log."""
         with self._lock:
             self._check_alive()
             self._touched = self._now()
@@ -298,7 +296,7 @@ class Pair:
             raise TransportError(f"streams of {self} come too often", why="each is written into the audit log")
 
     def give_way(self) -> None:
-        """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used. Else it ends."""
+        """Handle that the other gateway has dialled: raises if our own attempt wins, otherwise ends ours."""
         with self._lock:
             self._check_crossed()
             needless = [half for half in self._attempts if half is not self._halves.get(Side.FAR)]
@@ -306,7 +304,7 @@ class Pair:
             half.connection.end("the other gateway has dialled meanwhile")
 
     def arrive(self, half: Half) -> None:
-        """A half has come; it takes the place of the one before. Raises if it has crossed ours, and ours is used."""
+        """Add a half, which replaces the previous one. Raises if it has crossed our own attempt, and ours wins."""
         with self._lock:
             self._check_alive()
             if half.side is Side.FAR:
@@ -315,7 +313,7 @@ class Pair:
         self._settle(half, before)
 
     def reach(self, half: Half, near: Half) -> bool:
-        """Take what was dialled for `near`; False if that is joined already, or over."""
+        """Use the half that was dialled for `near`; False if `near` is joined already, or over."""
         with self._lock:
             if self._halves.get(Side.NEAR) is not near or not near.fresh:
                 return False
@@ -324,7 +322,7 @@ class Pair:
         return True
 
     def _check_crossed(self) -> None:
-        """The other gateway has dialled this one. If it does so again, it does not know of our stream any more."""
+        """Resolve a crossing with a call of the other gateway. If that calls again, it has lost our stream."""
         far, now = self._halves.get(Side.FAR), self._now()
         standing = far is not None and far.dialled and not far.connection.over
         opening = any(
@@ -351,14 +349,14 @@ class Pair:
         half.connection.on_end(partial(self._part, half))
 
     def end(self, why: str) -> None:
-        """Break both halves."""
+        """Abort both halves."""
         with self._lock:
             halves = list(self._halves.values())
         for half in halves:
             half.connection.end(why)
 
     def _part(self, half: Half, why: str) -> None:
-        """A half is over. What its worker has sent before an end in order is still handed on."""
+        """Handle the end of a half. Frames that its worker has sent before a graceful end are still forwarded."""
         with self._lock:
             if self._halves.get(half.side) is half:
                 del self._halves[half.side]

@@ -28,15 +28,15 @@ from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.transport.grpc.listener import Knock
 
 FREE_BYTES = 512
-"""A frame of so many bytes or fewer, such as an acknowledgement, takes no turn as long as few of them are sent."""
-_FREE_SHARE, _FREE_BURST = 0.05, 64 << 10  # of the line's bytes that may go so, and bytes at once
+"""A frame of at most this size, such as an acknowledgement, needs no turn as long as few of them are sent."""
+_FREE_SHARE, _FREE_BURST = 0.05, 64 << 10  # of the line's rate for such frames, and their burst in bytes
 _BURST_SECONDS = 0.02
 _STEP_SECONDS = 0.002
 _OVERHEAD = 1.04  # what TLS, HTTP/2, TCP and IP add to a frame
 
 
 Flow = Sequence[Hashable]
-"""The parts of a flow's name: run (by its audit log, as two may be called alike), account, and pair of workers."""
+"""The parts of a flow's name: run (by its audit log, as names may be equal), account, and pair of workers."""
 
 
 class Turn:
@@ -58,7 +58,7 @@ class Queue:
         return bool(self._waiting)
 
     def add(self, flow: Flow, turn: Turn) -> None:
-        """One more frame, which is last."""
+        """Append a frame."""
         self._waiting.append(turn)
 
     def peek(self) -> Turn:
@@ -71,11 +71,11 @@ class Queue:
 
 
 class Turns:
-    """Frames of several flows that share a line fairly, by start-time fair queueing: a queue without a clock.
+    """Frames of several flows that share a line fairly, by start-time fair queueing, which needs no clock.
 
-    The frame is next that would begin first if all flows had the line at once, each with its share. A flow is not set
-    back by having but one frame here at a time, as its worker sends the next when this one is gone. The name of a flow
-    has several parts: flows whose first parts are the same share what one flow has.
+    The next frame is the one that would begin first if all flows had their shares of the line simultaneously. A flow
+    with only one frame here at a time is not at a disadvantage, as its worker sends the next once this one has left.
+    The name of a flow has several parts: flows with equal first parts share the rate of one flow.
 
     >>> turns, wakes = Turns(), threading.Condition()
     >>> for flow, size in (("a", 100_000), ("a", 100_000), ("b", 30_000), ("b", 30_000)):
@@ -85,17 +85,17 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._flows: dict[Hashable, Turns | Queue] = {}  # those that wait
-        self._order: list[tuple[int, int, Hashable]] = []  # a heap of them by when their next frame begins, in bytes
-        self._ends: dict[Hashable, int] = {}  # of the last frames of those that do not wait
-        self._begun = 0  # when the frame began that was taken last
+        self._flows: dict[Hashable, Turns | Queue] = {}  # flows that wait
+        self._order: list[tuple[int, int, Hashable]] = []  # a heap of these by virtual start of the next frame
+        self._ends: dict[Hashable, int] = {}  # of the last frames of flows that do not wait
+        self._begun = 0  # virtual start of the frame taken last
         self._number = itertools.count()
 
     def __bool__(self) -> bool:
         return bool(self._flows)
 
     def add(self, flow: Flow, turn: Turn) -> None:
-        """A frame of a flow waits behind those of the same flow."""
+        """Append a frame to those of the same flow."""
         first, *rest = flow
         if first not in self._flows:
             self._flows[first] = Turns() if rest else Queue()
@@ -127,10 +127,10 @@ def _wait(wakes: threading.Condition, seconds: float | None) -> None:
 
 
 class Pacer:
-    """Turns on a line, by the bytes that it carries per second, for any number of threads and of flows.
+    """Allocates turns on a line of a rate in bytes per second, for any number of threads and of flows.
 
-    On an idle line nobody waits; on a busy one flows take turns by `Turns`. Frames of `FREE_BYTES` or fewer never wait
-    while they are few, and are counted all the same.
+    On an idle line no thread waits; on a busy one flows take turns by `Turns`. Frames of at most `FREE_BYTES` never
+    wait while they are few, but are counted.
 
     >>> waits = []
     >>> pacer = Pacer(1.04e6, now=lambda: sum(waits), wait=lambda wakes, seconds: waits.append(seconds))
@@ -150,8 +150,8 @@ class Pacer:
         self._now, self._wait = now, wait
         self._lock = threading.Lock()
         self._turns = Turns()
-        self._timer: Turn | None = None  # whose thread keeps the time for all that wait
-        self._free = float("-inf")  # when the line will have carried all that took its turn
+        self._timer: Turn | None = None  # whose thread is the timer of all waiting threads
+        self._free = float("-inf")  # when the line will have carried all granted frames
         self._free_bytes = TokenBucket(_FREE_BURST, _FREE_SHARE * (rate or 0.0), now=now)
 
     def take(self, size: int, flow: Flow = ("",)) -> None:
@@ -167,7 +167,7 @@ class Pacer:
                 self._wait_for(turn)
 
     def _wait_for(self, turn: Turn) -> None:
-        """Wait until a frame is granted its turn. One of the threads that wait grants the turns of all, in time."""
+        """Wait until a frame is granted its turn. One of the waiting threads grants the turns of all, by time."""
         while True:
             seconds = self._grant_due()
             if turn.granted:
@@ -180,7 +180,7 @@ class Pacer:
                 self._turns.peek().wakes.notify()
 
     def _grant_due(self) -> float:
-        """Grant the turns for which the line is free; how many seconds it is until the next."""
+        """Grant the turns for which the line is free; returns the seconds until the next."""
         while self._turns and self._free - _BURST_SECONDS <= self._now():
             turn = self._turns.pop()
             self._count(turn.size)
@@ -214,18 +214,18 @@ class Lines:
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _HEAD_START_SECONDS = 0.3
-_SHORT_SECONDS = 1.0  # less is not worth a word
-_STALE_SECONDS = 45.0  # after which a stream that the other gateway has dialled is known to be alive, or is gone
-_SLOWEST = 4  # attempts, from which on pauses grow no longer: 0.8 s on average
+_SHORT_SECONDS = 1.0  # shorter waits are not reported
+_STALE_SECONDS = 45.0  # after which a stream that the other gateway has dialled is known to be alive or lost
+_SLOWEST = 4  # attempts, after which the backoff is constant: 0.8 s on average
 _NEEDLESS = "it is not needed any more"
-_SURE = 2  # the same diagnosis so often: it is not mended just now
+_SURE = 2  # the same diagnosis so often is not transient
 
 
 class Route:
-    """The way to the gateway of another cluster. Without its address this side waits to be dialled.
+    """The route to the gateway of another cluster. Without its address this side waits to be dialled.
 
-    Its control stream is kept up: what is wrong with a certificate when it is opened ends the pairs that wait, and so
-    is `final` told of each.
+    Its control stream is kept open: an invalid certificate when it is opened ends the waiting pairs, and `final` is
+    called for each.
     """
 
     def __init__(
@@ -249,8 +249,8 @@ class Route:
         self._journal, self._final = journal, final
         self._waiting = Waiting(f"gateway '{self.who.worker}'", self.address or "", announce)
         self._closed = threading.Event()
-        self._stands, self._fell = False, float("-inf")  # whether our own stream stands, and when it fell
-        self._down: float | None = None  # since when the other gateway is not there
+        self._stands, self._fell = False, float("-inf")  # whether our own stream is open, and when it ended
+        self._down: float | None = None  # since when the other gateway is unreachable
         self._trouble = "" if self.address is not None else "it is the one that dials"
         self._wrong: NebulaError | None = None
         self._times = 0
@@ -258,12 +258,12 @@ class Route:
             self._target = Target.of(site.run, self.who.worker, self.address, current, gateway=True)
 
     def start(self) -> None:
-        """Keep a control stream up from now on."""
+        """Keep a control stream open from now on."""
         if self.address is not None:
             threading.Thread(target=self._keep, name=f"nebula-route-{self.cluster}", daemon=True).start()
 
     def close(self) -> None:
-        """Dial no more, and end the control streams."""
+        """Stop dialling, and end the control streams."""
         self._closed.set()
         self.control.close()
 
@@ -284,7 +284,7 @@ class Route:
             except LinkClosedError as error:
                 self._final(pair, error)
             except IdentityError as error:
-                refusals += not isinstance(error, ExpiredError)  # which may be renewed: workers have patience for that
+                refusals += not isinstance(error, ExpiredError)  # may be renewed: workers retry for that long
                 if refusals >= _SURE:
                     self._final(pair, error)
             except TransportError as error:
@@ -342,8 +342,8 @@ class Route:
 
     # ------------------------------------------------------------------ the control stream
     def look(self) -> bool:
-        """Announce that the other gateway is unreachable, after a grace period; True when it is announced first. It is
-        retried for ever: workers have a patience of their own.
+        """Announce that the other gateway is unreachable, after a grace period; True at the first announcement. It is
+        retried without limit: workers have a patience of their own.
         """
         now = time.monotonic()
         if self._stands or (self.control.up and now - self._fell > _STALE_SECONDS):
@@ -359,7 +359,7 @@ class Route:
 
     @property
     def trouble(self) -> str:
-        """Why the other cluster is unreachable; empty while it is not."""
+        """Why the other cluster is unreachable; "" if it is reachable."""
         if self._down is None or time.monotonic() - self._down < _SHORT_SECONDS:
             return ""
         return f"gateway '{self._site.identity.worker}' does not reach gateway '{self.who.worker}': {self._trouble}"
@@ -379,7 +379,7 @@ class Route:
         return self._deadlines.retry_pause(min(attempt, _SLOWEST))
 
     def _go(self) -> bool:
-        """Open the control stream and stay as long as it lasts; whether that was longer than a moment."""
+        """Open the control stream and return at its end; returns whether it lasted longer than a moment."""
         lane, over = Lane(), threading.Event()
         knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
@@ -391,14 +391,14 @@ class Route:
         self._wrong, self._times = None, 0
         began, self._stands = time.monotonic(), True
         self.control.adopt(lane, over.set)
-        over.wait()  # ended, too, when this gateway closes it or finds the other one's certificate no longer good
+        over.wait()  # also set when this gateway closes it or finds the other one's certificate invalid
         self._stands, self._fell, self._trouble = False, time.monotonic(), lane.why
         return self._fell - began > _SHORT_SECONDS
 
     def _find_wrong(self, error: NebulaError) -> NebulaError | None:
         """The certificate fault, there or here, that keeps the control stream from opening; noted when new.
 
-        What fails within TLS is looked into by a handshake of our own, as gRPC does not show it.
+        A failure within TLS is diagnosed by a handshake of our own, as gRPC does not report its reason.
         """
         found: NebulaError | None = None
         if isinstance(error, IdentityError):
@@ -408,7 +408,7 @@ class Route:
         if found is None:
             self._wrong, self._times = None, 0
             return None
-        if type(self._wrong) is not type(found):  # its text may be the other side's, and another one each time
+        if type(self._wrong) is not type(found):  # not by its text, which may be the other side's and vary
             said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
             self._journal.note("refuse", durable=False, **said)
         self._wrong, self._times = found, 0 if isinstance(found, ExpiredError) else self._times + 1

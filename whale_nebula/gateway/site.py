@@ -17,17 +17,17 @@ from whale_nebula.security.files import Files
 from whale_nebula.security.identity import GATEWAY, Identity
 
 UNLISTED = 8
-"""How many workers a cluster is thought to have which does not list them."""
+"""The assumed number of workers of a cluster that does not list them."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One gateway's place. Clusters and workers have the names that the run gives them.
+    """The settings of one gateway. Clusters and workers have the run's names.
 
-    `workers` are those of all clusters with their addresses; a cluster may be without, if nobody knows yet how many
-    it has. `gateways` are the other clusters and where their gateways are, None: only they can dial. `rates` are in
-    bytes per second, None: as fast as it goes. Without `files` nobody is asked who he is. In the folder `services` are
-    the sockets of the services of accounts and data, to which connections are handed over.
+    `workers` are those of all clusters with their addresses; a cluster may have none if their number is not known yet.
+    `gateways` maps the other clusters to their gateways' addresses; with None only the other side can dial. `rates` are
+    in bytes per second; None is unlimited. Without `files` nothing is authenticated. The folder `services` contains the
+    sockets of the services of accounts and data, to which connections are handed over.
 
     >>> workers = {"gpu/0": "10.0.0.1:7101"}
     >>> site = Site("mt", "gpu", "10.77.0.1:7100", workers, {"npu": None}, audit=Path("/srv/audit.jsonl"))
@@ -53,12 +53,12 @@ class Site:
 
     @property
     def heads(self) -> Path:
-        """The file in which it keeps the heads of other gateways' audit logs."""
+        """The file of the heads of other gateways' audit logs."""
         return self.audit.with_name(f"{self.audit.stem}.heads{self.audit.suffix}")
 
     @property
     def traffic(self) -> Path:
-        """The file in which it keeps how much accounts have sent today."""
+        """The file of the accounts' traffic of the day."""
         return self.audit.with_name(f"{self.audit.stem}.traffic.json")
 
     def count(self, cluster: str) -> int:
@@ -83,7 +83,7 @@ class Site:
             )
         at = own.gateway
         if listen is not None:
-            at = listen  # port 0 is one that is free
+            at = listen  # with port 0 any free port
             address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
         if at is None:
             raise ConfigError(
@@ -116,7 +116,7 @@ class Site:
         return cls(identity.run, cluster, listen, workers, others, paced, files, log, config.patience)
 
     def to_json(self) -> str:
-        """The text that a launcher hands to the process."""
+        """The text that a launcher passes to the process."""
         services = None if self.services is None else os.path.abspath(self.services)
         audit = os.path.abspath(self.audit)
         told = {**asdict(self), "files": self.files and self.files.as_dict(), "audit": audit, "services": services}

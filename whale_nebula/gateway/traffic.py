@@ -1,6 +1,6 @@
 """Bytes that the workers of each account have exchanged over the line today, and the enforcement of daily limits.
 
-A day is one of UTC. The counts stand in a file beside the audit log, so that they outlive the gateway: after a crash
+Days are in UTC. The counts are stored in a file beside the audit log, so that they outlive the gateway: after a crash
 those of the last seconds may be missing.
 """
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 
 
 class Traffic:
-    """The counts of a gateway. Any thread may use them.
+    """The counts of a gateway. Thread-safe.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +64,7 @@ class Traffic:
         return (lambda size: None) if guest is None or not guest.account else partial(self.count, guest.account)
 
     def count(self, account: str, size: int) -> None:
-        """So many bytes more have gone to or come from an account."""
+        """Add bytes that were sent to or received from an account."""
         with self._lock:
             self._counts[account] = self._counts.get(account, 0) + size
             self._changed = True
@@ -76,7 +76,7 @@ class Traffic:
             return self._counts.get(account, 0)
 
     def _turn_day(self) -> None:
-        """Begin anew on another day; a clock that was set back begins no new one."""
+        """Reset the counts on a later day; a clock that was set back does not reset them."""
         day = self._now().date()
         if day > self._day:
             self._day, self._counts, self._changed = day, {}, True
@@ -97,7 +97,7 @@ class Traffic:
             )
 
     def save(self, pause: float = 0.0) -> None:
-        """Write the counts, if there are new ones, and so long after the last time."""
+        """Write changed counts, at most once in `pause` seconds."""
         with self._lock:
             if not self._changed or time.monotonic() - self._saved < pause:
                 return

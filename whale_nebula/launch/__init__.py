@@ -1,4 +1,4 @@
-"""Start, watch and end the workers of a run; and identify this process among them."""
+"""Start, supervise and end the workers of a run, and identify this process among them."""
 
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.job import Job, Outcome, Result

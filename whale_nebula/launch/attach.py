@@ -28,18 +28,17 @@ VARIABLE = "WHALE_NEBULA_WORKER"
 class Identity:
     """Identity of a worker: its name, its connections, and the pipe by which it notices that its launcher has ended.
 
-    `peers` are the clusters of all other workers, and `addresses` where these listen. `leash` is the file descriptor of
-    a pipe that the launcher holds open as long as it lives, `pulse` that of the pipe into which the worker's heart
-    beats. Workers with addresses `listen`, and have files of certificates unless the config says `insecure`; where
-    `gateway` is given, other clusters are reached through it. `config` is the path of that config. `everywhere` says
-    that the launcher started the workers of all clusters (`--all`). `device` is the one of its host that the worker
-    has, where the config says so. Where the launcher has a terminal, `terminal` is that, and `drawing` the pipe into
-    which a worker draws for it. `epoch` says how often the launcher has started the workers again, and
-    `memory` is a folder in the memory of this host that is there as long as the launcher lives, and `ended` says when
-    the start before this one ended, in seconds since 1970. In the folder `reports` the launcher looks for the last
-    report of each worker. Where workers go and come, `absent` are the addresses of those that the run goes on without,
-    and in the file `asked` the launcher writes with how many it shall go on. Where the certificates name an account,
-    that is the `tenant`, and `home` its folder.
+    `peers` maps all other workers to their clusters, `addresses` to where they listen. `leash` is the file descriptor
+    of a pipe that the launcher holds open while it runs, `pulse` that of the pipe for heartbeats. Workers with
+    addresses `listen`, and have certificate files unless the config is `insecure`; with a `gateway`, other clusters are
+    reached through it. `config` is the path of that config. `everywhere` is true if the launcher started the workers of
+    all clusters (`--all`). `device` is the worker's device on its host, if the config names one. If the launcher has a
+    terminal, `terminal` is its descriptor, and `drawing` the pipe for what a worker draws on it. `epoch` counts the
+    restarts of the workers, `memory` is an in-memory folder of this host that exists while the launcher runs, and
+    `ended` is when the previous start ended, in seconds since 1970. The launcher reads the last report of each worker
+    from the folder `reports`. In elastic runs, `absent` are the addresses of the workers that the run continues
+    without, and to the file `asked` the launcher writes the requested numbers of workers. If the certificates name an
+    account, it is the `tenant`, and `home` its folder.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -81,7 +80,7 @@ class Identity:
 
     @classmethod
     def from_json(cls, text: str) -> Identity:
-        """Read the variable; whatever no launcher wrote is refused."""
+        """Parse the variable; text that no launcher wrote is refused."""
         try:
             told = json.loads(text)
             files = told.pop("security", None)
@@ -137,7 +136,7 @@ class Identity:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The open files that a worker gets from its launcher."""
+        """The file descriptors that a worker inherits from its launcher."""
         given = (self.leash, self.pulse, self.drawing, self.terminal)
         return tuple(fd for fd in given if fd is not None)
 
@@ -159,8 +158,8 @@ class Attachment(Identity):
 def attach() -> Attachment | None:
     """The attachment of this process to its launcher, or None without a launcher; cached.
 
-    From the first call on the process ends itself when its launcher is gone: no worker outlives its run. And its
-    heart beats, where the launcher listens for it, until all is done that Python does at its exit.
+    From the first call on the process ends when its launcher has ended: no worker outlives its run. If the launcher
+    monitors heartbeats, they are sent until Python's exit handlers are done.
 
     >>> attach() is None
     True
@@ -179,17 +178,17 @@ def attach() -> Attachment | None:
     os.set_inheritable(identity.leash, False)
     threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
     if heart is not None:
-        atexit.register(heart.end)  # what was registered first is done last
+        atexit.register(heart.end)  # what is registered first is called last
     fd, terminal = identity.drawing, identity.terminal
     picture = None if fd is None or terminal is None else Picture(fd, terminal)
     return Attachment(**vars(identity), heart=heart, picture=picture)
 
 
 def _end_with_launcher(leash: int) -> None:
-    """Nothing is ever written to the leash: a read returns when the launcher is gone, by whatever death.
+    """End this process when its launcher ends: nothing is written to the leash, so a read returns only then.
 
-    What this process has started goes with it: the launcher gave it a process group of its own, and what is in
-    another session is found by its parent.
+    Its descendants are ended, too: those of its own process group, which the launcher created, and those in other
+    sessions by their parent's number.
     """
     while os.read(leash, 1):
         pass

@@ -1,7 +1,7 @@
 """`python -m whale_nebula.launch.child script.py ...`: run a script as a worker, seeded before it builds anything.
 
-Processes of one run must start from the same weights, so each sets the run's seed before the script's first line.
-A script that ends by an error says so to the others, who would wait for it in vain.
+Processes of one run must start from the same weights, so each sets the run's seed before the script's first line. A
+script that ends by an error announces that to the other workers, which would otherwise wait for it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def _prepare(attachment: Attachment) -> None:
     if attachment.heart is not None:
         departure.on_stepped = partial(attachment.heart.tell, stepped=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # it is a pipe to the launcher, and someone looks on
+        sys.stdout.reconfigure(line_buffering=True)  # a pipe to the launcher, which shows lines as they come
     if attachment.seed is not None:
         seed_all(attachment.seed)
     if attachment.device is not None or attachment.cluster in attachment.peers.values():
-        task = "whale_nebula.runtime.session.task"  # needs TensorFlow, and comes before it computes
+        task = "whale_nebula.runtime.session.task"  # needs TensorFlow, and must run before it computes
         call_when_loaded("keras", lambda: importlib.import_module(task).prepare(attachment))
 
 
@@ -58,7 +58,7 @@ def _say(worker: str, path: str, kind: type[BaseException], failure: BaseExcepti
 
 
 def _note_code(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
-    """The launcher will know how this process ends even if it has to be helped to, and by which of our errors."""
+    """Give the launcher the exit code and our error's code beforehand, in case it must kill this process."""
     heart = None if attachment is None else attachment.heart
     if heart is not None:
         heart.code = code
@@ -81,7 +81,7 @@ def exit_code(failure: BaseException) -> int | None:
 
 
 def _tell(failure: BaseException, attachment: Attachment | None) -> None:
-    """Tell other processes that this one has ended, unless they leave with it."""
+    """Tell other processes that this one has ended, unless they leave together with it."""
     if isinstance(failure, Leaving) and attachment is not None:
         sys.stderr.write(f"whale-nebula: worker {attachment.worker} leaves: {failure}\n")
         if departure.agreed:

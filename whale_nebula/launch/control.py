@@ -1,4 +1,4 @@
-"""The launcher's local control socket: status, metrics and commands by HTTP, for those who may open the socket.
+"""The launcher's local control socket: status, metrics and commands by HTTP, for users that may open the socket.
 
 `curl --unix-socket PATH http://run/status`, and there `/metrics`, `-X POST .../resize?npu=1`, `-X POST .../preempt`.
 The socket is a file that only this user may open; nothing listens on a network.
@@ -19,7 +19,7 @@ from whale_nebula.report.prometheus import Handler, serve_in_thread
 
 Answer = Mapping[str, Any] | str
 Action = Callable[[Mapping[str, str]], Answer]
-"""What is done for a request with these parameters; gives what is answered, as JSON or as a text."""
+"""Handler of a request with these parameters; returns the answer, as JSON or as text."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -64,7 +64,7 @@ class _Handler(Handler):
 
 @contextlib.contextmanager
 def listen_locally(path: str, get: Mapping[str, Action], post: Mapping[str, Action]) -> Iterator[None]:
-    """Answer requests at a socket file while this is open; the file is removed in the end."""
+    """Answer requests at a socket file while the context is open; the file is removed at its end."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     before = os.umask(0o177)

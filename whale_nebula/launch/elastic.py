@@ -1,8 +1,8 @@
 """Elastic number of workers of each cluster, within the limits of the config.
 
-Where several launchers start them, each says how many there are of the clusters that it starts. Workers tell their
-launchers what others have said: as they leave, or when they meet. A cluster that always stays is a part of every group
-that goes on, so there are never two of them.
+If several launchers start workers, each decides the numbers for the clusters that it starts. Workers report the numbers
+of other clusters to their launchers when they leave or at the rendezvous. A cluster that is never absent belongs to
+every group that continues, so there are never two such groups.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LOST = 2
 class Sizes:
     """The number of workers of each cluster: `now`, and as requested (`asked`), which applies from the next start on.
 
-    `listed` is how many the config names, `needed` are those who have what nobody else has. What is `wished` here is
-    asked for once workers have told it those of other launchers: it is written to the file `path`, from which workers
-    tell it with a step, until all have agreed on it.
+    `listed` are the numbers in the config, `needed` the clusters with state that no other has. The request made here
+    (`wished`) applies once workers have announced it to those of other launchers: it is written to the file `path`,
+    which workers read and announce with a step, until all have agreed on it.
     """
 
     config: Config
@@ -156,7 +156,7 @@ class Sizes:
         away = missed in self.listed and missed not in self.own
         worker = failure.lost if away else failure.worker
         self.needed = set() if further else self.needed
-        who = missed if away else worker  # of a site that is away another worker may be missed first each time
+        who = missed if away else worker  # a site has no constant first
         before = [] if further else self._failed[-1:]
         self._failed = [*self._failed, who] if who in before else [who]
         cluster = cluster_of(worker)

@@ -1,11 +1,11 @@
 """How a worker ends: with all others on request, or by an error that its launcher prints.
 
-On SIGTERM, SIGINT or SIGHUP all workers leave together between two steps. Who was asked says so with its next
-step. When that step is over all know, and each leaves before it begins another: so all have taken the same steps. A
-process that takes no steps yet leaves at once.
+On SIGTERM, SIGINT or SIGHUP all workers leave together between two steps. A worker that was asked announces it with its
+next step. After that step all have received it, and each leaves before its next step: so all have taken the same steps.
+A process that has not begun its steps leaves at once.
 
-Who ends by an error names itself in a line, and then comes the traceback. What our own error says (what, where, why,
-mend) its launcher keeps back meanwhile: it stands once, at the very end, and not in the midst of what others write.
+A worker that ends by an error writes a line with its name, then the traceback. Its launcher holds back the text of our
+own error (what, where, why, mend) and prints it once, after the output of all other workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.errors.text import LIMIT, list_counts, remove_folders
 
 EXIT_LEFT = 75
-"""EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again."""
+"""EX_TEMPFAIL of sysexits.h: the run is to be started again."""
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -85,15 +85,13 @@ class Departure:
             raise Leaving(f"it was asked to end before its first step: {why}")
 
     def note_arrival(self, counts: Mapping[str, int]) -> None:
-        """Workers have become available without which the run continued: leave after a step, to be
-        restarted with them.
-        """
+        """Record that absent workers are available again: leave after a step, to be restarted with them."""
         self._arrived.update(counts)
 
     @property
     def word(self) -> str | None:
-        """What this process tells the others: why it was asked to leave, and the numbers of workers with which the run
-        shall continue.
+        """The announcement to the other workers: why this one was asked to leave, and the numbers of workers with which
+        the run is to continue.
 
         >>> departure = Departure()
         >>> departure.note_arrival({"npu": 1})
@@ -105,7 +103,7 @@ class Departure:
         return why and " ".join([why, *(f"{cluster}={count}" for cluster, count in counts.items())])
 
     def begin(self) -> None:
-        """A step is about to begin, which is where one leaves."""
+        """Called before each step; raises `Leaving` if this process is to leave."""
         if self._settled:
             raise Leaving(self._settled)
         if self._stepping and self.on_stepped is not None:
@@ -114,7 +112,7 @@ class Departure:
         self._stepping = True
 
     def settle(self, asked: Mapping[str, object]) -> None:
-        """Conclude a step in which every worker told its `word`: all workers now have the same state.
+        """Conclude a step in which every worker announced its `word`: all workers now have the same state.
 
         >>> departure = Departure()
         >>> departure.settle({"gpu/0": "SIGTERM npu=1", "npu/0": None})
@@ -128,23 +126,22 @@ class Departure:
             if counts:
                 self.counts.update(counts)
                 reasons.append(f"{worker} asks to go on with {list_counts(counts)}")
-            else:  # a peer's word ends up on a terminal: it can only be one of these
+            else:  # a peer's word is printed on a terminal: only these are accepted
                 why = next((number.name for number in _HEARD if said == number.name), "a signal")
                 reasons.append(f"{worker} was asked to end: {why}")
         self._settled = self._settled or "; ".join(reasons)
 
 
 departure = Departure()
-"""That of this process."""
+"""The agreement of this process."""
 
 
 def leave_on_signals() -> None:
     """Let SIGTERM and SIGINT, and SIGHUP unless it is ignored (nohup), request this process to leave; repeated signals
     have no effect.
 
-    Some platforms signal the launcher and the workers alike, and the launcher passes on what it gets. Who is in a
-    hurry tells the launcher twice: it kills. A process that this one forks, such as one that reads data, ends by a
-    signal like any other.
+    Some platforms signal both the launcher and the workers, and the launcher forwards its signals. A second signal to
+    the launcher kills the workers. A forked process, such as one that reads data, ends by a signal as usual.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in _HEARD if number != signal.SIGHUP or not ignored]
@@ -158,9 +155,9 @@ def leave_on_signals() -> None:
 
 
 def heed_sigterm(ask: Callable[[str], None]) -> bool:
-    """Let SIGTERM call `ask` with its name, in this process; gives whether it does. A handler of the user's own stays.
+    """Let SIGTERM call `ask` with its name, in this process; returns whether it does. A handler of the user's is kept.
 
-    A process that this one forks, such as one of a pool of processes, ends by it.
+    A forked process, such as one of a process pool, ends by the signal.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -182,7 +179,7 @@ class _Heeding:
 
 @cache
 def _end_forks_by_sigterm() -> None:
-    """Register, once, that forked processes do not have the handler of SIGTERM that the script has from us."""
+    """Register, once, that forked processes do not inherit our handler of SIGTERM."""
     forks = _Forks({})
 
     def restore() -> None:
@@ -194,7 +191,7 @@ def _end_forks_by_sigterm() -> None:
 
 
 class _Forks:
-    """Gives forked processes the handlers that were there before ours. No signal is lost meanwhile: they are held."""
+    """Restores the previous handlers in forked processes. Signals are blocked meanwhile, so none is lost."""
 
     def __init__(self, handlers: Mapping[signal.Signals, Any]) -> None:
         self._handlers = handlers
@@ -264,7 +261,7 @@ def last_sentence(errors: str) -> str:
 
 
 def last_word(errors: str) -> str:
-    r"""The line that most likely tells why a process ended: the last with an error's code, otherwise the last line.
+    r"""The line that most likely explains why a process ended: the last with an error's code, otherwise the last line.
 
     >>> last_word("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n  mend: look\n")
     "NB-401 worker 'npu/0' is gone"
@@ -277,10 +274,10 @@ def last_word(errors: str) -> str:
 
 
 def is_same_cause(errors: str, other: str) -> bool:
-    r"""Whether the last word of a worker only repeats what another one has said of itself.
+    r"""Whether the last word of a worker only repeats that of another worker.
 
-    It has heard it from that one, without folders and cut where it is long, or has found the same: of what differs
-    between two each names itself first.
+    It was either received from that one, without folders and truncated, or is the same finding: of a difference between
+    two workers, each names itself first.
 
     >>> told = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
     >>> is_same_cause(told, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
@@ -290,7 +287,7 @@ def is_same_cause(errors: str, other: str) -> bool:
     >>> is_same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
     True
     """
-    words = [last_word(each) for each in (errors, other)]  # without code, where and folders; "" where it is not ours
+    words = [last_word(each) for each in (errors, other)]  # without code, location and folders; "" if it is not ours
     parts = [re.sub(r" \([^()]*\)$", "", word.partition(" ")[2]) if _CODE.match(word) else "" for word in words]
     what, heard = map(remove_folders, parts)
     return bool(what) and (what[:_COMPARED] in heard or sorted(what.split()) == sorted(heard.split()))
@@ -303,15 +300,15 @@ _PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
 def select_own_lines(error: BaseException, path: str) -> str:
     """The part of a traceback that begins in the script at `path`; frames of this library above are removed.
 
-    Our own errors say where and why; of their tracebacks only the user's lines are worth reading. Where there are
-    none, as where the script only calls another library, all lines stand.
+    Our own errors contain the location and reason; of their tracebacks only the user's lines are kept. If there are
+    none, as when the script only calls another library, all lines are kept.
 
     >>> print(select_own_lines(ValueError("no"), "train.py"), end="")
     ValueError: no
     """
     ours, trace = isinstance(error, NebulaError), error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
-        trace = trace.tb_next  # None where the script does not even compile
+        trace = trace.tb_next  # None if the script does not compile
     told = traceback.TracebackException(type(error), error, trace or error.__traceback__)
     written = [frame for frame in told.stack if not _is_installed(frame.filename)]
     if trace is None or (ours and written):

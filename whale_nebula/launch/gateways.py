@@ -47,19 +47,19 @@ def make_private_folder(home: str | os.PathLike[str] | None = None) -> Iterator[
     lock = os.open(folder / f".{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(folder / f".{_LOCK}", folder / _LOCK)  # under this name it was never unlocked while we lived
+        os.rename(folder / f".{_LOCK}", folder / _LOCK)  # so a file of this name is locked while this process runs
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it, which nobody else may read
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder is made in it that no other user may read
 
 
 @contextlib.contextmanager
 def open_memory(home: Path = MEMORY) -> Iterator[str | None]:
-    """A folder in a file system in memory, which lives as long as the launcher and so outlives workers. None if this
+    """A folder in an in-memory file system, which exists while the launcher runs and so outlives workers. None if this
     host has no such file system.
     """
     if not os.access(home, os.W_OK):
@@ -70,7 +70,7 @@ def open_memory(home: Path = MEMORY) -> Iterator[str | None]:
 
 
 def remove_abandoned(home: Path) -> None:
-    """Remove the folders of this user's runs that are no more."""
+    """Remove the folders of this user's runs that have ended."""
     for folder in home.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -84,7 +84,7 @@ def remove_abandoned(home: Path) -> None:
 
 
 def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, Files]:
-    """The files that the config names for each worker, or their usual names beside it; none where it is insecure."""
+    """The files that the config names for each worker, or their usual names beside it; none if the config is insecure."""
     if config.security.insecure:
         return {}
     run, base = config.run_name, find_base(path)
@@ -97,7 +97,7 @@ def find_base(path: str | None) -> Path:
 
 
 def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
-    """Validate all credentials before anything is started, also whose they are; returns the account that they name."""
+    """Validate all credentials and their owners before anything is started; returns the account that they name."""
     tenants: dict[Tenant | None, str] = {}
     for worker, each in files.items():
         credentials = Credentials.of(each)
@@ -157,7 +157,7 @@ def issue_for_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, 
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
-_MOST_WAIT_SECONDS = 8.0  # workers wait for a gateway that refuses for `gateway_grace`, 30 s
+_MOST_WAIT_SECONDS = 8.0  # workers retry a gateway that refuses connections for `gateway_grace`, 30 s
 _COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--told")
 
 
@@ -212,7 +212,7 @@ def start(site: Site) -> subprocess.Popen[bytes]:
         _COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        process_group=0,  # Ctrl-C is for the workers, who still need it
+        process_group=0,  # Ctrl-C must end the workers first, which still need the gateway
     )
     if process.stdin is not None:
         process.stdin.write(site.to_json().encode() + b"\n")
@@ -229,8 +229,8 @@ def running(
     restarts: Restarts | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
-    """Run all gateways, listening, while this is open, and merge their audit logs. Gateways outlive workers; one that
-    fails is restarted, as often as `restarts` allow.
+    """Run all gateways while the context is open, and merge their audit logs. Gateways outlive workers; one that fails
+    is restarted, as often as `restarts` allow.
     """
     with make_private_folder() as folder:
         watched: list[Watched] = []
@@ -263,7 +263,7 @@ class Watched:
             self._thread.start()
 
     def stop_watching(self) -> None:
-        """Start it no more."""
+        """Stop restarting it."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -37,7 +37,7 @@ class Keeper(Protocol):
     """Enforces resource limits on processes."""
 
     def admit(self, process: int) -> None:
-        """A process was just started."""
+        """Register a process that was just started."""
 
     def find_excess(self, workers: Collection[int]) -> str:
         """The limit that these processes and their descendants exceed, in words, or "". Called often."""
@@ -48,7 +48,7 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one worker ended: exit code (negative: the signal), output, and what it told its launcher."""
+    """How one worker ended: exit code (negative: the signal), output, and the status it sent to its launcher."""
 
     worker: str
     code: int
@@ -61,11 +61,10 @@ class Outcome:
 class Result:
     """How a job ended. `culprit` is the worker that failed first; `late` means that the deadline passed.
 
-    `frozen` are those that were killed because their hearts stood still while they worked. Those that had said their
-    last word and did not end after it are killed, too; their exit code is the one that they said. `trained` is for how
-    many seconds after the first step all went well; None if no step was taken. `saved` is the newest step that any
-    worker knows to be saved; None if there is none. `excess` says what they used too much of, if they were killed for
-    that.
+    `frozen` are the workers that were killed because their heartbeats stopped while they worked. Workers that do not
+    exit after their last message are killed, too; their exit code is the one that they announced. `trained` is the time
+    in seconds from the first step to the first failure; None if no step was taken. `saved` is the newest saved step
+    that any worker reported; None if there is none. `excess` names the limit for which they were killed, if they were.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -82,7 +81,7 @@ class Result:
         return {name: outcome.code for name, outcome in self.outcomes.items()}
 
     def check(self) -> Result:
-        """Return this result if every worker ended well; otherwise raise the error that names the one that did not."""
+        """Return this result if every worker succeeded; otherwise raise an error that names the one that failed."""
         if self.culprit is not None:
             outcome = self.outcomes[self.culprit]
             raise RemoteFailureError(
@@ -94,11 +93,11 @@ class Result:
 
 
 class Job:
-    """The running workers. As a context manager it leaves none behind.
+    """The running workers. As a context manager it ends all of them at its exit.
 
-    `leash` is the launcher's end of the pipe by which workers see that it lives; each of the `readers` reads what one
-    of them writes; `pulses` are the pipes into which their hearts beat: one that is frozen is told to `notice`, and
-    killed. So are all that the `keeper` finds to use too much.
+    `leash` is the launcher's end of the pipe by which workers detect its end; each of the `readers` consumes the output
+    of one worker; `pulses` are the pipes of their heartbeats: a frozen worker is reported to `notice`, and killed. If
+    the `keeper` finds a limit exceeded, all are killed.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class Job:
         self._ended.put("")
 
     def kill_now(self) -> None:
-        """Kill all, and wait for nothing. A signal handler may call it."""
+        """Kill all without waiting. Safe to call in a signal handler."""
         self._signal(self._processes.values(), signal.SIGKILL)
 
     def _kill_frozen(self, worker: str) -> None:
@@ -170,7 +169,7 @@ class Job:
         while not self._over.wait(_LOOK_SECONDS):
             workers = [process.pid for process in self._processes.values() if process.poll() is None]
             excess = ""
-            with contextlib.suppress(OSError):  # no file just now, or no room on the disk: the next look may go better
+            with contextlib.suppress(OSError):  # no file descriptor or no disk space left: the next check may succeed
                 excess = keeper.find_excess(workers) if workers else ""
             if excess:
                 self._excess = excess
@@ -183,8 +182,8 @@ class Job:
     def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
         """Wait until all workers have ended, at most `deadline` seconds; then kill the rest.
 
-        When one fails, the others have `grace` seconds to notice, to report and to end by themselves; when one leaves,
-        they have `patience` seconds to leave with it.
+        When one fails, the others have `grace` seconds to detect it, to report and to exit by themselves; when one
+        leaves, they have `patience` seconds to leave with it.
         """
         self._limit = min(self._limit, time.monotonic() + deadline)
         order: list[str] = []
@@ -212,7 +211,7 @@ class Job:
         return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved, self._excess)
 
     def _next(self) -> str | None:
-        """The next worker that has ended; an empty text where the limit has changed, None where it has passed."""
+        """The next worker that has ended; "" if the deadline has changed, None if it has passed."""
         left = self._limit - time.monotonic()
         try:
             return self._ended.get(timeout=max(0.0, min(left, 3600.0)))
@@ -305,7 +304,7 @@ def list_alive() -> Iterator[tuple[int, int, int]]:
 
 
 def descendants(process: int) -> list[int]:
-    """All descendants of a process, in whatever group or session.
+    """All descendants of a process, in any group or session.
 
     >>> os.getpid() in descendants(os.getppid())
     True
@@ -314,7 +313,7 @@ def descendants(process: int) -> list[int]:
     for each, parent, _ in list_alive():
         children.setdefault(parent, []).append(each)
     found = list(children.get(process, ()))
-    for one in found:  # grows meanwhile
+    for one in found:  # grows during iteration
         found += children.get(one, ())
     return found
 
@@ -339,7 +338,7 @@ def kill_each(processes: Iterable[int]) -> None:
 def end_group(group: int, linger: float = LINGER_SECONDS) -> None:
     """End the rest of a process group: by SIGTERM, then by SIGKILL.
 
-    Its leader must still be there, dead but not waited for: until then nobody else can get the group's number.
+    Its leader must be a zombie, ended but not yet reaped: until then the group's number is not reused.
     """
     if not members(group):
         return

@@ -60,7 +60,9 @@ class LineFound:
 
     @property
     def bits(self) -> float:
-        """The rate of the line in bits a second, as `links` in the config has it: of the slower way, large tensors."""
+        """The rate of the line in bits a second, as `links` in the config has it: of the slower direction, for large
+        tensors.
+        """
         largest = max(self.crossings, key=lambda each: each.size)
         return 8 * min(largest.there, largest.back)
 
@@ -98,7 +100,7 @@ def path_of(config: str | os.PathLike[str], a: str, b: str) -> Path:
 
 
 def save(found: LineFound, path: Path) -> None:
-    """Keep a measurement, for `doctor` to compare with the config."""
+    """Save a measurement, which `doctor` compares with the config."""
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(found.to_json() + "\n", "utf-8")
@@ -118,8 +120,8 @@ def load_measurement(path: Path) -> LineFound | None:
 
 _RATE_TOLERANCE = 0.1
 _DELAY_TOLERANCE = 0.25
-_DELAY_SLACK = 1e-3  # what two busy hosts add
-_ONE_WAY = 0.67  # of the faster direction: below it the two are worth two words
+_DELAY_SLACK = 1e-3  # tolerance for busy hosts
+_ONE_WAY = 0.67  # of the faster direction: a smaller ratio is reported as asymmetric
 
 
 class Advice(NamedTuple):
@@ -133,8 +135,8 @@ class Advice(NamedTuple):
 def advise(found: LineFound, said: Line) -> Advice:
     """Compare a measurement between two clusters with the config.
 
-    A rate in the config also paces the gateways, so a faster line cannot be seen through them. What is right stays as
-    it is written: a rate that is measured below itself, and copied, would be lower each time.
+    A rate in the config also paces the gateways, so a faster line cannot be measured through them. A correct value is
+    left unchanged: a measured rate is slightly lower, so copying it each time would lower it repeatedly.
     """
     why, rate, delay = [], str(Line(said.rate)), str(Line(delay=said.delay))
     near = said.rate is not None and abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate

@@ -30,15 +30,15 @@ from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.message import SESSION, build_message
 
 FIRST_BYTES = 256 << 10
-MOST_BYTES = 1 << 30  # of one burst: enough for a second of a line that no site has
+MOST_BYTES = 1 << 30  # of one burst: enough for one second of the fastest line
 LEAST_TENSORS = 4
 _GROWTH = 4
-_WORTH = 1 / 8  # of the time that was asked for: a burst that took so long says how fast the line is
-_WARM_UP = 4  # the first of so many parts is left out: connections start slowly
+_WORTH = 1 / 8  # of the requested time: a burst that took so long suffices to estimate the rate
+_WARM_UP = 4  # the first of so many parts is not counted: connections start slowly
 
 
 def rate(arrivals: Sequence[float], size: int) -> float:
-    """Bytes a second, by the times at which tensors of one size arrived; their first quarter is not counted.
+    """Bytes a second, computed from the times at which tensors of one size arrived; their first quarter is not counted.
 
     >>> rate([0.0, 5.0, 6.0, 7.0, 8.0], 1000)
     1000.0
@@ -64,7 +64,7 @@ _PROGRAM = 1
 _AGAIN_SECONDS = 10.0
 _MOST_BURSTS = 16  # of one size and way: each is `_GROWTH` times the one before, up to `MOST_BYTES`, and the last
 _MOST_CONNECTIONS = 64
-_TENSOR = Bound("uint8", (max(SIZES),), due=0)  # all are asked for in the order in which they are sent
+_TENSOR = Bound("uint8", (max(SIZES),), due=0)  # all are requested in the order in which they are sent
 
 
 def expect_tensor(key: Key) -> Bound | None:
@@ -78,7 +78,7 @@ def _refuse(there: str, why: str) -> RemoteProtocolError:
 
 
 class Way(NamedTuple):
-    """One burst of tensors: bytes a second as the receiver saw it, and how long it took."""
+    """One burst of tensors: bytes a second as measured by the receiver, and its duration."""
 
     rate: float
     seconds: float
@@ -93,10 +93,10 @@ class RoundTrips(NamedTuple):
 
 
 class End:
-    """One end of the measurement. One of the two `leads`: it is the first in all that is not done by both at once.
+    """One end of the measurement. One of the two `leads`: it comes first in all that both do not do at once.
 
-    `seconds` is about how long each burst takes, `patience` how long a word of the other end may. `tell` is given a
-    line on each thing that is done.
+    `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end. `tell`
+    is called with a line on each stage of the measurement.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class End:
     def meet(self, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
         """Exchange greetings with the other end; a worker that runs a script is refused.
 
-        The other end may measure another line before, which is waited for, and said.
+        If the other end is still measuring another line, this waits for it and reports that.
         """
-        for_a_script = {"results": _BENCH, "seed": None}  # so that it stops at once, and says why
+        for_a_script = {"results": _BENCH, "seed": None}  # so that it ends at once with a reason
         self._link.post(build_message(SESSION, "HELLO", bench=_BENCH, **for_a_script, **sheet))
         theirs = self._take_first_word()
         if theirs.get("bench") != _BENCH:
@@ -133,13 +133,13 @@ class End:
                 return self._link.take(SESSION, seconds)
             except DeadlineError:
                 waited = time.monotonic() - started
-                if waited >= limit or time.monotonic() - asked < seconds:  # before its time it is the link's word
+                if waited >= limit or time.monotonic() - asked < seconds:  # earlier, the error is the link's own
                     raise
                 why = "it is connected, and measures another line first, or something else"
                 self._tell(str(Wait(f"worker '{self._link.there}'", "", why, waited, limit)))
 
     def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LineFound:
-        """All of it, from the first word to the last."""
+        """Run the whole measurement, from the greeting to the result."""
         theirs = self.meet(sheet)
         trips = self._round_trips()
         self._tell(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
@@ -222,8 +222,8 @@ class End:
         return Way(float(seen["rate"]), float(seen["seconds"]))
 
     def _hear_burst(self, size: int) -> tuple[bool, Way]:
-        """Receive one burst; whether it is the last of its size, and how it arrived. It must be one of this size, of
-        `MOST_BYTES` at most, and come within the time that the slowest line takes which is measured at all.
+        """Receive one burst; whether it is the last of its size, and its rate. It must be of this size, of `MOST_BYTES`
+        at most, and arrive within the time that the slowest supported line takes.
         """
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
         count, step = int(announced["count"]), int(announced["step"])
@@ -247,7 +247,7 @@ class End:
 
 
 def _format_rate(rate: float) -> str:
-    """Bytes a second, as people speak of lines.
+    """A rate in bytes a second as text in bits a second, as usual for lines.
 
     >>> _format_rate(7.5e6)
     '60 Mbit/s'
@@ -256,7 +256,7 @@ def _format_rate(rate: float) -> str:
 
 
 ALIKE = ("whale_nebula", "code", "tensorflow", "keras", "python")
-"""What must be the same at both ends of a run; Python only in its minor version."""
+"""Versions that must be the same at both ends of a run; of Python only the minor version."""
 
 
 def versions() -> dict[str, str | None]:
@@ -294,9 +294,9 @@ def _version(package: str) -> str | None:
 
 
 def measure(place: Place, *, seconds: float, patience: float, tell: Callable[[str], None]) -> Iterator[LineFound]:
-    """Measure the lines to all peers of a place, one after the other in an order that all ends know.
+    """Measure the lines to all peers of a place, one after the other in an order that is the same at all ends.
 
-    Who is waited for is told as well; nobody is waited for longer than `patience`.
+    `tell` is also called with the peer that is waited for; no wait is longer than `patience`.
     """
     joined = GrpcLinks(
         place, expect=expect_tensor, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait))
@@ -345,7 +345,7 @@ _CLOCK_SECONDS = 1.0
 
 
 def table(found: LineFound) -> str:
-    """All of it in lines.
+    """The measurement as lines of text.
 
     >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6)
     >>> print(table(LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))

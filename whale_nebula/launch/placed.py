@@ -1,4 +1,4 @@
-"""Start the workers of this host as a placement says, with the addresses of all others."""
+"""Start the workers of this host by a placement, with the addresses of all others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from whale_nebula.security.files import Files
 
 @dataclass(frozen=True)
 class Output:
-    """Destination of the workers' output, whether lines are prefixed with the worker's name, and who may draw below."""
+    """Destination of the workers' output, whether lines are prefixed with the worker's name, and the worker that may
+    draw below.
+    """
 
     sinks: Mapping[str, Sink] = field(default_factory=lambda: {"out": Sink(1), "err": Sink(2)})
     named: frozenset[str] = frozenset()
@@ -64,9 +66,9 @@ def identities(
 ) -> dict[str, Identity]:
     """The identity of each worker of this host, without the fields that depend on its process.
 
-    `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
-    that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run;
-    `memory` is a folder in this host's memory. `absent` and `asked` are for workers that go and come.
+    `security` has the certificate files of each, or is empty if the config is insecure; `listen` has the addresses of
+    those that do not listen at their own; `path` is the config's; `everywhere` is true if these are all workers of the
+    run; `memory` is an in-memory folder of this host. `absent` and `asked` are for elastic runs.
     """
     return {
         worker: Identity(
@@ -170,7 +172,7 @@ def start_placed(
 
 @contextlib.contextmanager
 def _pipe_to(worker: str, ends: dict[str, int]) -> Iterator[int]:
-    """The worker's end of a new pipe, closed here once the worker has it; our end is kept."""
+    """The worker's end of a new pipe, closed here once the worker has inherited it; our end is kept."""
     ends[worker], theirs = os.pipe()
     try:
         yield theirs
@@ -204,10 +206,10 @@ def spawn(
 ) -> Iterator[Job]:
     r"""Start one process per worker of the same script; `workers` gives the cluster of each by its name.
 
-    `argv` is what follows `python` on a command line: a script and its arguments, or `-c` and code. Each process finds
-    out by `attach()` who it is. `env` is added to this process's environment. `echo` gets every line of output as it
-    comes. With `gateways` each cluster has one, and clusters reach each other through them. A worker that is not heard
-    of for `silence` seconds is taken for frozen. The certificates are made for this run alone.
+    `argv` is what follows `python` on a command line: a script and its arguments, or `-c` and code. Each process reads
+    its identity by `attach()`. `env` is added to this process's environment. `echo` is called with every line of
+    output. With `gateways` each cluster has one, and clusters reach each other through them. A worker without a
+    heartbeat for `silence` seconds is considered frozen. The certificates are issued for this run only.
 
     >>> with spawn(["-c", "print('hello')"], {"gpu/0": "gpu", "npu/0": "npu"}) as job:
     ...     result = job.wait(deadline=60)

@@ -27,7 +27,7 @@ ANY = "127.0.0.1:0"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The command line's request for a placement; `local` tells whether a host is this one."""
+    """The command line's request for a placement; `local` returns whether a host is this one."""
 
     cluster: str | None = None
     worker: int | None = None
@@ -122,7 +122,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def everything(config: Config, clusters: Sequence[str], local: Callable[[str], bool]) -> Placement:
     """All workers of the config's clusters, or one of each cluster that is named.
 
-    An address that is not this machine's becomes one of it, at a port that is free.
+    An address of another machine is replaced by a local one with a free port.
 
     >>> everything(Config(), ["gpu", "npu"], lambda host: False).addresses
     {'gpu/0': '127.0.0.1:0', 'npu/0': '127.0.0.1:0'}
@@ -193,9 +193,9 @@ def settle_ports(placement: Placement) -> Placement:
 def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
     """The address at which each worker of this host listens: its own, or all interfaces if no interface has it.
 
-    The second is how it is behind address translation, where others reach a host by an address that it does not have.
-    A port that is taken is told now; a worker would say so after loading TensorFlow. So is a name that means nothing
-    here, where somebody has `written` it; one that a platform gives may come to mean something within seconds.
+    All interfaces are needed behind address translation, where a host is reached by an address that it does not have. A
+    port in use is reported now; a worker would report it only after loading TensorFlow. So is a host name that does not
+    resolve, if a user has `written` it; one that a platform provides may resolve seconds later.
     """
     return {worker: _listening(worker, placement.addresses[worker], written) for worker in placement.here}
 
@@ -213,7 +213,7 @@ def _listening(worker: str, address: str, written: bool) -> str:
             ) from None
     problem = _try_to_listen(host, port)
     if problem == errno.EADDRNOTAVAIL:
-        host = "::" if ":" in host else "0.0.0.0"  # noqa: S104 - who comes in is asked for a certificate
+        host = "::" if ":" in host else "0.0.0.0"  # noqa: S104 - clients must present a certificate
         address, problem = f"[::]:{port}" if host == "::" else f"{host}:{port}", _try_to_listen(host, port)
     if problem is None:
         return address
@@ -223,7 +223,9 @@ def _listening(worker: str, address: str, written: bool) -> str:
 
 
 def wait_free(listen: Mapping[str, str], seconds: float) -> None:
-    """Wait until these workers can listen, at most so long: a process that has ended may hold its port for a moment."""
+    """Wait until these workers can listen, at most so long: the port of a process that has just ended may still be in
+    use.
+    """
     limit = time.monotonic() + seconds
     for worker, address in listen.items():
         host, port = host_of(address), int(address.rpartition(":")[2])
@@ -233,7 +235,7 @@ def wait_free(listen: Mapping[str, str], seconds: float) -> None:
 
 
 def _try_to_listen(host: str, port: int) -> int | None:
-    """The error that prevents listening at an address; None if there is none, or if only the worker can find out."""
+    """The error that prevents listening at an address; None if there is none, or if only the worker can detect it."""
     with contextlib.suppress(socket.gaierror):
         family, kind, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as trial:

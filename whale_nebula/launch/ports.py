@@ -1,4 +1,4 @@
-"""Free TCP ports, which no two processes of a host are given at once."""
+"""Free TCP ports, each of which is given to one process of a host at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from whale_nebula.errors import ConfigError
 
-_FIRST, _COUNT = 10_000, 20_000  # below those from which systems take the ports of outgoing connections
+_FIRST, _COUNT = 10_000, 20_000  # below the ephemeral ports of outgoing connections
 _TRIES = 1_000
 _HELD: dict[int, socket.socket] = {}
 _HELD_AT_MOST = 128
@@ -26,8 +26,8 @@ def _release_all() -> None:
 def free_port() -> int:
     """A free port of this host: no process listens at it, no outgoing connection takes it, and it is given out once.
 
-    The UDP port of the same number is held by this process as long as it has not asked for many more: the sign by
-    which other processes that ask see that the port is given, though nobody listens at it yet.
+    This process holds the UDP port of the same number until it has requested many more: so other callers of this
+    function see that the port is reserved, though no process listens at it yet.
     """
     for _ in range(_TRIES):
         port = _FIRST + secrets.randbelow(_COUNT)
@@ -58,7 +58,7 @@ def _release(port: int) -> None:
 
 
 def _is_free(port: int) -> bool:
-    """Whether all addresses of this host could be listened at, of each family that it has."""
+    """Whether the port can be bound on all addresses of this host, in each address family that it has."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - nothing listens
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
             if family == socket.AF_INET6:

@@ -35,13 +35,13 @@ class Streams:
             thread.start()
 
     def wait(self) -> None:
-        """The process has ended; a stream that something it started still holds open is waited for only briefly."""
+        """Called when the process has ended. A stream that a descendant still holds open is waited for only briefly."""
         for thread in self._threads:
             thread.join(REST_SECONDS)
 
 
 class KeptOutput:
-    """Keeps all that a process writes, and echoes it by lines."""
+    """Retains the output of a process, and echoes it line by line."""
 
     def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:
         self._worker, self._echo = worker, echo
@@ -64,7 +64,7 @@ class KeptOutput:
 
 _TAIL = 4096
 _LONGEST_LINE = 1 << 20
-_BACK = b"\r\b"  # with these a bar goes to where its line begins, and would be written over the worker's name
+_BACK = b"\r\b"  # a progress bar returns to the start of its line with these, and would overwrite the worker's name
 
 
 _START_UP = re.compile(
@@ -76,7 +76,7 @@ _START_UP = re.compile(
 
 
 def is_start_up_line(line: bytes) -> bool:
-    """Whether this is a line that TensorFlow writes at its start, at any log level.
+    """Whether TensorFlow writes this line at its start, at any log level.
 
     >>> is_start_up_line(b"I0000 00:00:17.5 1 port.cc:153] oneDNN custom operations are on. You may see")
     True
@@ -87,8 +87,8 @@ def is_start_up_line(line: bytes) -> bool:
 class Sink:
     """Shared destination of all workers' lines: an open file with a lock.
 
-    When its reader has gone away what is written to it is dropped: training goes on, and no worker waits for it.
-    Where it is a terminal on which something is drawn, that makes room.
+    After its reader has closed it, output is dropped: training continues, and no worker blocks on it. On a terminal, a
+    drawing is moved below the new lines.
     """
 
     def __init__(self, fd: int, screen: Screen | None = None) -> None:
@@ -97,22 +97,22 @@ class Sink:
         self._screen = screen
 
     def write(self, data: bytes) -> None:
-        """Write all of it."""
+        """Write all data."""
         room = self._screen.room(ended=data.endswith(b"\n")) if self._screen else contextlib.nullcontext()
         with self._lock, contextlib.suppress(OSError), room:
             view = memoryview(data)
             while view:
                 try:
                     view = view[os.write(self._fd, view) :]
-                except BlockingIOError:  # whoever shares this file with us has made it so
+                except BlockingIOError:  # another process that shares this file made it non-blocking
                     select.select([], [self._fd], [])
 
 
 class Relay:
-    """Hands on a process's output and errors. The last of its errors are remembered.
+    """Forwards a process's standard output and standard error, and retains the end of the latter.
 
-    By what error of ours the process ends is kept back: whoever waits for it says so, last of all. Where gRPC writes
-    why TLS did not come about, a line says it in our words, too: once for each reason.
+    The text of our error by which the process ends is held back: the supervisor prints it at the end of the run. If
+    gRPC reports why a TLS handshake failed, a line of our own explains it, once for each reason.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Relay:
         self._streams = Streams(worker, process, self._pump)
 
     def close(self) -> tuple[str, str]:
-        """Nothing of the output is kept; of the errors the end."""
+        """Returns none of the output, and the end of the errors."""
         self._streams.wait()
         return "", self._tail.decode(errors="replace")
 
@@ -143,7 +143,7 @@ class Relay:
                 if name == "err" and not started:
                     self._explain(line, sink)
             if started and prefix:
-                sink.write(b"\n")  # on a terminal the next line is another worker's
+                sink.write(b"\n")  # on a terminal the next line may be another worker's
 
     def _explain(self, line: bytes, sink: Sink) -> None:
         meant = read_refusal(line.decode(errors="replace"))
@@ -157,9 +157,10 @@ _CHUNK = 1 << 16
 
 
 class Picture:
-    """The worker's end: draws into the pipe `fd`, as large as the launcher's `terminal` is at that moment.
+    """The worker's end: draws into the pipe `fd`, in the current size of the launcher's `terminal`.
 
-    It never waits. A picture that has not gone out whole goes on at the next, which is left out in its place.
+    It never blocks. The rest of an incompletely written picture is written at the next call, whose own picture is
+    skipped.
     """
 
     def __init__(self, fd: int, terminal: int) -> None:
@@ -199,7 +200,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Board:
-    """The launcher's terminal, and what draws on it."""
+    """The launcher's terminal, and the screen that draws on it."""
 
     fd: int
     screen: Screen

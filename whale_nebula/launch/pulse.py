@@ -1,10 +1,10 @@
 """Heartbeats from a worker to its launcher, which detects a frozen process within seconds, and status messages.
 
-A worker's thread writes a byte each second into a pipe. A launcher that hears none for a while looks at the process
-before it judges: one that computes, or waits for a core, is busy and not frozen. Before its threads go a worker says
-its last word, with the exit code that it will have: what stands still after that has ended, and is not frozen.
-By the same pipe it tells the epoch that it has joined, that it has taken its first step, which step was saved last, and
-by what error it ends: the launcher needs to know them to start workers again.
+A worker's thread writes a byte each second into a pipe. A launcher that receives none for a while examines the process:
+one that computes, or waits for a core, is busy and not frozen. Before its threads end, a worker sends its last message,
+with its exit code: a process without heartbeats after that is ending, not frozen. Over the same pipe it sends the epoch
+that it has joined, its first step, the last saved step, and the error by which it ends: the launcher uses them to
+restart workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 EVERY_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 ENDING_SECONDS = 15.0
-"""How long a process may be silent after its last message, as libraries release resources and may wait."""
+"""How long a process may be silent after its last message, while libraries release resources, which may block."""
 STOPPED = "T"
 RUNNABLE = "R"
 _BEAT, _END = b".", b"\n"
@@ -33,9 +33,9 @@ _BEAT, _END = b".", b"\n"
 class Heart:
     """Thread that writes a heartbeat into a pipe until the reader closes it.
 
-    `code` is the exit code that this process will have, once that is known, `error` the code of the error by which it
-    ends, if it is one of this library's, and `cause` that of the error of another worker that has brought it about,
-    `lost` the worker that was missed: all go with the last word.
+    `code` is the exit code of this process, once it is known, `error` the code of the error by which it ends, if it is
+    one of this library's, `cause` that of the error of another worker that caused it, and `lost` the worker that was
+    missed: the last message contains all of them.
     """
 
     def __init__(self, fd: int, every: float = EVERY_SECONDS) -> None:
@@ -54,16 +54,16 @@ class Heart:
                 os.write(self._fd, encode_words(**words))
 
     def end(self) -> None:
-        """Say that this process ends: its threads are about to go, this one too. A process that it forked says nothing.
+        """Announce the end of this process, whose threads are about to end. A forked process announces nothing.
 
-        To be called by what runs last of all that Python does at its exit.
+        To be called by the last of Python's exit handlers.
         """
         self.tell(ends=True, code=self.code, error=self.error, cause=self.cause, lost=self.lost)
 
     def _beat(self) -> None:
         with suppress(BrokenPipeError):
             while True:
-                with suppress(BlockingIOError):  # a launcher that is stopped reads nothing; it is told enough
+                with suppress(BlockingIOError):  # a stopped launcher reads nothing, and the pipe is full
                     os.write(self._fd, _BEAT)
                 time.sleep(self._every)
 
@@ -72,8 +72,8 @@ class Heart:
 class Told:
     """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
     caused it, the worker that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
-    step ended; the newest step that it knows to be saved; the requested numbers of workers by cluster, if they change;
-    and the clusters that it needs and went on without.
+    step ended; the newest saved step; the requested numbers of workers by cluster, if they change; and the clusters
+    that it needs and continued without.
     """
 
     ends: bool = False
@@ -108,7 +108,7 @@ def read_words(heard: bytes, told: Told, now: float) -> bytes:
     """
     *lines, rest = heard.split(_END)
     for line in lines:
-        with suppress(ValueError, TypeError, AttributeError):  # no worker of ours has written that
+        with suppress(ValueError, TypeError, AttributeError):  # not a message of our workers
             words = json.loads(line.lstrip(_BEAT))
             if words.pop("stepped", False):
                 told.stepped = now
@@ -135,7 +135,7 @@ class Heard(NamedTuple):
 def listen(before: Heard | None, passed: float, beat: bool, now: Vitals) -> Heard | None:
     """Update the heartbeat's state after an interval; None before the first beat.
 
-    CPU time that moves counts like a beat, unless the process is stopped.
+    An increase of CPU time counts as a beat, unless the process is stopped.
 
     >>> heard = listen(None, 0.5, True, Vitals("S", 10))
     >>> listen(heard, 0.5, False, Vitals("S", 10)), listen(heard, 0.5, False, Vitals("S", 12))
@@ -169,7 +169,7 @@ def vitals(pid: int) -> Vitals | None:
 
 
 def runnable(pid: int) -> bool:
-    """Whether some thread of a process runs, or would if it had a core."""
+    """Whether a thread of a process is running or runnable."""
     states = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -186,8 +186,8 @@ def read_stat(process: Path) -> list[str]:
 class Ward:
     """Thread that monitors all workers' heartbeats, and calls `tell` once for each frozen worker.
 
-    `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. What
-    each has told is in `told`; those that have said their last word may stand still for longer.
+    `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. The
+    status of each is in `told`; those that have sent their last message may be silent for longer.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Ward:
         last, watched = time.monotonic(), set(self._pulses)
         while not self._closed.wait(tick):
             now = time.monotonic()
-            passed, last = min(now - last, 2 * tick), now  # time in which we were frozen ourselves is no silence
+            passed, last = min(now - last, 2 * tick), now  # time in which this process was frozen is not counted
             for worker in sorted(watched):
                 if self._look(worker, passed):
                     watched.discard(worker)

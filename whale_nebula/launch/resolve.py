@@ -46,7 +46,7 @@ NEEDED = ("JOBSET_NAME", "JOBSET_REPLICATED_JOB", "JOBSET_JOB_INDEX", "JOB_COMPL
 def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
     """The pods of one replicated job are the workers of this cluster.
 
-    `JOBSET_REPLICAS` says how many jobs it has, `JOBSET_PODS` how many pods each of them; both are one unless given.
+    `JOBSET_REPLICAS` is its number of jobs, `JOBSET_PODS` the number of pods of each; both default to 1.
 
     >>> environ = {"JOBSET_NAME": "a", "JOBSET_REPLICATED_JOB": "w", "JOBSET_JOB_INDEX": "0", "JOBSET_PODS": "2"}
     >>> from_jobset(Config(), {**environ, "JOB_COMPLETION_INDEX": "1"}, Asked(cluster="gpu"))
@@ -114,13 +114,13 @@ def _list_local(cluster: Cluster, asked: Asked) -> list[int]:
 
 VARIABLE = "TF_CONFIG"
 WORKERS = ("chief", "master", "worker")
-"""The jobs of TensorFlow that compute, in the order in which they are numbered. Other jobs are clusters of ours."""
+"""The jobs of TensorFlow that compute, in the order in which they are numbered. Other job names are our clusters."""
 _EXAMPLE = f'{VARIABLE}=\'{{"cluster": {{"worker": ["host:7101"]}}, "task": {{"type": "worker", "index": 0}}}}\''
 _REFUSED = {"ps": "there are no parameter servers here", "evaluator": "evaluation is part of the script here"}
 
 
 def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
-    """Jobs that TensorFlow knows are the workers of one cluster; any other job is a cluster by its name.
+    """TensorFlow's own job names are the workers of one cluster; any other job is a cluster of that name.
 
     >>> text = '{"cluster": {"gpu": ["a:1"], "npu": ["b:1"]}, "task": {"type": "npu", "index": 0}}'
     >>> from_tf_config(Config(), {"TF_CONFIG": text}, Asked())

@@ -1,8 +1,8 @@
 """Restart the workers of a job after a failure: diagnosis of the failure, the restart policy, and the loop that applies
 it.
 
-Each start has a number, the *epoch*. Workers of several launchers agree on the highest when they meet, and tell their
-launchers, which go on counting from there: so a process of an earlier epoch can be told apart and kept out.
+Each start has a number, the *epoch*. Workers of several launchers agree on the highest at the rendezvous, and report it
+to their launchers, which count on from there: so a process of an earlier epoch is recognised and refused.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from whale_nebula.launch.job import Job, Outcome, Result
 class Failure:
     """The worker that failed first in a job and how, in words.
 
-    `recurring` is the code of an error that would come again at once, of any worker, if there was one. `ways` are all
-    workers that failed by themselves and how, without numbers, which differ from time to time; not those that only lost
-    another worker, of which they know no more. `trained` is for how many seconds the job had trained, None if it took
-    no step, and `saved` the newest step that was saved by then; `lost` is the worker that the first one missed, if it
-    is one.
+    `recurring` is the code of an error of any worker that a restart would repeat, if there was one. `ways` are all
+    workers that failed by themselves and how, without numbers, which vary between failures; workers that only lost
+    another one are not among them. `trained` is how long the job had trained in seconds, None if it took no step, and
+    `saved` the newest step saved by then; `lost` is the worker that the first one missed, if any.
 
     >>> str(Failure("npu/0", "ended by SIGKILL", trained=3.0))
     'worker npu/0 failed first: ended by SIGKILL'
@@ -81,7 +80,7 @@ def _describe_way(result: Result, outcome: Outcome) -> str:
 def find_first(result: Result) -> Outcome | None:
     """The outcome of the worker that failed first, otherwise of one that left; None if all ended well.
 
-    Where the first that ended says that another one has failed before it, that one failed first.
+    If the first that ended reports that another one had failed before it, that one failed first.
     """
     if result.culprit is None:
         return None
@@ -181,7 +180,7 @@ class Rule:
 
     def _is_repeated(self, failure: Failure) -> bool:
         """Whether a worker failed before its first step as it did the last time. One that only lost a connection to
-        another worker may go on.
+        another worker may be restarted.
         """
         if failure.trained is not None:
             self._early = frozenset()
@@ -192,8 +191,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the last start (`epoch`) ended. If the run failed, `why` tells why it is not restarted, and `first` how the
-    first start failed, if there were several.
+    """How the last start (`epoch`) ended. If the run failed, `why` is the reason why it is not restarted, and `first`
+    how the first start failed, if there were several.
     """
 
     result: Result
@@ -206,11 +205,11 @@ class Ended:
 class Attempts:
     """Starts a job, and restarts it as long as the policy allows.
 
-    `start` gives the job of an epoch; `rest` waits so many seconds, and says whether to go on; `is_stopped` whether
-    somebody has asked for the end; `tell` is told in a line of each failure after which it goes on. `changes` says in
-    words why workers are started again at once, as others than before, or nothing; `is_left`
-    whether no worker is to be started here any more. `note_failure` is told of each failure, and whether that start got
-    further than those before; it gives a line where the next start is of other workers.
+    `start` starts the job of an epoch; `rest` waits so many seconds, and returns whether to continue; `is_stopped`
+    returns whether the end was requested; `tell` is called with a line on each failure that is followed by a restart.
+    `changes` returns in words why a changed set of workers is started at once, or ""; `is_left` whether no more workers
+    are to be started here. `note_failure` is called with each failure, and whether that start got further than those
+    before; it returns a line if the next start has other workers.
     """
 
     def __init__(

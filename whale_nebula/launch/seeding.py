@@ -1,7 +1,7 @@
 """Seed a worker's random generators before its script draws from them, without loading unneeded libraries.
 
-A script may want to say something before TensorFlow is loaded, in the environment most often. So each library is
-seeded in the moment in which the script has loaded it.
+A script may need to configure TensorFlow before it is loaded, usually by environment variables. So each library is
+seeded right after the script has loaded it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any
 
 
 def seed_all(seed: int) -> None:
-    """Do what `keras.utils.set_random_seed` does, now where a library is loaded, and else as soon as it is."""
+    """Do what `keras.utils.set_random_seed` does: at once for libraries that are loaded, for others as soon as they
+    are.
+    """
     random.seed(seed)
     call_when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
     call_when_loaded("keras", lambda: _seed_keras(seed))
-    # what waits for Keras seeds TensorFlow, too; where Keras loads TensorFlow it is not ready yet, and comes to that
+    # the hook for Keras seeds TensorFlow, too: while Keras loads TensorFlow, Keras itself is not ready yet
     call_when_loaded("tensorflow", lambda: "keras" in sys.modules or importlib.import_module("keras"))
 
 
@@ -50,7 +52,7 @@ def keep_generators() -> Iterator[None]:
 
 
 def _seed_keras(seed: int) -> None:
-    """Seed TensorFlow and Keras, and leave NumPy as it is: a script may have seeded it meanwhile."""
+    """Seed TensorFlow and Keras, but not NumPy, which a script may have seeded meanwhile."""
     drawn = importlib.import_module("numpy").random
     numpy = drawn.get_state()
     importlib.import_module("keras").utils.set_random_seed(seed)
@@ -58,7 +60,7 @@ def _seed_keras(seed: int) -> None:
 
 
 def call_when_loaded(name: str, do: Callable[[], object]) -> None:
-    """Do something once a module is loaded; at once if it is.
+    """Call a function once a module is loaded; at once if it is.
 
     >>> call_when_loaded("sys", lambda: print("it is"))
     it is
@@ -110,8 +112,8 @@ class _Telling(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader  # for who asks the module for its files
-        drawn = random.getstate()  # loading draws numbers, and how many is nobody's business
+            module.__spec__.loader = module.__loader__ = self._loader  # for code that asks the module for its files
+        drawn = random.getstate()  # loading draws an unspecified number of random numbers
         self._loader.exec_module(module)
         self._do()
         random.setstate(drawn)

@@ -1,7 +1,6 @@
 """Runs of an account on this host: folder, resource limits, missing isolation, and a log of starts.
 
-Workers are held to their limits by a control group of the kernel's, version 2, where this user may write one; else by
-looking at them often.
+Limits are enforced by a control group (version 2) of the kernel if this user may write one, otherwise by polling.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Others(NamedTuple):
 
 
 class Starts:
-    """One start, among the others in a folder of the account's.
+    """One start, recorded beside the others in a folder of the account.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -55,11 +54,11 @@ class Starts:
         hidden = folder / f".{self._path.name}"
         self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        hidden.rename(self._path)  # under this name it was never unlocked while we lived
+        hidden.rename(self._path)  # so a file of this name is locked while this process runs
         self._noted: frozenset[int] = frozenset()
 
     def note(self, workers: Collection[int]) -> None:
-        """Say which processes this start has now."""
+        """Record the current processes of this start."""
         if self._noted != frozenset(workers):
             self._noted = frozenset(workers)
             text = "".join(f"{each}\n" for each in sorted(workers)).encode()
@@ -82,7 +81,7 @@ class Starts:
         return Others(frozenset(workers), later)
 
     def close(self) -> None:
-        """The start is over."""
+        """Remove the record of this start."""
         self._path.unlink(missing_ok=True)
         os.close(self._file)
 
@@ -91,8 +90,8 @@ PROC = Path("/proc")
 PARENT = "whale-nebula"
 _CONTROLLERS = {"memory": "memory", "cpus": "cpu", "processes": "pids"}
 _LOOKED_AT = ("memory", "processes")
-_SCAN_SECONDS, _SCAN_SHARE = 0.5, 0.05  # at most so much of a core goes to looking for new processes
-_WAITED = 8  # looks, for which a start waits that another one ends, which began later
+_SCAN_SECONDS, _SCAN_SHARE = 0.5, 0.05  # at most this share of a core is used to look for new processes
+_WAITED = 8  # polls for which a start waits until a later one has ended
 _PERIOD = 100_000  # microseconds, for CPUs
 _MAPPED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 _SHARED = re.compile(r"^(?:Pss_Anon|Pss_Shmem):\s+(\d+)", re.MULTILINE)
@@ -128,7 +127,7 @@ class Limits:
             self._open_group(root)
         self._kills = self._count_kills()
 
-    # ------------------------------------------------------------------ the kernel's
+    # ------------------------------------------------------------------ limits of the kernel
     def _open_group(self, root: Path) -> None:
         """Create the control group, and set the limits that the kernel supports."""
         group = root / PARENT / f"{self.tenant.cluster}-{self.tenant.account}-{self.tenant.authority[:8]}"
@@ -164,7 +163,7 @@ class Limits:
         return True
 
     def admit(self, process: int) -> None:
-        """Put a process that was just started, and so all that it will start, into the group."""
+        """Add a process that was just started, and so all its descendants, to the group."""
         if self.group is not None:
             try:
                 _write(self.group / "cgroup.procs", str(process))
@@ -194,7 +193,7 @@ class Limits:
         if self._starts is not None:
             self._starts.close()
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ polled limits
     def find_excess(self, workers: Collection[int]) -> str:
         """The polled limit that the account exceeds, in words, if these workers must end for it. Where several starts
         exceed one together, the last of them ends, and the others wait for that.
@@ -212,7 +211,7 @@ class Limits:
         return found if found and (not self._later or self._waited > _WAITED) else ""
 
     def _scan(self, workers: Collection[int]) -> None:
-        """Look for new processes, now and then."""
+        """Look for new processes, at intervals."""
         now = time.monotonic()
         if now < self._next_scan:
             return
@@ -231,7 +230,7 @@ class Limits:
             if count > limits["processes"]:
                 return self._describe("processes", f"are {count}")
         if "memory" in looked and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
-            exact = dict(_read_all(statuses, "smaps_rollup"))  # slower; a process can keep it from being read
+            exact = dict(_read_all(statuses, "smaps_rollup"))  # slower; a process can make it unreadable
             hidden = [text for each, text in statuses.items() if each not in exact]
             used = _sum_kib(exact.values(), _SHARED) + _sum_kib(hidden, _MAPPED)
             if used > limits["memory"]:
@@ -264,7 +263,7 @@ def _write(path: Path, text: str) -> None:
 
 def _remove(group: Path) -> None:
     for place in (group, group.parent):
-        with contextlib.suppress(OSError):  # somebody is in it
+        with contextlib.suppress(OSError):  # it is not empty
             place.rmdir()
 
 
@@ -278,7 +277,7 @@ def _find_processes(workers: Collection[int]) -> Iterator[int]:
         if group in groups:
             found.add(process)
     left = list(found)
-    for each in left:  # grows meanwhile
+    for each in left:  # grows during iteration
         left += [child for child in children.get(each, ()) if child not in found]
         found.update(children.get(each, ()))
     yield from found

@@ -1,4 +1,4 @@
-"""Security: identities, certificates, what each role may do, and an audit log of what was decided.
+"""Security: identities, certificates, the permissions of each role, and an audit log of decisions.
 
 >>> Identity("mt", "gpu").worker
 'gpu/0'

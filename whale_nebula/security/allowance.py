@@ -1,5 +1,5 @@
 """Resource limits of accounts. The owner sets them, and the account's certificates carry them, signed, so that hosts
-without a registry know them too.
+without a registry apply them too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cryptography.x509 import ObjectIdentifier
 from whale_nebula.security.chain import canonical
 
 OID = ObjectIdentifier("2.25.216046748900487350867445607681924750072")
-"""The extension of a certificate in which it stands."""
+"""The certificate extension that holds the allowance."""
 SIZES = ("memory", "disk", "line")
 """The limits that are bytes."""
 
@@ -58,7 +58,7 @@ class Allowance:
 
     @classmethod
     def decode(cls, data: bytes | str) -> Allowance:
-        """Read what `encode` wrote; anything else is a `ValueError`: a limit that is not known must not be none."""
+        """Parse what `encode` wrote; anything else is a `ValueError`: an unknown limit must not be ignored."""
         said = json.loads(data)
         if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
             raise ValueError("limits of an account that are not known here")
@@ -73,7 +73,7 @@ UNLIMITED = Allowance()
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people.
+    """A number of bytes as text.
 
     >>> format_bytes(1536), format_bytes(20 << 30), format_bytes(999)
     ('1.5 KiB', '20 GiB', '999 bytes')

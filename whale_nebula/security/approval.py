@@ -1,4 +1,4 @@
-"""Approvals of programs: what the owner of a cluster has looked at and signed, a folder for each.
+"""Approvals of programs: what the owner of a cluster has reviewed and signed, in a folder for each.
 
     approvals/
       train-1f3a.../
@@ -54,13 +54,13 @@ class Approval:
     why: str = ""
 
     def is_over(self, at: datetime) -> bool:
-        """Whether its time is over."""
+        """Whether it has expired."""
         return at > datetime.strptime(self.until, files.TIME).replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Found:
-    """An approval in a folder; `fault` says why it does not count."""
+    """An approval in a folder; `fault` is the reason why it is invalid, or ""."""
 
     folder: Path
     approval: Approval | None = None
@@ -79,7 +79,7 @@ def save(
     why: str = "",
     at: datetime | None = None,
 ) -> Found:
-    """Sign an approval, and write it with its plans; the folder has it whole or not at all."""
+    """Sign an approval, and write it with its plans; atomically."""
     moment, serial = at or files.now(), secrets.token_hex(20)
     until = min(moment + span(days), authority.certificate.not_valid_after_utc)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in plans.items()}
@@ -110,7 +110,7 @@ def plan_file(step: str) -> str:
 
 
 def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None) -> Sequence[Found]:
-    """All approvals in a folder, the newest first; those that do not count, on workers of a cluster, say why."""
+    """All approvals in a folder, the newest first; `fault` is set for those that are invalid on workers of a cluster."""
     found = [_read(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
     return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
 
@@ -172,7 +172,7 @@ def read_plan(found: Found, step: str) -> bytes:
 
 def read_approvals(config: Config, source: str | None, cluster: str | None) -> tuple[Path, Sequence[Found]]:
     """The folder of a config's approvals, and those that an authority in `ca.pem` has signed for a cluster, or why they
-    do not count. The authority is the one that the config names, also where a launcher makes certificates for one run.
+    are invalid. The authority is the one that the config names, also where a launcher makes certificates for one run.
     """
     base = Path(source or "").parent
     folder = base / Path(config.approvals or "approvals").expanduser()
@@ -183,8 +183,8 @@ def read_approvals(config: Config, source: str | None, cluster: str | None) -> t
 
 
 def check_script(config: Config, source: str | None, cluster: str | None, script: str) -> None:
-    """Refuse to start a script that no approval is of. Looked at are the script, the modules beside it that the
-    approval names, and the versions of packages; what it loads from elsewhere its workers look at.
+    """Refuse to start a script without a valid approval. Compared are the script, the modules beside it that the
+    approval names, and the versions of packages; its workers compare what it loads from elsewhere.
     """
     folder, found = read_approvals(config, source, cluster)
     packages = code.list_packages()
@@ -198,8 +198,8 @@ def check_script(config: Config, source: str | None, cluster: str | None, script
 
 
 def check_process(folder: Path, found: Sequence[Found]) -> Found:
-    """The newest approval of the script, modules and packages of this process. A package that was not there when it was
-    made differs once it is loaded.
+    """The newest approval of the script, modules and packages of this process. A package that was not installed at the
+    approval counts as a difference once it is loaded.
     """
     own, packages = code.list_files(), code.list_packages()
 

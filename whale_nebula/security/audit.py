@@ -1,8 +1,8 @@
-"""The audit log of a process: decisions with time and subject, in a hash chain that others can verify.
+"""The audit log of a process: decisions with time and subject, in a hash chain that other parties can verify.
 
 Each line holds `seq`, `time` (UTC), `mono_ns`, `site` (the log's owner), `actor`, `action`, `object`, `decision`,
-`reason` and `prev`. The first names the run and the certificates. Nothing is ever removed: a log that has become large
-continues in a new file, with the same chain.
+`reason` and `prev`. The first names the run and the certificates. Records are never removed: a large log continues in a
+new file, with the same chain.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from whale_nebula.security.trust import Trust
 
 HEAD_EVERY = 100
 TAKEN = "the audit log is taken"
-"""What is said of a log that another process writes."""
+"""The error's text for a log that another process writes."""
 MOST_BYTES = 64 << 20
 _LONGEST = 1000
 _SIGNED = b'{"action":"head",'
@@ -47,9 +47,9 @@ _START_AGAIN = "mend the disk, then start this process again: it goes on after w
 class AuditLog:
     """An audit log open for writing: by one process at a time, from any of its threads.
 
-    A record with a decision is on disk when `record` returns. After a failure of the disk the log is closed for good,
-    as records might be missing. `on_head` receives each signed head, in order, to be sent to a peer that keeps it; it
-    is called outside the lock, by a thread that wrote.
+    A record with a decision is on disk when `record` returns. After a disk error the log is closed permanently, as
+    records might be missing. `on_head` receives each signed head, in order, to be sent to a peer that keeps it; it is
+    called outside the lock, by a thread that wrote a record.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class AuditLog:
 
     # ------------------------------------------------------------------ inside the lock
     def _begin(self) -> Link:
-        """Continue where the file ends, or where the file before it does, or begin a new chain."""
+        """Continue at the end of the file or of the previous file, or begin a new chain."""
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
             data = file.read(self._size)
@@ -150,7 +150,7 @@ class AuditLog:
             raise _broken_error(self.path, str(error)) from None
         self._first = before.seq + 1
         since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
-        # a file without a head needs one: the last is in the file before
+        # a file without a head needs one: the last head is in the previous file
         self._unsigned = next(since, len(lines) if before == START else self._head_every)
         if rest and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
@@ -265,7 +265,7 @@ class AuditLog:
             raise self._fail("the audit log's folder is not safe on disk", error) from None
 
     def _fail(self, what: str, error: OSError) -> AuditError:
-        """Close the log for good: after a failed fsync, a later one may succeed without the pages that were lost."""
+        """Close the log permanently: after a failed fsync, a later one may succeed without the pages that were lost."""
         self._closed_why = f"{what}: {error.strerror}"
         self._signed.clear()
         self._close_file()
@@ -281,7 +281,7 @@ class AuditLog:
         self._sync()
         named = piece(self.path, self._first)
         try:
-            if self.path.exists():  # an earlier attempt may have got this far
+            if self.path.exists():  # from an earlier attempt that was interrupted
                 os.rename(self.path, named)
         except OSError as error:
             raise AuditError(f"{named} cannot be made", why=error.strerror) from None
@@ -359,7 +359,7 @@ def _literal(text: str) -> str:
 
 
 def _find_start(path: Path, data: bytes) -> Link:
-    """The link before the first record of this file: at the chain's start, or at the end of the file before."""
+    """The link before the first record of this file: the chain's start, or the end of the previous file."""
     older = pieces(path)[:-1]
     if not older:
         return START
@@ -416,7 +416,7 @@ class Head(NamedTuple):
         """The identity of the log's owner, if the signature is valid and, with `trust`, an authority of it issued the
         signer's certificate.
 
-        Dates are not checked: a log is read long after its certificates have expired.
+        Dates are not checked: a log may be verified long after its certificates have expired.
         """
         shown = files.certificate(self.certificate, "the head of an audit log")
         identity = files.peer(shown).identity
@@ -424,7 +424,7 @@ class Head(NamedTuple):
             raise AuditError(f"head {self.seq} is signed by a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
-        except ValueError:  # no base64, or no ASCII
+        except ValueError:  # not base64, or not ASCII
             signature = b""
         if not files.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
             raise AuditError(f"the signature of head {self.seq} is wrong", where=identity.worker)
@@ -447,7 +447,7 @@ class KeptHeads:
         self._trust = trust
         self._lock = threading.Lock()
         self._kept: dict[Identity, dict[int, str]] = {}  # digests by number, of the last heads of each
-        latest: dict[str, deque[Head]] = {}  # a file may be long, and checking a signature takes time
+        latest: dict[str, deque[Head]] = {}  # only these signatures are checked: a file may be long
         for head in read_heads(self.path) if self.path.exists() else ():
             latest.setdefault(head.certificate, deque(maxlen=_REMEMBERED)).append(head)
         for heads in latest.values():
@@ -455,7 +455,9 @@ class KeptHeads:
                 _remember(self._kept.setdefault(head.check(), {}), head)
 
     def keep(self, head: Head, sender: Identity) -> bool:
-        """Keep a head of the sender's log; False if it is known. Raises `AuditError` if that log went back."""
+        """Store a head of the sender's log; False if it is stored already. Raises `AuditError` if that log was rolled
+        back.
+        """
         trust = self._trust if isinstance(self._trust, Trust) else self._trust()
         trust.check(head.certificate, sender, whose="the sender of a head")
         head.check(trust)

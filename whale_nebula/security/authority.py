@@ -1,4 +1,5 @@
-"""A run's certificate authority: the certificates that it signs, and the folder on one host with its own and its key.
+"""A run's certificate authority: the certificates that it signs, and the folder on one host with its own certificate
+and key.
 
     certs/              0700
       ca.pem            its certificate: every host gets a copy
@@ -11,8 +12,8 @@
 
 Nothing else is kept anywhere: the folder is the authority.
 
-Keys are P-256: the TLS of gRPC speaks these by default, and Ed25519 it does not. A certificate is valid from five
-minutes ago, for hosts whose clocks are a little behind.
+Keys are P-256: the TLS of gRPC supports these by default, and not Ed25519. A certificate is valid from five minutes
+ago, for hosts whose clocks are slightly behind.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def make_key() -> ec.EllipticCurvePrivateKey:
 
 
 def key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PEM, without a passphrase: its file's mode is what guards it."""
+    """A private key as PEM, without a passphrase: the file's mode protects it."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -62,8 +63,8 @@ def certificate_bytes(certificate: x509.Certificate) -> bytes:
 def authority_certificate(
     run: str, key: ec.EllipticCurvePrivateKey, until: datetime, at: datetime, bound: Sequence[str] = ()
 ) -> x509.Certificate:
-    """The certificate of a run's authority, or of one that is `bound` to some of its clusters. It signs processes and
-    nothing else: no authority stands below it.
+    """The certificate of a run's authority, or of one that is `bound` to some of its clusters. It signs certificates of
+    processes only: there are no intermediate authorities.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, " ".join(["whale_nebula", run, *bound]))])
     names = [run_uri(run), *(cluster_uri(run, cluster) for cluster in bound)]
@@ -82,10 +83,10 @@ def process_certificate(
     account: str = "",
     allowance: Allowance = UNLIMITED,
 ) -> x509.Certificate:
-    """The certificate of one process: client and server in one, as peers dial each other either way.
+    """The certificate of one process: for client and server, as either peer may dial the other.
 
-    Who it is stands in the alternative names; the common name is for people who look at it with other tools. The
-    `account` that it was given to stands in the subject, too, and what that may use in an extension.
+    The identity is in the alternative names; the common name is only displayed by other tools. The `account` that it
+    was issued to is in the subject, and its limits are in an extension.
     """
     parts = [x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)]
     name = x509.Name([*parts, *[x509.NameAttribute(NameOID.USER_ID, account)] * bool(account)])
@@ -106,7 +107,7 @@ def _sign(
     *,
     signs_certificates: bool = False,
 ) -> x509.Certificate:
-    """A certificate with the names of its subject and issuer, until a date from a moment on."""
+    """A certificate with the names of its subject and issuer, valid between two dates."""
     usage = x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -141,7 +142,7 @@ AUTHORITY_DAYS = 90.0
 MOST_DAYS = 3650.0
 
 Clusters = Mapping[str, int]
-"""How many workers each cluster has."""
+"""The number of workers of each cluster."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Authority:
         at: datetime | None = None,
         bound: Sequence[str] = (),
     ) -> Authority:
-        """A new authority, in memory; one that is `bound` to clusters speaks for no others."""
+        """A new authority, in memory; one that is `bound` to clusters issues for no others."""
         moment = at or files.now()
         key = make_key()
         for cluster in (*clusters, *bound):
@@ -171,7 +172,7 @@ class Authority:
 
     @property
     def bound(self) -> tuple[str, ...]:
-        """The clusters that it speaks for; none where it speaks for all."""
+        """The clusters that it may certify; empty if it may certify all."""
         return files.authority_clusters(self.certificate)
 
     def check(self, identity: Identity) -> None:
@@ -219,7 +220,7 @@ def clusters_of(config: Config) -> Clusters:
 
 
 def everyone(run: str, config: Config) -> list[Identity]:
-    """All that need a certificate in a run: its workers, and the gateways that are named."""
+    """All processes of a run that need a certificate: its workers and its gateways."""
     found = []
     for cluster in config.clusters.values():
         found += [Identity(run, cluster.name, WORKER, index) for index in range(len(cluster.workers))]
@@ -229,7 +230,7 @@ def everyone(run: str, config: Config) -> list[Identity]:
 
 # ---------------------------------------------------------------------- the folder
 def create(folder: Path, authority: Authority) -> None:
-    """Put a new authority into a folder; one that is there already is left alone, with an error."""
+    """Write a new authority to a folder; raises if the folder contains one."""
     prepare(folder)
     with files.lock_folder(folder):
         if (folder / CA).exists():
@@ -253,7 +254,7 @@ def create(folder: Path, authority: Authority) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Make a folder for keys, unless it is there; one that others can enter is refused."""
+    """Make a folder for keys, unless it exists; one that other users can enter is refused."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / ISSUED).mkdir(mode=0o700, exist_ok=True)
@@ -269,13 +270,13 @@ def prepare(folder: Path) -> None:
 
 
 def save_clusters(folder: Path, authority: Authority) -> None:
-    """Keep which clusters there are."""
+    """Store the authority's clusters."""
     said = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
     files.write(folder / ABOUT, f"{json.dumps(said, indent=1)}\n".encode(), files.PUBLIC)
 
 
 def load(folder: Path) -> Authority:
-    """The authority in a folder, with its key: only the host where it was made has that."""
+    """The authority in a folder, with its key, which only the host has where it was made."""
     known = authorities(folder)
     if not (folder / KEY).exists():
         raise CredentialsError(
@@ -305,7 +306,7 @@ def load(folder: Path) -> Authority:
 
 
 def authorities(folder: Path) -> list[x509.Certificate]:
-    """All certificates in `ca.pem`: those of several authorities, where clusters have one each."""
+    """All certificates in `ca.pem`: those of several authorities, if clusters have one each."""
     load_certificate(folder)
     return files.certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 

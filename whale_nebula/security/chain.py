@@ -1,6 +1,6 @@
 """The hash chain of a log: lines of canonical JSON, each with the digest of the line before.
 
-A value cannot forge a line: text is ASCII with everything else escaped, newlines too. Pure: bytes in, records out.
+A value cannot forge a line: text is ASCII with everything else escaped, newlines too. Pure functions of bytes.
 """
 
 from __future__ import annotations

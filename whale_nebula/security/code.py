@@ -21,17 +21,17 @@ import whale_nebula
 
 SCRIPT = "__main__"
 _ALIAS = "__mp_main__"
-"""What multiprocessing calls the module that a process began with."""
+"""The name that multiprocessing gives the main module of a process."""
 _OWN = "whale-nebula"
 _UNREADABLE = "unreadable"
 _GENERATED = "__autograph_generated_file"
-"""How TensorFlow's AutoGraph begins the names of modules that it makes of functions, each under another name."""
+"""The prefix of modules that TensorFlow's AutoGraph generates from functions, each with a name of its own."""
 _CODE = (".py", ".so", ".pyd")
 
 
 @cache
 def code_digest() -> str:
-    """The first digits of the SHA-256 of this package's source: the same where the code is."""
+    """The first digits of the SHA-256 of this package's source: equal if the code is equal."""
     root = Path(whale_nebula.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -41,7 +41,7 @@ def code_digest() -> str:
 
 
 def digest_file(path: str | Path) -> str:
-    """The SHA-256 of a file, or a word that is no digest."""
+    """The SHA-256 of a file, or a word that is not a digest."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
@@ -67,7 +67,7 @@ def list_files(script: str | Path | None = None) -> dict[str, str]:
 
 
 def list_beside(script: str | Path, modules: Iterable[str]) -> dict[str, str]:
-    """The digests of a script that does not run yet, and of modules in its folder."""
+    """The digests of a script before it runs, and of modules in its folder."""
     found, folder = {SCRIPT: digest_file(script)}, Path(script).resolve().parent
     for name in modules:
         path = folder.joinpath(*name.split("."))
@@ -97,7 +97,7 @@ def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
 def _last_change(path: Path) -> int | None:
     try:
         return os.stat(path).st_mtime_ns
-    except OSError:  # it was removed after it was loaded
+    except OSError:  # removed after it was loaded
         return None
 
 
@@ -142,7 +142,7 @@ def list_packages() -> Mapping[str, str]:
             code = sorted(f"{os.path.relpath(path, _root(each))},{own}" for path, own in _records()[name].items())
             digest = hashlib.sha256("\n".join(code).encode()).hexdigest()[:12] if code else ""
             found[name] = f"{each.version} {code_digest() if name == _OWN else digest}".strip()
-    found.setdefault(_OWN, code_digest())  # where it runs from a folder that no installer knows
+    found.setdefault(_OWN, code_digest())  # if it runs from a folder, not installed
     return dict(sorted(found.items()))
 
 

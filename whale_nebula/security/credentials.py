@@ -23,9 +23,10 @@ _LOG = logging.getLogger("whale_nebula.security")
 
 @dataclass(frozen=True)
 class Credentials:
-    """The files of a process, read and found consistent. Data: a renewed certificate makes a new one (`reload`).
+    """The files of a process, read and found consistent. Immutable: `reload` returns a new one for a renewed
+    certificate.
 
-    `ca_pem`, `cert_pem` and `key_pem` are what gRPC is given. Its text does not show the key.
+    `ca_pem`, `cert_pem` and `key_pem` are passed to gRPC. The `repr` omits the key.
     """
 
     files: Files
@@ -53,11 +54,11 @@ class Credentials:
 
     @property
     def not_after(self) -> datetime:
-        """When its certificate ends."""
+        """When its certificate expires."""
         return self.peer.not_after
 
     def check_now(self) -> None:
-        """Whether the certificate is good at present: raises `ExpiredError` or `RevokedError` if it is not."""
+        """Check that the certificate is valid at present: raises `ExpiredError` or `RevokedError` if it is not."""
         self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)")
 
     def check_is(self, identity: Identity) -> None:
@@ -73,7 +74,7 @@ class Credentials:
         raise WrongNameError(what, where=str(self.files.cert), why=why, mend=mend)
 
     def reload(self) -> Credentials:
-        """The same from the files as they are now; what is not consistent yet raises, and changes nothing."""
+        """The credentials in the present files; raises if they are inconsistent, and changes nothing."""
         found = _load(self.files, self.trust.denied)
         if found.identity != self.identity:
             raise CredentialsError(
@@ -92,7 +93,7 @@ def _stamps(paths: Files) -> tuple[Stamp, ...]:
 
 
 def _load(paths: Files, denied: DenyList | None) -> Credentials:
-    stamps = _stamps(paths)  # taken first: what changes while we read is read again
+    stamps = _stamps(paths)  # taken first: files that change while they are read are read again
     key_pem = files.read(paths.key, "the key of this process", secret=True)
     cert_pem = files.read(paths.cert, "the certificate of this process")
     ca_pem = files.read(paths.ca, "the authority's certificate")
@@ -123,9 +124,9 @@ def _load(paths: Files, denied: DenyList | None) -> Credentials:
 class CurrentCredentials:
     """The credentials of a process that runs for longer than a certificate: read again once their files change.
 
-    Any thread may call it. Files that are half copied or wrong change nothing: the old ones stay, and the log
-    says why, once for each change; one that is not valid yet may be so later, so they are looked at again. Days before
-    the certificate or an authority ends, the log says so once a day, with the command that renews it.
+    Thread-safe. Files that are partly copied or invalid are ignored: the old credentials are kept, and the reason is
+    logged once for each change; they are checked again, as a certificate may become valid later. In the days before the
+    certificate or an authority expires, a daily warning contains the command that renews it.
     """
 
     def __init__(self, first: Credentials) -> None:
@@ -137,14 +138,16 @@ class CurrentCredentials:
         self._warn_again = 0.0
 
     def __call__(self) -> Credentials:
-        """The credentials as they are now."""
+        """The current credentials."""
         with self._lock:
             self._warn_of_ends()
             self._look()
             return self._present
 
     def _warn_of_ends(self) -> None:
-        """Warn once a day of what ends soon. Of an authority with several certificates the last one counts."""
+        """Warn once a day of certificates that expire soon. Of an authority with several certificates the last one
+        counts.
+        """
         if time.monotonic() < self._warn_again:
             return
         self._warn_again = time.monotonic() + _WARN_SECONDS
@@ -170,7 +173,7 @@ class CurrentCredentials:
         )
 
     def _look(self) -> None:
-        """Take up files that have changed."""
+        """Load files that have changed."""
         stamps = _stamps(self._present.files)
         if stamps == self._present.stamps or (stamps == self._refused and time.monotonic() < self._again):
             return
@@ -189,7 +192,7 @@ class CurrentCredentials:
 class Prover:
     """Authenticates this process to a peer, and verifies the peer's proof: signatures over both greetings.
 
-    TLS proves it to whoever ends the connection; behind a gateway that is not the peer, and this is.
+    TLS authenticates to the end of the connection only, which behind a gateway is not the peer.
     """
 
     def __init__(self, credentials: Credentials | CurrentCredentials) -> None:
@@ -197,7 +200,7 @@ class Prover:
 
     @property
     def credentials(self) -> Credentials:
-        """The present credentials."""
+        """The current credentials."""
         return self._credentials if isinstance(self._credentials, Credentials) else self._credentials()
 
     @property
@@ -206,11 +209,11 @@ class Prover:
         return self.credentials.cert_pem.decode("ascii")
 
     def sign(self, transcript: bytes) -> bytes:
-        """A signature that means a conversation and nothing else."""
+        """A signature that is valid for one conversation only."""
         return self.credentials.sign(_CONVERSATION + transcript)
 
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
-        """Raise an `IdentityError` unless `worker`, with a certificate that is good now, signed this transcript."""
+        """Raise an `IdentityError` unless `worker`, with a certificate that is valid now, signed this transcript."""
         ours = self.credentials
         shown = files.certificate(certificate, f"what {worker} sent")
         ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=files.now())
@@ -222,7 +225,9 @@ class Prover:
             )
 
     def check_live(self, certificate: str, worker: str) -> None:
-        """Raise an `IdentityError` unless a certificate that `verify` took is still good: its dates, the deny list."""
+        """Raise an `IdentityError` unless a certificate that `verify` accepted is still valid: its dates, the deny
+        list.
+        """
         shown = files.certificate(certificate, f"what {worker} sent")
         check_live(self.credentials.trust, files.peer(shown))
 

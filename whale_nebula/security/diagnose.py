@@ -1,10 +1,10 @@
 """Diagnose why a TLS connection is refused, as gRPC reports little more than a closed socket.
 
-`probe` looks at this side before anything is dialled, then makes one TLS handshake by itself and says what is wrong at
-the other end, or with this side in the eyes of the other.
+`probe` checks this side first, then makes one TLS handshake and returns the fault of the other end, or the fault that
+the other end finds here.
 
-A client sees the certificate of its server, and can say exactly what is wrong with it. A server tells a client that
-it refuses hardly anything; what it writes to its own log is read by `read_refusal`.
+A client receives its server's certificate, and can diagnose it exactly. A server sends hardly any reason to a client
+that it refuses; `read_refusal` parses what it writes to its own log.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _WORDS: tuple[tuple[str, type[IdentityError], str], ...] = (
 def read_grpc_error(text: str, who: str) -> IdentityError | None:
     """The error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
 
-    `who` is the other side, as far as it is known: "a client", or an address.
+    `who` is the other side, if known: "a client", or an address.
 
     >>> line = "Handshake failed with error SSL_ERROR_SSL: ...:PEER_DID_NOT_RETURN_A_CERTIFICATE: ..."
     >>> print(read_grpc_error(line, "a client").what, "/", read_grpc_error("Socket closed", "a client"))
@@ -97,7 +97,7 @@ _REFUSED = "Handshake failed with error"
 def read_refusal(line: str) -> str | None:
     """Translate a line of gRPC's log about a failed TLS handshake; None for other lines.
 
-    It does not say who dialled whom: either side writes it that does not take the certificate of the other.
+    The line does not contain the direction: it is written by the side that rejects the other's certificate.
 
     >>> read_refusal("I1122 tls.cc:1] Handshake failed with error SSL_ERROR_SSL: ...:CERTIFICATE_VERIFY_FAILED")
     'TLS was refused: the other side shows a certificate that is not taken (NB-420)'
@@ -128,7 +128,7 @@ _SPEAKS_SECONDS = 2.0
 
 
 class Diagnosis(NamedTuple):
-    """A diagnosed fault: what is wrong, the side that must mend it ("here" or "there"), and the error for it."""
+    """A diagnosed fault: what is wrong, the side that must correct it ("here" or "there"), and the error for it."""
 
     kind: str
     side: str
@@ -149,7 +149,7 @@ def probe(
 ) -> Diagnosis | None:
     """Diagnose why TLS to an address fails; None if it works.
 
-    Without credentials this process is one that speaks plaintext (`insecure: true`).
+    Without credentials this process uses plaintext (`insecure: true`).
     """
     try:
         if credentials is not None:
@@ -198,9 +198,9 @@ def _probe_tls(
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
-    """One that takes every certificate: it is looked at afterwards, by rules that can say what is wrong with it.
+    """A context that accepts every certificate: it is verified afterwards, by rules with exact errors.
 
-    TLS proves all the same that the other side holds the key of what it shows.
+    TLS still proves that the other side holds the key of its certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -223,7 +223,7 @@ def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
         )
         return diagnosis(said, THERE)
     if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        hung_up = TransportError(  # what stands there may lead to somebody who is not up yet: that mends itself
+        hung_up = TransportError(  # a forwarder whose target has not started yet: transient
             f"{address} closes the line before it has shown a certificate",
             why="who is there ends, or a proxy stands there and nobody behind it yet",
             mend="start it; or see that the address is that of a worker or gateway",
@@ -249,7 +249,7 @@ def _wrong_there(
 def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> Diagnosis | None:
     """The other side's verdict on our certificate. TLS 1.3 sends it after the handshake, so something must be read.
 
-    Who takes us in speaks first (HTTP/2 begins with settings); who does not sends an alert, or just hangs up.
+    A server that accepts sends first (HTTP/2 begins with settings); one that refuses sends an alert or closes.
     """
     secured.settimeout(_SPEAKS_SECONDS)
     try:

@@ -46,16 +46,16 @@ class Files(NamedTuple):
 
     @classmethod
     def under(cls, folder: str | os.PathLike[str], identity: Identity) -> Files:
-        """The names that `whale-nebula certs issue` gives."""
+        """The file names that `whale-nebula certs issue` uses."""
         home = Path(folder)
         return cls(home / "ca.pem", home / f"{identity.stem}.pem", home / f"{identity.stem}.key", home / REVOKED)
 
     @classmethod
     def of(cls, security: Security, identity: Identity, base: str | os.PathLike[str] = ".") -> Files:
-        """The files that a config names; `{cluster}`, `{role}` and `{index}` stand for the parts of the identity.
+        """The files that a config names; `{cluster}`, `{role}` and `{index}` are replaced by the parts of the identity.
 
-        What is not given has the name that `certs issue` gives, in `certs` beside the config (`base`); the deny list
-        lies beside `ca`, and there is none where the config says `revoked: none`.
+        The default is the name that `certs issue` uses, in `certs` beside the config (`base`); the deny list is beside
+        `ca`, and there is none with `revoked: none`.
 
         >>> named = Security(ca="/etc/nebula/ca.pem", cert="/etc/nebula/{cluster}-{index}.pem")
         >>> found = Files.of(named, Identity("mt", "gpu", "worker", 3), "/srv")
@@ -81,7 +81,7 @@ class Files(NamedTuple):
         return cls(**{part: Path(path) for part, path in paths.items() if path})
 
     def as_dict(self) -> dict[str, str | None]:
-        """The paths as text, absolute, to be handed to another process."""
+        """The absolute paths as text, to be passed to another process."""
         return {part: path and os.path.abspath(path) for part, path in self._asdict().items()}
 
 
@@ -94,8 +94,8 @@ def _path(text: str, identity: Identity, base: str | os.PathLike[str]) -> Path:
 def read(
     path: str | os.PathLike[str], what: str, *, secret: bool = False, most: int | None = _MOST, mend: str | None = None
 ) -> bytes:
-    """The bytes of a file; a secret that others can read is refused, with the line that mends it. `mend` is said of a
-    file that cannot be read and is none of those that `certs` makes.
+    """The bytes of a file; a secret that other users can read is refused, with the command that corrects it. `mend` is
+    the advice for an unreadable file that `certs` does not make.
     """
     try:
         with open(path, "rb") as file:
@@ -109,7 +109,7 @@ def read(
                 )
             return file.read(most)
     except OSError as error:
-        beside = Path("certs") / Path(path).name  # where `certs` was called
+        beside = Path("certs") / Path(path).name  # the folder in which `certs` was called
         if mend is None and beside.exists() and not Path(path).exists():
             folder = beside.parent.absolute()
             mend = (
@@ -130,18 +130,18 @@ def is_private(found: os.stat_result) -> bool:
 
 
 def find_other_keys(paths: Files) -> list[Path]:
-    """Private keys of other identities that lie beside this process's own and that it can read."""
+    """Readable private keys of other identities beside this process's own."""
     beside = sorted({*paths.key.parent.glob("*.key"), *paths.ca.parent.glob("*.key")} - {paths.key})
     return [path for path in beside if os.access(path, os.R_OK)]
 
 
 def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
-    """Put a whole file in its place, or leave what was there: written beside it, synced, then renamed."""
+    """Write a file atomically: written beside it, synced, then renamed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)  # whatever the umask is
+            os.fchmod(descriptor, mode)  # regardless of the umask
             file.write(data)
             file.flush()
             os.fsync(descriptor)
@@ -159,7 +159,7 @@ def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A new name in a folder outlives a crash only once the folder is synced."""
+    """Sync a folder: only then does a new name in it survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -169,7 +169,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """One command at a time changes what lies in a folder."""
+    """Hold a folder's lock: only one command at a time changes its files."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -183,16 +183,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def now() -> datetime:
-    """The present, to the second, as certificates count."""
+    """The present time in whole seconds, as in certificates."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-"""How moments are written in files of ours."""
+"""The format of times in our files."""
 
 
 def format_time(at: datetime) -> str:
-    """A moment as text, to the second; later ones sort behind.
+    """A time as text, in whole seconds; the order of the texts is that of the times.
 
     >>> format_time(datetime(2026, 11, 26, 16, 4, 35))
     '2026-11-26T16:04:35Z'
@@ -201,7 +201,7 @@ def format_time(at: datetime) -> str:
 
 
 SIGNATURE = ec.ECDSA(hashes.SHA256())
-"""How all signatures of ours are made."""
+"""The algorithm of all our signatures."""
 
 
 class Peer(NamedTuple):
@@ -221,20 +221,20 @@ class Peer(NamedTuple):
 
 
 UNREADABLE = (
-    ValueError,  # of text that is not UTF-8, too
+    ValueError,  # also of text that is not UTF-8
     TypeError,
     UnsupportedAlgorithm,
     x509.InvalidVersion,
     x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
-    Warning,  # of what the library takes for now, where warnings are errors
+    Warning,  # of deprecated input, where warnings are errors
 )
-"""What the library raises for bytes that are no certificate, or one that it does not understand."""
+"""The library's exceptions for bytes that are not a certificate, or for an unsupported one."""
 
 
 @contextlib.contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """Turn what the library raises about a certificate into a `CredentialsError`."""
+    """Convert the library's exceptions about a certificate to a `CredentialsError`."""
     try:
         yield
     except UNREADABLE:
@@ -242,7 +242,7 @@ def _refusing(where: str) -> Iterator[None]:
 
 
 def certificates(pem: bytes, where: str) -> list[x509.Certificate]:
-    """All certificates in a PEM file. The library leaves out one that was not copied to its end."""
+    """All certificates in a PEM file. The library skips an incompletely copied one."""
     with _refusing(where):
         found = x509.load_pem_x509_certificates(pem)
         if len(found) < pem.count(b"-----BEGIN CERTIFICATE"):
@@ -283,7 +283,7 @@ def digest_public_key(key: CertificatePublicKeyTypes) -> str:
 
 
 def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
-    """A private key, which must be of the kind that we make."""
+    """A private key, which must be of the type of our own keys."""
     try:
         key = serialization.load_pem_private_key(pem, None)
     except UNREADABLE:
@@ -339,7 +339,7 @@ def serial(found: x509.Certificate) -> str:
 
 
 def authority_clusters(found: x509.Certificate) -> tuple[str, ...]:
-    """The clusters that an authority speaks for; none where it speaks for all."""
+    """The clusters that an authority may certify; empty if it may certify all."""
     return tuple(filter(None, map(cluster_of_uri, alternative_names(found))))
 
 
@@ -354,7 +354,7 @@ Kind = type[x509.UniformResourceIdentifier] | type[x509.DNSName]
 
 
 def alternative_names(found: x509.Certificate, kind: Kind = x509.UniformResourceIdentifier) -> list[str]:
-    """The names of one kind in a certificate; one that is malformed has none."""
+    """The names of one kind in a certificate; empty if they are malformed."""
     names = extension(found, x509.SubjectAlternativeName)
     return [] if names is None else [str(each) for each in names.get_values_for_type(kind)]
 
@@ -363,7 +363,7 @@ Extension = TypeVar("Extension", bound=x509.ExtensionType)
 
 
 def extension(found: x509.Certificate, kind: type[Extension]) -> Extension | None:
-    """An extension of a certificate; None where there is none, or one that is malformed."""
+    """An extension of a certificate; None if it is missing or malformed."""
     try:
         return found.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, *UNREADABLE):

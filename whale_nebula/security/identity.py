@@ -1,7 +1,6 @@
 """The identity of a process: run, cluster, role and number, as one URI name in a certificate.
 
-The names are strict, because they come from peers: a name can be compared and shown, and is never a path until
-it has matched here.
+The syntax of names is strict, because they come from peers: no name is used as a path before it is validated here.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Identity:
 
     @classmethod
     def parse(cls, uri: str) -> Identity:
-        """The identity that a certificate names.
+        """Parse the identity in a certificate.
 
         >>> Identity.parse("nebula://mt/../worker/0")
         Traceback (most recent call last):
@@ -90,7 +89,7 @@ class Identity:
 
     @classmethod
     def of_worker(cls, run: str, worker: str) -> Identity:
-        """The identity of what a run calls "gpu/0".
+        """The identity of the worker that a run calls "gpu/0".
 
         >>> Identity.of_worker("mt", "gpu/gateway").uri
         'nebula://mt/gpu/gateway/0'
@@ -107,7 +106,7 @@ class Identity:
 
 
 def name(text: str, what: str) -> str:
-    """The name of a run or a cluster as it may stand in a certificate, or an error."""
+    """Validate the name of a run or a cluster for use in a certificate."""
     if re.fullmatch(_NAME, text) is None:
         raise IdentityError(
             f"{text[:200]!r} is no name of a {what} that a certificate can hold",
@@ -133,12 +132,12 @@ def run_uri(run: str) -> str:
 
 
 def cluster_uri(run: str, cluster: str) -> str:
-    """The name of a cluster of a run, as an authority has it that speaks for that cluster."""
+    """The name of a cluster of a run in the certificate of an authority bound to that cluster."""
     return f"{run_uri(run)}/{name(cluster, 'cluster')}"
 
 
 def cluster_of_uri(uri: str) -> str | None:
-    """The cluster that is called so, if it is one.
+    """The cluster of a URI; None if it is not the name of a cluster.
 
     >>> cluster_of_uri("nebula://mt/gpu"), cluster_of_uri("nebula://mt")
     ('gpu', None)
@@ -148,7 +147,7 @@ def cluster_of_uri(uri: str) -> str | None:
 
 
 def run_of(uri: str) -> str | None:
-    """The run whose authority has this common name, if it is one."""
+    """The run whose authority has this name; None if it is not the name of an authority."""
     match = _RUN.fullmatch(uri)
     return match[1] if match else None
 
@@ -157,12 +156,12 @@ class Call(StrEnum):
     """A request that one process can make to another."""
 
     OPEN_PAIR = "open pair"
-    """Talk to a worker, as a worker."""
+    """Open a conversation with a worker, as a worker."""
     RELAY = "relay"
-    """Have frames handed on by a gateway: asked by its workers, and by other gateways."""
+    """Have frames forwarded by a gateway: requested by its workers, and by other gateways."""
     HEALTH = "health"
     AUDIT_HEADS = "audit heads"
-    """Leave signed heads of an audit log."""
+    """Store signed heads of an audit log at a peer."""
 
 
 ALLOWED = frozenset(
@@ -177,7 +176,7 @@ ALLOWED = frozenset(
     }
 )
 _OWN_CLUSTER = frozenset({(WORKER, Call.RELAY)})
-"""Allowed only where the caller and the called are of one cluster."""
+"""Calls that are allowed only within one cluster."""
 _SERVES = {Call.OPEN_PAIR: (WORKER,), Call.RELAY: (GATEWAY,), Call.AUDIT_HEADS: (GATEWAY,)}
 
 

@@ -26,7 +26,7 @@ _EPHEMERAL_DAYS = 30.0
 
 
 class Issued(NamedTuple):
-    """An issued certificate. `clipped`: it ends with its authority, before the requested days."""
+    """An issued certificate. `clipped`: it expires with its authority, before the requested days."""
 
     peer: Peer
     files: Files
@@ -36,7 +36,7 @@ class Issued(NamedTuple):
 def issue(
     folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
-    """New keys and certificates for all of these, or an error before any of them is made."""
+    """Issue new keys and certificates for all identities, or raise before any of them is made."""
     moment = at or files.now()
     home.check_current(authority, moment)
     with files.lock_folder(folder):
@@ -50,7 +50,7 @@ def issue(
 def _refuse_second_key(
     identity: Identity, known: Iterable[Peer], revoked: Iterable[str], at: datetime, key: str | None = None
 ) -> None:
-    """Nobody gets a certificate for a second key while the first is good: a process may hold it, on whatever host."""
+    """Refuse a certificate for a second key while the first is valid: a process on any host may still hold it."""
     for peer in known:
         if peer.identity != identity or peer.serial in revoked or peer.not_after < at or peer.key == key:
             continue
@@ -74,7 +74,7 @@ def certify(
     account: str = "",
     allowance: Allowance = UNLIMITED,
 ) -> Issued:
-    """A certificate for a key that was made elsewhere; the folder is locked."""
+    """Issue a certificate for a key that was made elsewhere; the caller has locked the folder."""
     authority.check(identity)
     if identity.run != authority.run:
         raise CredentialsError(f"this request is of run {identity.run!r}", where=where)
@@ -103,8 +103,8 @@ def _certify(
     account: str = "",
     allowance: Allowance = UNLIMITED,
 ) -> Issued:
-    """Make a certificate for a key, and write both; one of an `account` is written nowhere but where every certificate
-    is remembered before it is given away, so that it can be revoked.
+    """Make a certificate for a key, and write both; one of an `account` is written only to the record of all issued
+    certificates, which precedes its delivery so that it can be revoked.
     """
     wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
     signed_by = authority.certificate, authority.key
@@ -122,9 +122,9 @@ def _certify(
 def renew(
     folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
-    """New certificates for the keys that are there: one file each is replaced, whole, while processes run.
+    """Issue new certificates for the existing keys: one file each is replaced atomically, while processes run.
 
-    The old certificate stays good until its date, so nobody has to hurry.
+    The old certificate remains valid until its date.
     """
     moment = at or files.now()
     home.check_current(authority, moment)
@@ -135,7 +135,9 @@ def renew(
 
 
 def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> Peer:
-    """The certificate of somebody, here or, where his files were moved to his host, the newest that was issued."""
+    """The certificate of an identity, in this folder or, if its files were moved to its host, the newest that was
+    issued.
+    """
     path = Files.under(folder, identity).cert
     if not path.exists():
         held = [
@@ -168,7 +170,7 @@ def _renew(folder: Path, authority: Authority, old: Peer, days: float, at: datet
 
 
 def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
-    """New dates for the authority's key: what it signed stays good."""
+    """Issue a new certificate for the authority's key: what it signed remains valid."""
     moment = at or files.now()
     old = home.load(folder)
     made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment, old.bound)
@@ -180,7 +182,7 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
 def revoke(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
 ) -> list[Revocation]:
-    """Put certificates on the deny list, and all others of the same keys; gives those that were not on it yet."""
+    """Put certificates on the deny list, and all others of the same keys; returns those that were not on it yet."""
     with files.lock_folder(folder):
         return revoke_locked(folder, authority, serials, why, at or files.now())
 
@@ -188,7 +190,7 @@ def revoke(
 def revoke_locked(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime
 ) -> list[Revocation]:
-    """The same where the folder is locked already."""
+    """The same; the caller has locked the folder."""
     present = _deny_list(folder, authority)
     revoked = present.revoked
     known = {peer.serial: peer for peer in list_issued(folder)}
@@ -203,7 +205,7 @@ def revoke_locked(
 
 
 def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> int:
-    """Put an approval of this authority on its deny list, by its serial number; gives the number of the list."""
+    """Put an approval of this authority on its deny list, by its serial number; returns the number of the list."""
     found = Revocation(serial, what, files.format_time(at or files.now()), why)
     with files.lock_folder(folder):
         present = _deny_list(folder, authority)
@@ -239,7 +241,7 @@ def _deny_list(folder: Path, authority: Authority) -> SignedList:
 
 
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
-    """Write a deny list with this number, or a higher one: that after the highest this host has had."""
+    """Write a deny list with this number, or the successor of the highest number on this host if that is higher."""
     path, signer = folder / files.REVOKED, files.public_key_digest(authority.certificate)
     trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
     trust.remember_number(path, trust.load(path, [authority.certificate]))
@@ -272,10 +274,10 @@ def list_issued(folder: Path) -> list[Peer]:
 
 
 def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
-    """Certificates for a run on this machine alone, in a fresh folder that only its user can enter.
+    """Issue certificates for a run on this machine only, in a fresh folder that only its user can enter.
 
-    The authority's key is never written: nobody can be added later. Who calls this deletes the folder, which is
-    the parent of every file. `folder` is the place in which the fresh one is made.
+    The authority's key is never written: no certificate can be issued later. The caller deletes the fresh folder, the
+    parent of every file; it is made in `folder`.
 
     >>> import shutil
     >>> made = ephemeral("demo", ["gpu/0", "npu/0"])

@@ -1,4 +1,4 @@
-"""Several owners with an authority each: certificate requests, with which no key travels, and the authorities that a
+"""Several owners with an authority each: certificate requests, which contain no private key, and the authorities that a
 host trusts.
 
 certs/
@@ -41,7 +41,7 @@ class Requested(NamedTuple):
 
 
 def request(folder: Path, identity: Identity) -> Requested:
-    """Write a request for the certificate of a process; its key is made here, unless it is there."""
+    """Write a request for the certificate of a process; its key is made here, unless it exists."""
     home.prepare(folder)
     path = Files.under(folder, identity).key
     with files.lock_folder(folder):
@@ -83,7 +83,7 @@ def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePub
 def sign(
     folder: Path, authority: Authority, paths: Sequence[Path], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
-    """Certificates for requests, or an error before any of them is made."""
+    """Issue certificates for requests, or raise before any of them is made."""
     moment = at or files.now()
     home.check_current(authority, moment)
     asked = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
@@ -92,8 +92,8 @@ def sign(
 
 
 def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
-    """Trust the authority of another owner, for its clusters and no others: add it to `ca.pem`, and keep its deny list.
-    Gives the names of the files that have changed.
+    """Trust the authority of another owner, for its clusters and no others: add it to `ca.pem`, and store its deny
+    list. Returns the names of the changed files.
     """
     home.prepare(folder)
     new = files.certificates(files.read(ca, "the authority's certificate"), str(ca))
@@ -140,7 +140,7 @@ def keep_list(
 
 
 def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where: Path) -> None:
-    """Whether an authority may stand beside those that are trusted already."""
+    """Check that an authority may be trusted beside those that are trusted already."""
     run, clusters = files.authority_run(new), files.authority_clusters(new)
     if run is None or not clusters:
         raise CredentialsError(

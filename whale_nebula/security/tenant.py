@@ -1,8 +1,8 @@
 """The account under which a run is started, and its folder on a host.
 
-A folder of an account bears a mark, and all that lies in it, however deep, belongs to that account: runs of another
-one, and of none, do not read or write there. Users of the host are kept out by its mode: who is the same user is not
-kept from anything.
+A folder of an account contains a mark file, and everything below the folder belongs to that account: runs of another
+account, or of none, do not read or write there. Its mode excludes other users of the host; processes of the same user
+are not isolated from each other.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from whale_nebula.security.chain import canonical
 from whale_nebula.security.files import Peer
 
 ACCOUNT = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-"""What an account may be called."""
+"""The syntax of an account's name."""
 FOLDER, MARK = "accounts", ".account"
 _PRIVATE = 0o700
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """An account: its name, the cluster in which it trains, the key of the authority that says so, and what it may use.
+    """An account: its name, the cluster in which it trains, the key of the authority that certifies it, and its limits.
 
     >>> ana = Tenant("ana", "gpu", "7a")
     >>> str(ana), ana.home(Path("/srv")).as_posix()
@@ -48,7 +48,7 @@ class Tenant:
 
     @classmethod
     def of(cls, peer: Peer) -> Tenant | None:
-        """The account that a certificate names; None where it names none."""
+        """The account that a certificate names; None if it names none."""
         if not peer.account:
             return None
         if not ACCOUNT.fullmatch(peer.account):
@@ -62,7 +62,7 @@ class Tenant:
         return f"account {self.account} of {self.cluster}"
 
     def home(self, base: Path) -> Path:
-        """Where the account's folder is, beside a config in the folder `base`."""
+        """The account's folder, beside a config in the folder `base`."""
         return base / FOLDER / self.cluster / self.account
 
     @property
@@ -72,7 +72,7 @@ class Tenant:
 
 
 def open_home(base: Path, tenant: Tenant) -> Path:
-    """The folder of an account, made if there is none yet; one that others can enter is refused."""
+    """The folder of an account, made if it is missing; one that other users can enter is refused."""
     home = tenant.home(base)
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -101,14 +101,14 @@ def claim_folder(folder: Path, tenant: Tenant) -> None:
         folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
         files.write(folder / MARK, canonical(tenant.mark), files.PUBLIC, replace=False)
     except (OSError, CredentialsError) as error:
-        if _find_mark(folder) is None:  # another process of this run was no quicker
+        if _find_mark(folder) is None:  # no other process of this run has claimed it meanwhile
             mend = f"ls -ld {folder}; or name another folder"
             raise AccountError(f"{tenant} cannot mark {folder} as its own", why=str(error), mend=mend) from None
         check_folder(folder, tenant)
 
 
 def check_folder(folder: Path, tenant: Tenant | None) -> None:
-    """Whether a run of an account, or of none, may read and write in a folder."""
+    """Check that a run of an account, or of none, may read and write in a folder."""
     found = _find_mark(folder)
     if found is None:
         return
@@ -158,7 +158,7 @@ def _find_mark(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     for place in (real, *real.parents):
         path = place / MARK
         try:
-            if path.lstat().st_uid != place.stat().st_uid:  # anybody could have put it there
+            if path.lstat().st_uid != place.stat().st_uid:  # any user could have written it
                 continue
             said = json.loads(path.read_bytes()[:4096])
         except (FileNotFoundError, NotADirectoryError):

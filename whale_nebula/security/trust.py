@@ -1,13 +1,13 @@
 """Verify certificates: signed by the authority, within their dates, and not revoked.
 
-The rules, in the order in which they are told:
+The rules, in the order in which they are checked:
 
-* a certificate that its own key signed is nobody's (`SelfSignedError`);
+* it must not be self-signed (`SelfSignedError`);
 * it must be signed by an authority in `ca` (`WrongAuthorityError`), which must be within its dates too;
-* the present must lie within its dates (`ExpiredError`);
-* it must be made for both ends of TLS, and name one identity of the authority's run (`WrongNameError`);
+* the present time must be within its dates (`ExpiredError`);
+* it must be valid for both TLS clients and servers, and name one identity of the authority's run (`WrongNameError`);
 * its serial number must not be on the deny list (`RevokedError`);
-* where somebody is expected, it must be his (`WrongNameError`).
+* if an identity is expected, it must have that one (`WrongNameError`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Revocation(NamedTuple):
 
 
 Revocations = Mapping[str, Revocation]
-"""By serial number."""
+"""Revocations by serial number."""
 
 
 class SignedList(NamedTuple):
@@ -76,7 +76,7 @@ class SignedList(NamedTuple):
 
 
 def stamp(path: Path | None) -> Stamp:
-    """Inode, size and time of a file, to notice that it changed; None where there is none."""
+    """Inode, size and time of a file, to detect changes; None if it is missing."""
     try:
         found = os.stat(path) if path is not None else None
     except OSError:
@@ -135,7 +135,7 @@ _COPY = f"copy {files.REVOKED} again from where the authority is"
 
 
 def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, revoked: Revocations) -> None:
-    """Sign a deny list, and write it whole."""
+    """Sign a deny list, and write it atomically."""
     entries = {serial: {"who": each.who, "when": each.when, "why": each.why} for serial, each in revoked.items()}
     said: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
     signature = key.sign(_MEANING + canonical(said), files.SIGNATURE)
@@ -157,7 +157,7 @@ def _revocations(said: Any) -> Revocations:
     }
 
 
-# ---------------------------------------------------------------------- the newest number that this host has had
+# ---------------------------------------------------------------------- the highest number on this host
 def highest_number(path: Path, signer: str) -> int:
     """The number of the newest list of this signer that was read from this path; 0 if none is known."""
     record = _record(path)
@@ -166,7 +166,7 @@ def highest_number(path: Path, signer: str) -> int:
 
 @lru_cache(64)
 def _read_highest(record: Path, signer: str, stamped: Stamp) -> int:
-    """The highest number in a record, cached by the record's `stamp`, as it is read more often than it grows."""
+    """The highest number in a record, cached by the record's `stamp`, as it is read more often than it is written."""
     try:
         lines = record.read_text("ascii", "replace").splitlines()
     except OSError:
@@ -178,12 +178,12 @@ def _read_highest(record: Path, signer: str, stamped: Stamp) -> int:
 
 
 def remember_number(path: Path, found: SignedList) -> None:
-    """Keep the number of a list beside it, for processes that start later, unless nothing may be written there."""
+    """Store the number of a list beside it, for processes that start later, if the folder is writable."""
     remember_highest(path, found.signer, found.number)
 
 
 def remember_highest(path: Path, signer: str, number: int) -> None:
-    """Keep beside a file the number that its signer has given it, if it is the highest so far."""
+    """Store beside a file the number that its signer has given it, if it is the highest so far."""
     if number <= max(1, highest_number(path, signer)):
         return
     with contextlib.suppress(OSError):
@@ -198,14 +198,14 @@ def _record(path: Path) -> Path:
 
 # ---------------------------------------------------------------------- in a process
 class DenyList:
-    """The deny lists of a process, read again whenever their files have changed. Any thread may ask.
+    """The deny lists of a process, read again whenever their files have changed. Thread-safe.
 
-    At `path` lies the list of the run's authority; where clusters have owners with an authority each, the lists of the
-    others lie beside it, as `revoked-NAME.json`. The list of an authority that speaks for some clusters denies what it
-    has signed itself, and nobody else's.
+    `path` is the list of the run's authority; if clusters have owners with an authority each, the lists of the others
+    are beside it, as `revoked-NAME.json`. The list of an authority that is bound to clusters revokes only certificates
+    that it has signed itself.
 
-    A file that stops to read, goes back to an older number, or vanishes, takes nothing off a list: what was denied
-    stays denied, and the log says so once. Without a path nobody is denied.
+    A file that becomes unreadable, has an older number, or vanishes removes no revocation: revoked certificates stay
+    revoked, and a warning is logged once. Without a path no certificate is revoked.
 
     >>> DenyList(None).find("00ff", []) is None
     True
@@ -248,7 +248,7 @@ class DenyList:
 
     @property
     def number(self) -> int | None:
-        """The number of the list that holds, the highest of several; None without a list."""
+        """The number of the list in use, the highest of several; None without a list."""
         with self._lock:
             return max((each.number for each in self._lists.values()), default=None)
 
@@ -268,8 +268,8 @@ class DenyList:
             return next((each.revoked[serial] for each in lists if serial in each.revoked), None)
 
     def _read_again(self, path: Path, authorities: set[x509.Certificate]) -> None:
-        """A list that was refused is tried again once there are other authorities, as a renewed one may have signed it,
-        and once a second, as it may be that only the reading failed; the log says so once.
+        """Read a list again. One that was refused is retried once the authorities change, as a renewed one may have
+        signed it, and once a second, as a read may have failed temporarily; a warning is logged once.
         """
         found, file = stamp(path), self._files.setdefault(path, _ListFile(None, set()))
         due = file.again is not None and self._now() >= file.again
@@ -291,7 +291,7 @@ class DenyList:
                 _LOG.warning("the deny list stays as it was: %s", error)
 
     def _take(self, path: Path, found: SignedList) -> None:
-        """Use a list, unless it is an older one of the same authority than was used before."""
+        """Use a list, unless an authority's newer one was used before."""
         before = self._lists.get(found.signer)
         highest = max(before.number if before else 0, highest_number(path, found.signer))
         if found.number < highest:
@@ -307,8 +307,8 @@ class DenyList:
 
 @dataclass
 class _ListFile:
-    """The file of a deny list: as it was when it was read, by which authorities, and when a file that was refused is
-    read again.
+    """The file of a deny list: its stamp and the authorities when it was read, and the time of the next attempt if it
+    was refused.
     """
 
     stamp: Stamp
@@ -338,9 +338,9 @@ class Trust:
         whose: str = "",
         at: datetime | None = None,
     ) -> Peer:
-        """Verify a certificate; returns its identity, or raises. `at` is the present."""
+        """Verify a certificate; returns its identity, or raises. `at` is the present time."""
         found = shown if isinstance(shown, x509.Certificate) else files.certificate(shown, whose or "a peer")
-        # what a caller knows of him comes before what a stranger says
+        # the caller's name for the peer takes precedence over the name in the certificate
         names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
         shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
         said = whose or shown_name or "a nameless side"
@@ -354,7 +354,7 @@ class Trust:
         return peer
 
     def check_denied(self, peer: Peer, signer: x509.Certificate) -> None:
-        """Check a certificate for revocation; repeated while a channel lives."""
+        """Check a certificate for revocation; repeated while a channel is open."""
         revoked = self.denied.find(peer.serial, self.authorities, signer)
         if revoked is not None:
             raise RevokedError(
@@ -364,7 +364,7 @@ class Trust:
             )
 
     def check_signed(self, found: x509.Certificate, said: str, at: datetime) -> x509.Certificate:
-        """The authority that signed a certificate, if both are within their dates; repeated while a channel lives, as
+        """The authority that signed a certificate, if both are within their dates; repeated while a channel is open, as
         an authority may be removed from `ca`.
         """
         authority = self._authority(found, said)
@@ -374,7 +374,7 @@ class Trust:
 
     def _authority(self, found: x509.Certificate, said: str) -> x509.Certificate:
         signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
-        if signers:  # two of one key, where a renewed one was appended to the old one
+        if signers:  # two of one key, if a renewed certificate was appended
             return max(signers, key=lambda authority: authority.not_valid_after_utc)
         if files.signed_by(found, found):
             raise SelfSignedError(f"the certificate of {said} is signed by itself")
@@ -387,13 +387,15 @@ class Trust:
 
 
 def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
-    """Whether a peer that was let in may stay: TLS does not look again at a connection that stands."""
+    """Check that an accepted peer is still valid: TLS does not verify an established connection again."""
     signer = trust.check_signed(peer.certificate, peer.identity.worker, at or files.now())
     trust.check_denied(peer, signer)
 
 
 def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority: bool = False) -> None:
-    """Whether the present lies within the dates of a certificate. One before both is most likely a wrong clock."""
+    """Check that the present time is within the dates of a certificate. A time before both is most likely a wrong
+    clock.
+    """
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if at < begin:
         why = f"it begins at {begin:%Y-%m-%d %H:%M} UTC and the clock of this host says {at:%Y-%m-%d %H:%M} UTC"
@@ -406,7 +408,7 @@ def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority:
 
 
 def ends_soon(begin: datetime, end: datetime, at: datetime) -> bool:
-    """Whether what is good between two dates is in the last quarter of its life, or in its last week if that is less.
+    """Whether a validity period is in its last quarter, or in its last week if that is shorter.
 
     >>> start = datetime(2026, 1, 1)
     >>> [ends_soon(start, start + timedelta(days=life), start + timedelta(days=6)) for life in (7, 90)]

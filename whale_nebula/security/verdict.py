@@ -1,9 +1,9 @@
 """Verify an audit log from its first record, against its own signed heads and those kept by peers.
 
-What is found, and by what: a changed, inserted, moved or missing record by the digest in the one after it; a forged
-newline by the one way in which records are written; a log written anew by the heads in it, which only the key of its
-owner can sign; an end that is cut off, a log of somebody else, and one that its owner wrote anew, by heads that a
-peer has kept. An owner and a peer who lie together are not found.
+What is detected, and by what: a changed, inserted, moved or missing record by the digest in the next one; a forged
+newline by the canonical form of records; a rewritten log by the heads in it, which only the key of its owner can sign;
+a truncated log, a log of another owner, and one that its owner rewrote, by heads that a peer has kept. An owner and a
+peer that collude are not detected.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _BETWEEN = 20  # records that a start, a rotation or a renewal may add before th
 class Verdict:
     """The result of a verification. `bad` is the number of the first record that is wrong or missing, if any is.
 
-    `signed` is the last record that a head in the log covers, `kept` the last that a peer's head does; `closed`
-    says that the log was ended on purpose. `torn` counts the crashes that tore a line, and `torn_bytes` what they left
-    of it. `apart`: all that is known is that the log and what it was held against, heads or an authority, do not belong
-    together, whichever of the two was meant.
+    `signed` is the last record that a head in the log covers, `kept` the last that a peer's head does; `closed` is true
+    if the log was ended regularly. `torn` counts the crashes that left a partial line, `torn_bytes` the bytes of these.
+    `apart`: the log and the heads or authority that it was compared with do not belong together; either may be the
+    wrong one.
     """
 
     path: str
@@ -66,8 +66,8 @@ def verify(
     trust: Trust | None = None,
     revoked: Revocations = MappingProxyType({}),
 ) -> Verdict:
-    """Verify a log from its first record. `heads` are those that peers have kept; `trust` decides whose heads are
-    valid, and `revoked` whose are no longer.
+    """Verify a log from its first record. `heads` are those that peers have kept; `trust` decides which signers of
+    heads are valid, and `revoked` which no longer are.
     """
     files = pieces(Path(path))
     reading = _Reading(list(heads), trust, revoked)
@@ -100,9 +100,9 @@ def verify(
 
 
 class _WrongError(Exception):
-    """Something is wrong that does not show at the line that is read: `seq` is the first record it is about.
+    """A fault that is not in the current line: `seq` is the first record that it concerns.
 
-    `apart`: the log is not that of the heads or of the authority that it is held against.
+    `apart`: the log does not belong to the heads or the authority that it is compared with.
     """
 
     def __init__(self, seq: int, why: str, *, apart: bool = False) -> None:
@@ -111,7 +111,7 @@ class _WrongError(Exception):
 
 
 def _lines(files: Iterable[Path]) -> Iterator[bytes]:
-    """All lines; what stands after the last newline of a file is one, too, and no record."""
+    """All lines; the bytes after the last newline of a file are one, too, but not a record."""
     for path in files:
         try:
             with open(path, "rb") as file:
@@ -122,7 +122,7 @@ def _lines(files: Iterable[Path]) -> Iterator[bytes]:
 
 
 class _Reading:
-    """One look at a log, from its first line to its last."""
+    """One pass over a log, from its first line to its last."""
 
     def __init__(self, given: list[Head], trust: Trust | None, revoked: Revocations) -> None:
         self.link = START
@@ -139,10 +139,10 @@ class _Reading:
         self._trust = trust
         self._revoked = revoked
         self._taken_back: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
-        self._before = ""  # the digest of the record before
+        self._before = ""  # the digest of the previous record
 
     def take(self, line: bytes) -> None:
-        """The next line."""
+        """Verify the next line."""
         record, self.link = chain.follow(line, self.link)
         seq, digest = self.link
         if record.get("action") == chain.RECOVERED:
@@ -166,7 +166,7 @@ class _Reading:
         self.last_actions = self.last_actions[1] if head else "", str(record.get("action"))
 
     def end(self) -> None:
-        """Check after the last line that the log is as long as its peers were told."""
+        """Check after the last line that the log includes all records of which its peers keep heads."""
         last = self.link.seq
         if not self.first:
             raise _WrongError(0, "the log is empty")
@@ -189,7 +189,7 @@ class _Reading:
 
     @property
     def closed(self) -> bool:
-        """Whether the log was ended on purpose: its end is signed, where its owner has a key."""
+        """Whether the log was ended regularly: its end is signed, if its owner has a key."""
         unsigned = self.first.get("insecure") is True and self.last_actions == ("", chain.END)
         return unsigned or self.last_actions == (chain.END, chain.HEAD)
 
@@ -197,7 +197,7 @@ class _Reading:
         """Check that heads are signed as often as a gateway signs them, every 100 records and at the end, as a forger
         without the key would leave them out.
         """
-        unsigned = last - self._vouched - (self._vouched >= 0)  # the head's own record is none of them
+        unsigned = last - self._vouched - (self._vouched >= 0)  # the head's own record is not counted
         if unsigned > HEAD_EVERY + _BETWEEN:
             raise self._anew(f"{unsigned} records follow the last head, and there is one every {HEAD_EVERY}")
         if self.last_actions[1] == chain.END:
@@ -242,17 +242,17 @@ class _Reading:
             self.signed = head.seq
 
     def _anew(self, why: str) -> _WrongError:
-        """The chain is right and a head is not: what follows the last good head was written anew."""
+        """The error for a correct chain with a wrong head: the records after the last valid head were rewritten."""
         return _WrongError(self._vouched + 1, f"{why}; from record {self._vouched + 1} on the log was written anew")
 
     @property
     def _vouched(self) -> int:
-        """The last record that a good head covers, or one that a peer has kept; -1 where none does."""
+        """The last record that a valid head or a peer's head covers; -1 if there is none."""
         return max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
 
     def _unsure(self, by: Revocation) -> _WrongError:
-        """Whether a signature is by a revoked certificate, whose key may have been stolen. Peers keep no heads of a
-        revoked certificate, so those that they have are earlier.
+        """The error for a signature by a revoked certificate, whose key may have been stolen. Peers keep no heads of a
+        revoked certificate, so the heads that they have are earlier.
         """
         when, why = escape_foreign_text(by.when, 40), escape_foreign_text(by.why, 200)
         return _WrongError(

@@ -1,8 +1,8 @@
-"""The link of two workers, as the runtime calls it, and the interface of the carriers on which links stand.
+"""The link of two workers, as the runtime calls it, and the interface of the carriers that links use.
 
-A link receives from a mailbox, checks keys, counts, and reports why nothing arrives. A carrier carries whole frames
-between two workers and may break; a link works above it. It knows nothing of what it carries. It makes its connection
-again whenever it breaks; what was in flight then is lost, and the link above sends it again.
+A link receives from a mailbox, checks keys, counts, and reports why nothing arrives. The carrier below it transmits
+whole frames between two workers, whose content it does not interpret. It reconnects whenever its connection breaks;
+frames in flight are lost then, and the link retransmits them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from whale_nebula.wire.tensor import Bytes
 class CarrierState:
     """State of a carrier: whether it is connected, the number of connections so far, and the last error.
 
-    `refusal` is why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
+    `refusal` is why the last attempt was refused, if that is transient: an expired certificate, which may be renewed.
     """
 
     connected: bool = False
@@ -48,45 +48,47 @@ class CarrierState:
 class Receiver(Protocol):
     """A link, as its carrier calls it: from the carrier's threads, for one connection at a time.
 
-    A carrier of several lanes may give frames out of their order, but none before those of the greeting.
+    A carrier of several lanes may deliver frames out of order, but none before those of the greeting.
     """
 
     def up(self, connection: int) -> None:
         """A new connection is established, the `connection`-th: start the greeting."""
 
     def message(self, data: bytes) -> None:
-        """One whole frame has come."""
+        """One whole frame has arrived."""
 
     def down(self, why: str) -> None:
-        """The connection is gone; the carrier is about to make another."""
+        """The connection is lost; the carrier is about to reconnect."""
 
     def lost(self, error: NebulaError) -> None:
-        """There will be no other: the worker is dead, or it refuses this one for a reason that time does not mend."""
+        """The carrier has given up: the worker is dead, or it refuses this one permanently."""
 
 
 class Carrier(Protocol):
-    """One worker's way to one other worker."""
+    """One worker's transport to one other worker."""
 
     there: str
-    where: str  # the address as it is shown: of the other worker, or of what leads to it
+    where: str  # the address for messages: of the other worker, or of the gateway before it
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to connect; threads start here and not before."""
+        """Begin to connect; threads start only here."""
 
     def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
-        """Hand one frame over, once this connection takes it; False if it is gone, though there be another."""
+        """Queue one frame, once this connection accepts it; False if that connection is lost, even if there is a newer
+        one.
+        """
 
     def opened(self) -> None:
         """The greeting on the current connection is complete: a carrier with several lanes may use them all."""
 
     def drop(self, why: str) -> None:
-        """Break the present connection; another will be made."""
+        """Break the current connection; the carrier reconnects."""
 
     def pace(self, rate: float) -> None:
         """Report a measured rate of the line in bytes a second, from which deadlines follow."""
 
     def close(self) -> None:
-        """Flush what was sent, and close for good."""
+        """Flush what was sent, and close permanently."""
 
     def state(self) -> CarrierState:
         """The state of the connection."""
@@ -99,8 +101,8 @@ FAIL = "FAIL"
 class Link(ABC):
     """One worker's end of the link to one other worker. Every method may be called from any thread.
 
-    Deadlines are seconds from now. What a wait raises: `DeadlineError` when they pass, `LinkClosedError`
-    when the other worker is gone, `RemoteFailureError` when it has said that it failed. `on_sent` may be set.
+    Deadlines are seconds from now. A wait raises `DeadlineError` when they pass, `LinkClosedError` when the other
+    worker is lost, `RemoteFailureError` when it has reported a failure. `on_sent` may be set.
     """
 
     def __init__(self, inbox: Mailbox) -> None:
@@ -114,16 +116,16 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
-        """Hand a tensor over. It does not wait for the line, at most for room in a full buffer.
+        """Queue a tensor. It does not wait for the line, at most for room in a full buffer.
 
-        The array must not be written to afterwards. `raw_bytes` is its size before a codec (a `Packed` knows it),
-        `size` its size where the object itself has no `nbytes`. What is sent as a `Packed` is received as one.
+        The array must not be written to afterwards. `raw_bytes` is its size before a codec (a `Packed` contains it),
+        `size` its size if the object has no `nbytes`. A `Packed` is received as a `Packed`.
         """
 
     def receive(self, key: Key, deadline: float) -> Payload:
         """Wait for the tensor with this key. Each key is received once, in any order.
 
-        What comes must not be written to either.
+        The returned array must not be written to either.
         """
         self._check(key, self.there, self.here)
         return self._inbox.take(key, deadline)
@@ -135,7 +137,7 @@ class Link(ABC):
 
     @abstractmethod
     def post(self, message: Mapping[str, Any]) -> None:
-        """Hand over a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
+        """Queue a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
 
     def take(self, kind: str, deadline: float) -> dict[str, Any]:
         """Wait for the next control message of this kind."""
@@ -146,7 +148,9 @@ class Link(ABC):
         return self._totals
 
     def begin_session(self, epoch: int) -> None:
-        """All workers of the run have met and agreed on its epoch: a process of another one is kept out from then."""
+        """Begin the session: all workers have agreed on the run's epoch, and processes of other epochs are refused from
+        now on.
+        """
         self.epoch = epoch
 
     @abstractmethod
@@ -155,10 +159,10 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close in order: everything sent before still arrives. Idempotent."""
+        """Close gracefully: everything sent before still arrives. Idempotent."""
 
     def _count_message(self, size: int) -> int:
-        """Count one control message; gives its bytes on the wire."""
+        """Count one control message; returns its bytes on the wire."""
         total = size + HEADER_BYTES
         self._count(LinkTotals(bytes=total, frames=1))
         return total
@@ -183,7 +187,7 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
 
 
 def closed_by_error(there: str) -> NebulaError:
-    """The other worker has ended the link in order."""
+    """The other worker has closed the link gracefully."""
     return LinkClosedError(
         f"worker '{there}' has closed its link",
         why="its script has ended, or it left the run before this one",
@@ -205,7 +209,7 @@ def lost_error(there: str, why: str) -> NebulaError:
 
 
 def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
-    """The other worker was waited for, and was never there."""
+    """The other worker was waited for, and never connected."""
     command = f"whale-nebula run --config clusters.yaml --cluster {cluster_of(there)}"
     return DeadlineError(
         f"worker '{there}' did not come within {round(seconds, 1):g} s",
@@ -218,7 +222,7 @@ def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaErro
 
 
 def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
-    """Nothing was heard from the other worker for as long as it may be waited for."""
+    """Nothing was received from the other worker within the patience."""
     return DeadlineError(
         f"worker '{there}' was not heard for {round(seconds, 1):g} s",
         where=where,
@@ -232,10 +236,10 @@ _COMMON = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailure
 
 
 def failed_error(there: str, reason: object) -> NebulaError:
-    """The other worker has said that it failed, and why.
+    """The other worker has reported that it failed, and why.
 
-    What concerns several workers (that they differ, that another one is gone) reads the same at each of them. All of it
-    is the other worker's text: it is escaped and cut, and lines to follow are marked as his.
+    A failure that concerns several workers (they differ, another one is lost) has the same text at each of them. All of
+    it is the other worker's text: it is escaped and truncated, and its advice is marked as that worker's.
     """
     given = reason if isinstance(reason, Mapping) else {}
     told = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
@@ -253,14 +257,14 @@ def failed_error(there: str, reason: object) -> NebulaError:
     return error
 
 
-_CHANCES = 8  # for a frame to come undamaged
+_CHANCES = 8  # for a frame to arrive undamaged
 
 
 class Faults:
     """Policy on invalid frames: when to give up on a connection. Damage may be random, so the same place gets several
     chances; a deliberate fault gets few.
 
-    `chances` is how often what is no damage may come wrong at one place.
+    `chances` is how often a fault other than damage may occur at one place.
     """
 
     def __init__(self, chances: int = 1) -> None:
@@ -269,7 +273,7 @@ class Faults:
         self._times = {"damage": 0, "intent": 0}
 
     def should_give_up(self, error: NebulaError, received: int) -> bool:
-        """One more error, where so much was received; whether another connection would change nothing.
+        """Count one more error after `received` frames; returns whether reconnecting is futile.
 
         >>> from whale_nebula.errors import RemoteProtocolError
         >>> faults = Faults()

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-_BACKLOG_BYTES = 4 << 20  # what a sender's kernel may hold of one connection: a ping queues behind it
+_BACKLOG_BYTES = 4 << 20  # what a sender's kernel may buffer for one connection: a ping queues behind it
 _SPAN_SECONDS = 1.0
-_DRAWN = random.SystemRandom()  # `random` itself is the script's: what it draws next is no business of a line
+_DRAWN = random.SystemRandom()  # the state of `random` belongs to the script
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """The timeouts of a link in seconds.
 
-    `patience`: how long somebody who is not heard, or who has not come yet, is waited for. `silence`: within
-    which time it is noticed and said that nothing is heard. `gateway_grace`: how long a gateway may refuse.
-    `grace`: how long an orderly end may stand still. `connect`: how long one attempt may take.
+    `patience`: of a peer that is silent or not connected yet. `silence`: until a silent peer is detected and reported.
+    `gateway_grace`: of a gateway that refuses. `grace`: of a graceful close without progress. `connect`: of one attempt
+    to connect.
 
     >>> Deadlines(silence=8.0).beat, Deadlines(patience=20.0).stall(waiting=0, rate=None)
     (2.0, 20.0)
@@ -32,7 +32,7 @@ class Deadlines:
     gateway_grace: float = 30.0
     grace: float = 5.0
     connect: float = 5.0
-    look: float = 1.0  # how often certificates, the policy and a peer that went are looked at
+    look: float = 1.0  # interval of checks of certificates, of the policy and of a lost peer
 
     @property
     def beat(self) -> float:
@@ -47,7 +47,7 @@ class Deadlines:
     def ping(self, rate: float | None) -> float:
         """Timeout of the probe's answer: the rest of `silence`, or the time of a slow line's queue.
 
-        `rate` is what the line was seen to carry, in bytes per second.
+        `rate` is the measured rate of the line in bytes per second.
         """
         usual = self.silence * 0.375
         return max(usual, 1.5 * _BACKLOG_BYTES / rate) if rate else usual
@@ -68,7 +68,7 @@ class Deadlines:
 
 
 class Meter:
-    """Bytes per second of a busy line; None until it was busy for a second."""
+    """Measures the bytes per second of a busy line; None until it was busy for a second."""
 
     def __init__(self) -> None:
         self.rate: float | None = None
@@ -94,7 +94,7 @@ class Meter:
             self._since = None
 
     def idle(self) -> None:
-        """The line is down: that time says nothing about it."""
+        """The line is down: that time is not counted."""
         self._since = None
 
 
@@ -103,7 +103,7 @@ _AGAIN_SECONDS = 10.0
 
 
 class Wait(NamedTuple):
-    """A wait that goes on, or (`over`) has just ended.
+    """A wait that is in progress, or (`over`) has just ended.
 
     >>> print(Wait("worker 'npu/0'", "10.77.0.2:7101", "it is not up yet", seconds=30.0, limit=120.0))
     waiting for worker 'npu/0' at 10.77.0.2:7101, 30 s of 120 s: it is not up yet
@@ -140,8 +140,8 @@ def log_wait(wait: Wait) -> None:
 class Waiting:
     """Progress messages of a recurring wait: at its start, every ten seconds, and at its end.
 
-    The owner calls `on` whenever it sees that it still waits, and `off` when what it waited for is there. When it
-    waits no more for another reason it calls `drop`, and nothing is said.
+    The owner calls `on` repeatedly while it waits, and `off` when the wait has succeeded. To abandon the wait it calls
+    `drop`, which reports nothing.
 
     >>> waiting = Waiting("worker 'npu/0'", "10.0.0.2:7101", lambda wait: print(wait))
     >>> waiting.on("it is not up yet", limit=120.0)
@@ -193,14 +193,14 @@ class Waiting:
 
 
 _LONGEST_WAIT = 3600.0
-_OVERSLEEP = 0.00025  # a timed wait ends about so much too late
+_OVERSLEEP = 0.00025  # a timed wait ends about this much too late
 
 
 class Clock(Protocol):
     """Source of time, and of waits for a condition."""
 
     def now(self) -> float:
-        """Seconds from some fixed moment; it never goes back."""
+        """Seconds since an arbitrary fixed time; monotonic."""
 
     def wait(self, condition: threading.Condition, seconds: float) -> None:
         """Wait until the (held) condition is notified, at most so long."""
@@ -210,13 +210,13 @@ class MonotonicClock:
     """The clock of this machine."""
 
     def now(self) -> float:
-        """Seconds since the machine started, or thereabouts."""
+        """Seconds, approximately since the machine started."""
         return time.monotonic()
 
     def wait(self, condition: threading.Condition, seconds: float) -> None:
         """Wait for the condition with a timeout; may wake early, so callers check again.
 
-        So the end of a wait is hit closer than the system's timers alone would hit it.
+        The end of a wait is more exact than by the system's timers alone.
         """
         if seconds > _OVERSLEEP:
             condition.wait(min(seconds, _LONGEST_WAIT) - _OVERSLEEP)

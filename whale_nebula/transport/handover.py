@@ -1,5 +1,5 @@
 """Hand connections over from a gateway to a service on the same host: the kernel passes the open socket (SCM_RIGHTS),
-so the service sees the bytes and the address of the dialler, and no byte passes through the gateway.
+so the service receives the bytes and the address of the dialler directly, and no byte passes through the gateway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whale_nebula.security.files import lock_folder
 from whale_nebula.transport.grpc.limits import plain_address
 
 LOGIN, DATA = "nebula-login/1", "nebula-data/1"
-"""What connections are for, as protocols of TLS (ALPN)."""
+"""The purposes of connections, as TLS protocol names (ALPN)."""
 NOUNS = {LOGIN: "logins", DATA: "data"}
 COMMANDS = {LOGIN: "whale-nebula accounts serve", DATA: "whale-nebula data serve"}
 _BACKLOG, _SECONDS, _PAUSE_SECONDS, _MODE = 128, 1.0, 0.1, 0o660
@@ -36,7 +36,7 @@ def socket_path(folder: Path, protocol: str, cluster: str) -> Path:
 
 
 def hand_over(line: socket.socket, path: Path) -> None:
-    """Hand a connection over to the service at a path. Never blocks: an `OSError` means that no service takes it."""
+    """Hand a connection over to the service at a path. Never blocks: an `OSError` means that no service accepts it."""
     with _shorten_path(path) as name, socket.socket(socket.AF_UNIX) as door:
         door.setblocking(False)
         door.connect(name)
@@ -45,8 +45,8 @@ def hand_over(line: socket.socket, path: Path) -> None:
 
 @contextlib.contextmanager
 def receive_connections(path: Path, take: Take) -> Iterator[None]:
-    """Pass each connection that is handed over at a path to `take`, with the dialler's address, while this is open.
-    Members of the folder's group may hand over.
+    """Pass each connection that is handed over at a path to `take`, with the dialler's address, while the context is
+    open. Members of the folder's group may hand over.
     """
     listening, over = _listen(path), threading.Event()
     thread = threading.Thread(target=_receive, args=(listening, take, over), name="nebula-handed", daemon=True)
@@ -92,7 +92,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def is_served(path: Path) -> bool:
-    """Whether a service takes connections at a path."""
+    """Whether a service accepts connections at a path."""
     with _shorten_path(path) as name:
         return _is_taken(name)
 
@@ -102,7 +102,7 @@ def _is_taken(name: str) -> bool:
         trial.setblocking(False)
         try:
             trial.connect(name)
-        except BlockingIOError:  # it has many to take
+        except BlockingIOError:  # its backlog is full
             return True
         except OSError:
             return False
@@ -111,7 +111,7 @@ def _is_taken(name: str) -> bool:
 
 @contextlib.contextmanager
 def _shorten_path(path: Path) -> Iterator[str]:
-    """A name of a path that the kernel takes for a socket, which has 107 bytes at most."""
+    """A name of a path that is short enough for a socket: the kernel's limit is 107 bytes."""
     if len(os.fsencode(path)) < 108:
         yield str(path)
         return
@@ -126,7 +126,7 @@ def _receive(listening: socket.socket, take: Take, over: threading.Event) -> Non
     while not over.is_set():
         try:
             door, _ = listening.accept()
-        except OSError:  # it is over, or there is no file just now
+        except OSError:  # closed, or no file descriptor available
             over.wait(_PAUSE_SECONDS)
             continue
         try:
@@ -135,7 +135,7 @@ def _receive(listening: socket.socket, take: Take, over: threading.Event) -> Non
                 _, files, *_ = socket.recv_fds(door, 1, 1)
             for file in files:
                 _take(file, take)
-        except Exception:  # of one connection; others come
+        except Exception:  # a failure of one connection must not affect others
             _LOG.exception("a connection that was handed over could not be taken")
 
 

@@ -19,14 +19,14 @@ from whale_nebula.wire.message import MOST_WAITING
 T = TypeVar("T")
 
 _APART = ("control", "round")  # kinds of tensors that belong to no step
-_MESSAGE_FACTOR = 32  # how many bytes of objects a byte of JSON may make
+_MESSAGE_FACTOR = 32  # the most bytes of objects that a byte of JSON may become
 _MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
 _MOST_ROUNDS = 8
-_OVERRUN_BYTES = 12 << 20  # what may come beyond the window once the sender is held
+_OVERRUN_BYTES = 12 << 20  # what may still arrive beyond the window once the sender is held
 
 
 class _Item(NamedTuple, Generic[T]):
-    """Something that is on its way, from when on it counts as arrived, and how much of the window it takes."""
+    """An item in transit, the time from which it counts as arrived, and its share of the window."""
 
     due: float
     value: T
@@ -34,7 +34,7 @@ class _Item(NamedTuple, Generic[T]):
 
 
 class _End(NamedTuple):
-    """Why no more messages will come. `at_once`: what has arrived is discarded too."""
+    """Why no more messages will arrive. `at_once`: unread messages are discarded, too."""
 
     due: float
     error: Callable[[], NebulaError]
@@ -63,12 +63,12 @@ class Waiters:
         self._told: list[Callable[[], None]] = []
 
     def tell(self, told: Callable[[], None]) -> None:
-        """Call this whenever a thread begins to wait where none has waited."""
+        """Register a callback for the first thread that begins to wait."""
         self._told.append(told)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait; no lock of a link may be held."""
+        """Context of a wait; no lock of a link may be held."""
         with self._lock:
             self.count += 1
             first = self.count == 1
@@ -84,19 +84,17 @@ class Waiters:
 class Mailbox:
     """Received tensors by key and messages by kind, from one worker, in whatever order they are requested.
 
-    Every key comes once, and none comes late: a second copy, or a tensor of a step before the newest one
-    that was taken (of the same program), is a protocol error of the class `fault`, unless somebody waits
-    for it.
+    Every key arrives once, and none late: a second copy, or a tensor of a step before the newest one that was taken (of
+    the same program), is a protocol error of the class `fault`, unless it is waited for.
 
-    `late` makes the error of a wait that took too long, from what was awaited and for how long; a link that can tell
-    more of the worker at its other end sets its own. It is called without the lock.
+    `late` makes the error of a wait that timed out, from what was awaited and for how long; a link with more
+    information on its peer sets its own. It is called without the lock.
 
-    With a `window` (bytes) it says when the sender should be held: `flows` is false while more lies here that nobody
-    has asked for, unless one of `waiters` waits. Then it is false only while so much lies here beyond what is `due`,
-    the bytes of a tensor that the plan and the rows of the step account for: none, while this process has not begun
-    the step. A sender sends all of a step before anything of the next, so nobody waits for what is held back so.
-    `on_flow` is called, without the lock, when that has changed for the better. What no sender of ours does, however
-    far ahead it is, is refused.
+    A `window` (bytes) applies back-pressure: `flows` is false while more unrequested bytes are stored, unless one of
+    `waiters` waits. Then it is false only while so much is stored beyond what is `due`, the bytes of a tensor that the
+    plan and the rows of the step account for: none before this process has begun the step. A sender sends all of a step
+    before anything of the next, so no receiver waits for what is held back. `on_flow` is called, without the lock, when
+    `flows` becomes true. What exceeds the window by more than any correct sender would send is refused.
     """
 
     def __init__(
@@ -111,13 +109,13 @@ class Mailbox:
         due: Callable[[Key], float] = lambda key: math.inf,
     ) -> None:
         self.window = window
-        self.held = 0  # bytes that nobody has asked for
+        self.held = 0  # unrequested bytes
         self.on_flow: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
         self._waiters.tell(lambda: self.on_flow() if self._full else None)
         self._due = due
-        self._beyond: dict[Key, int] = {}  # bytes of what had more than is due, or came before its step has begun
-        self._apart = 0  # bytes of tensors of no step that came while too much lay here already
+        self._beyond: dict[Key, int] = {}  # bytes beyond what is due, or that arrived before their step began
+        self._apart = 0  # bytes of tensors of no step that arrived while the window was full
         self.here = here
         self.there = there
         self._fault = fault
@@ -125,7 +123,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._tensors: dict[Key, _Item[Payload]] = {}
         self._messages: defaultdict[str, deque[_Item[dict[str, Any]]]] = defaultdict(deque)
-        self._newest: dict[int, int] = {}  # program -> newest step of which something was taken
+        self._newest: dict[int, int] = {}  # program -> newest step of which a tensor was taken
         self._taken: defaultdict[int, set[Key]] = defaultdict(set)  # program -> keys taken since that step began
         self._awaited: set[Key] = set()
         self._promised: set[Key] = set()
@@ -135,7 +133,7 @@ class Mailbox:
 
     @property
     def flows(self) -> bool:
-        """Whether more may be received: there is room, or somebody waits. May be read without the lock."""
+        """Whether more may be received: there is room, or a thread waits. May be read without the lock."""
         if not self._full or self._closed or self._end is not None:
             return True
         return self._waiters.count > 0 and (not self._beyond or self._has_room_beyond())
@@ -150,11 +148,11 @@ class Mailbox:
         return self.window is not None and self.held > self.window
 
     def put(self, key: Key, value: Payload, due: float = 0.0) -> None:
-        """A tensor arrives (at the time `due`, if that is still to come)."""
+        """Store a received tensor, which counts as arrived at the time `due`."""
         with self._changed:
             failed = self._end is not None and self._end.at_once
             if self.window is not None and (self._closed or (failed and key not in self._promised)):
-                return  # it would only lie here
+                return  # it would never be read
             if key in self._tensors or key in self._taken[key.program]:
                 raise self._fault(f"{key} came twice", why="every tensor is sent once")
             newest = self._newest.get(key.program, key.step)
@@ -191,8 +189,8 @@ class Mailbox:
             self._changed.notify_all()
 
     def end(self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False) -> None:
-        """No more messages will come: current and later waits raise this error. The first end stays, but a failure
-        (`at_once`) replaces an orderly close.
+        """No more messages will arrive: current and later waits raise this error. The first end is kept, but a failure
+        (`at_once`) replaces a graceful close.
         """
         with self._changed:
             if self._end is None or (at_once and not self._end.at_once):
@@ -200,7 +198,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def close(self, error: Callable[[], NebulaError]) -> bool:
-        """The owner leaves: nothing is given out any more. False if it had left before."""
+        """Close the mailbox: nothing is delivered any more. False if it was closed before."""
         with self._changed:
             if self._closed:
                 return False
@@ -249,8 +247,8 @@ class Mailbox:
         raise self.late(f"message {kind} from {self.there}", deadline)
 
     def later(self, key: Key) -> None:
-        """Somebody is going to wait for this tensor: it may come though steps after it have begun, and once it has come
-        it is given out, though a failure came after it. It does not count against the window.
+        """Announce a wait for this tensor: it may arrive after later steps have begun, and once it has arrived it is
+        delivered even after a failure. It does not count against the window.
         """
         full = self._full
         with self._changed:
@@ -287,8 +285,8 @@ class Mailbox:
 
     def _hold(self, key: Key, cost: int, window: int) -> None:
         """Count a tensor that was not requested yet, and refuse more than a sender that follows the plan would send. Of
-        kinds that belong to no step, such a sender sends only a few beyond the window: those before one that this side
-        waits for.
+        kinds that belong to no step, such a sender sends only a few beyond the window: those before one that is waited
+        for here.
         """
         if key.kind in _APART:
             most = window + _OVERRUN_BYTES + (_MOST_ROUNDS * cost if key.kind == "round" else 0)
@@ -298,7 +296,7 @@ class Mailbox:
         self.held += cost
 
     def _let_go(self, key: Key, cost: int) -> None:
-        """Uncount a tensor: it was requested."""
+        """Subtract a tensor from the count: it was requested."""
         self._beyond.pop(key, None)
         self.held -= cost
         if self.window is not None and self.held <= self.window:

@@ -1,8 +1,7 @@
 """Links inside one process with emulated lines: full duplex, serialised, delayed.
 
-A tensor travels by reference. What a real line would do to it is only computed: when its last byte leaves
-(after everything that was sent before it over the same line), and when that arrives. The receiver waits
-until then.
+A tensor is passed by reference. The times on a real line are only computed: when its last byte leaves (after everything
+sent before it over the same line), and when that byte arrives. The receiver waits until then.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class MemoryLink(Link):
         self._line = line
 
     def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
-        """Hand a tensor over; never blocks. `size` is for objects that have no `nbytes`."""
+        """Queue a tensor; never blocks. `size` is for objects that have no `nbytes`."""
         self._check(key, self.here, self.there)
         self._inbox.check_open()
         size = _checked_size(array, size)
@@ -82,7 +81,7 @@ class MemoryLink(Link):
             self.on_sent(key, total, passage.start, passage.left)
 
     def post(self, message: Mapping[str, Any]) -> None:
-        """Hand over a control message; the other side gets a copy, as over any link."""
+        """Queue a control message; the other side receives a copy, as over any link."""
         refuse_reserved(message)
         self._inbox.check_open()
         data = encode_message(message)
@@ -96,14 +95,14 @@ class MemoryLink(Link):
         self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=True)
 
     def close(self) -> None:
-        """Close in order: everything sent before still arrives. Idempotent."""
+        """Close gracefully: everything sent before still arrives. Idempotent."""
         if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             due = self._line.occupy(self._count_message(len(encode_message({"kind": BYE})))).due
             self._outbox.end(lambda: closed_by_error(self.here), due=due)
 
 
 class MemoryNetwork:
-    """All links of one process; `lines` gives the line between two clusters, each way. Others are free.
+    """All links of one process; `lines` has the lines between clusters, used in each direction. Others are unlimited.
 
     >>> network = MemoryNetwork()
     >>> here = network.link("gpu/0", "npu/0", "gpu", "npu")
@@ -121,7 +120,7 @@ class MemoryNetwork:
         self._mailboxes: dict[tuple[str, str], Mailbox] = {}
 
     def link(self, source: str, destination: str, source_cluster: str, destination_cluster: str) -> MemoryLink:
-        """The end that worker `source` holds of its link to worker `destination`."""
+        """The end of worker `source` of its link to worker `destination`."""
         if source == destination:
             raise LocalProtocolError(f"worker '{source}' needs no link to itself")
         with self._lock:
@@ -135,7 +134,7 @@ class MemoryNetwork:
         return self._mailboxes[here, there]
 
     def _line(self, source: str, destination: str) -> EmulatedLine:
-        """One object for each ordered pair of clusters: the two directions do not disturb each other."""
+        """One object for each ordered pair of clusters: the two directions are independent."""
         if (source, destination) not in self._lines:
             line = self._specs.get((source, destination)) or self._specs.get((destination, source))
             if line is None or source == destination:

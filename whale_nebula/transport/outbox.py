@@ -1,4 +1,4 @@
-"""The sending half of a link: what waits for the line, limited in bytes, and which frame goes next."""
+"""The sending half of a link: its queue, limited in bytes, and the choice of the next frame."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Parcel(NamedTuple):
 
 
 class Shipment(NamedTuple):
-    """One frame for the carrier, and the parcel that it is a part of, if it is; `last` ends that parcel.
+    """One frame for the carrier, and the parcel of which it is a part, if any; `last` ends that parcel.
 
-    `share` is what its leaving gives back to the budget.
+    `share` is what it releases of the budget once it has left.
     """
 
     packet: Packet
@@ -45,10 +45,10 @@ class Shipment(NamedTuple):
 class Outbox:
     """Send queue of a link, which decides the order of frames. Thread-safe.
 
-    `put` blocks while more than `budget` bytes wait (one parcel is always let in), inside of `waiting`. Before what is
-    put there go the greeting, frames that are sent again, what is urgent, and acknowledgements. One thread takes `next`
-    and gives back each `share` by `done`; it waits on `changed`. `finish` lets it drain what is there; `stop` ends it
-    at once and frees who is blocked. `beat` is after how many seconds without a frame this side says that it is there.
+    `put` blocks while more than `budget` bytes wait (one parcel is always accepted), inside of `waiting`. Queued
+    parcels are preceded by the greeting, retransmitted frames, urgent parcels and acknowledgements. One thread takes
+    `next` and releases each `share` by `done`; it waits on `changed`. `finish` drains the queue; `stop` ends it at once
+    and wakes blocked senders. `beat` is the time in seconds without a frame after which a heartbeat is sent.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Outbox:
         self.connection: int | None = None
         self.waiting = 0  # bytes
         self.written = 0
-        self._room = threading.Condition(lock)  # for those who send: they are not woken for what is none of theirs
+        self._room = threading.Condition(lock)  # for senders, which are woken only when there is room
         self._conversation = conversation
         self._budget = budget
         self._beat = beat
@@ -76,11 +76,11 @@ class Outbox:
         self._again: deque[Packet] = deque()
         self._urgent: deque[Parcel] = deque()
         self._parcels: deque[Parcel] = deque()
-        self._parcel: Parcel | None = None  # of which some frames have left
+        self._parcel: Parcel | None = None  # partly sent
         self._chunks: Iterator[tuple[Header, Bytes]] = iter(())
         self._forgets = self._finishing = self._stopped = False
 
-    # What waits.
+    # The queue.
 
     def put(self, parcel: Parcel, deadline: float, there: str) -> bool:
         """Queue a parcel; False if nothing is written any more."""
@@ -122,8 +122,8 @@ class Outbox:
             return True
 
     def forget(self) -> None:
-        """Drop queued frames that are not urgent, also the rest of a tensor, now and in future, as the other side needs
-        them no longer.
+        """Drop queued frames that are not urgent, also the rest of a tensor, now and in future, as the other side no
+        longer needs them.
         """
         with self.changed:
             self._forgets = True
@@ -133,7 +133,7 @@ class Outbox:
             self._notify_all()
 
     def finish(self, farewell: Parcel | None = None) -> bool:
-        """Take no more than the farewell, and end once all that is queued has left; False if it was over."""
+        """Accept only the farewell, and end once the queue is empty; False if it had ended."""
         with self.changed:
             over = self.finishing
             if farewell is not None and not over:
@@ -167,26 +167,26 @@ class Outbox:
 
     @property
     def finishing(self) -> bool:
-        """Whether no more is taken."""
+        """Whether no more parcels are accepted."""
         return self._stopped or self._finishing
 
     @property
     def drained(self) -> bool:
-        """Whether everything has been handed to the carrier at least once, and no more is taken."""
+        """Whether everything has been passed to the carrier at least once, and no more is accepted."""
         with self.changed:
             ended = self._stopped or (self._finishing and not self._parcels and not self._urgent)
             return self._parcel is None and not self._again and ended
 
-    # What goes next. `changed` is held.
+    # The next frame. `changed` is held.
 
     def connect(self, connection: int, packets: Iterable[Packet]) -> None:
-        """A connection is established, on which these frames go first."""
+        """A connection is established, on which these frames are sent first."""
         self.connection = connection
         self._first = deque(packets)
         self._again.clear()
 
     def disconnect(self) -> None:
-        """The connection is lost; frames to be sent first, or again, are determined anew for the next one."""
+        """The connection is lost; frames to be sent first, or retransmitted, are determined anew for the next one."""
         self.connection = None
         self._first.clear()
         self._again.clear()
@@ -197,7 +197,7 @@ class Outbox:
             self.connection = None
 
     def answer(self, packets: Iterable[Packet]) -> None:
-        """The greeting goes on with these."""
+        """Continue the greeting with these frames."""
         self._first.extend(packets)
 
     def again(self, packets: Iterable[Packet]) -> None:
@@ -205,13 +205,13 @@ class Outbox:
         self._again.extend(packets)
 
     def quiet_for(self) -> float | None:
-        """For how long nothing need be said; None where nothing can be."""
+        """Seconds until the next heartbeat is due; None if nothing can be sent."""
         if self.connection is None or not self._conversation.ready:
             return None
         return max(0.0, self._last_sent + self._beat - self._now()) + 0.001
 
     def next(self) -> Shipment | None:
-        """The next frame, or None: nothing can be sent now."""
+        """The next frame, or None if nothing can be sent now."""
         talk, packet, shipment = self._conversation, None, None
         if self.connection is None or not (self._first or talk.ready):
             return None

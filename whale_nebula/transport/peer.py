@@ -1,7 +1,7 @@
 """A link to a worker in another process, over a carrier that may break: the session survives reconnection.
 
-One thread sends, the carrier's threads receive, a third looks at the clock. All of them, and the conversation, are
-behind one condition, which is never held while a frame is handed to the carrier.
+One thread sends, the carrier's threads receive, a third checks timeouts. All of them share one condition, which also
+guards the conversation and is never held while a frame is passed to the carrier.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ from whale_nebula.wire.message import check_message, encode_message, message_hea
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _SEAL_BYTES = 16
-_GREETINGS = 8  # chances for a greeting to be right
-_SHORT_SECONDS = 1.0  # a connection that is made again within this time is not worth a word
+_GREETINGS = 8  # attempts at a valid greeting
+_SHORT_SECONDS = 1.0  # a reconnection within this time is not reported
 _LONGEST_REASON = 4096
 
 
 class PeerLink(Link):
     """One worker's end of a link to a worker in another process, over a carrier.
 
-    `greeting` says who both are, and in which run. `expect` gives what the plan allows for a key (None: nobody expects
-    it). `budget` is how many bytes may wait for the line before `send` blocks. It also bounds the bytes that are kept
-    until they are acknowledged; and once a fifth of it has arrived that nobody has asked for, the other side has to
-    wait. `window` is how many bytes may arrive out of order, for carriers of several lanes. With a `prover` both sides
-    authenticate each other, and with `sealed` nobody between them can read what they send. `announce` is called for
-    every wait. `waiters` are shared by all links of a process. `arrive` is called where a peer's greeting has other
-    numbers of workers than `greeting`; without it, such a peer ends the link.
+    `greeting` has the identities of both workers and of the run. `expect` returns what the plan allows for a key (None:
+    unexpected). `budget` is how many bytes may be queued before `send` blocks. It also bounds the bytes that are kept
+    until they are acknowledged; and once a fifth of it has arrived unrequested, the other side is held. `window` is how
+    many bytes may arrive out of order, for carriers of several lanes. With a `prover` both sides authenticate each
+    other, and with `sealed` frames are encrypted from end to end. `announce` is called for every wait. `waiters` are
+    shared by all links of a process. `arrive` is called if a peer's greeting has other numbers of workers than
+    `greeting`; without it, such a peer ends the link.
     """
 
     def __init__(
@@ -119,20 +119,20 @@ class PeerLink(Link):
         self._meter = Meter()
         self._prover = prover
         self._arrive = arrive
-        # what the last greeting was refused for, where that may heal: a certificate is renewed, an old process ends
+        # why the last greeting was refused, if that is transient: a certificate is renewed, an old process ends
         self._healing: ExpiredError | StaleWorkerError | None = None
         self._stale: float | None = None  # since when a worker of an earlier epoch has this connection
         self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
-        self._heard = self._down = now()  # heard: by the worker itself, which has proven that it is
+        self._heard = self._down = now()  # heard: from the worker itself, authenticated
         self._tick = min(self._deadlines.look, self._deadlines.silence / 8)
-        self._began: float | None = None  # when the first chunk of the parcel on its way was sent
+        self._began: float | None = None  # when the first chunk of the current parcel was sent
         self._met = False
         self._bye_heard = False
         self._closed = False
         self._failed = False
         self._fail_heard = False
         self._fail_answered = False
-        self._deaf = False  # what comes is not to be trusted any more
+        self._deaf = False  # received frames are no longer trusted
         self._faults = Faults()
         self._greeting_faults = Faults(_GREETINGS)  # in a row
         self._ended = threading.Event()
@@ -146,7 +146,7 @@ class PeerLink(Link):
         """The state of its carrier."""
         return self._carrier.state()
 
-    # What its owner calls.
+    # Called by its owner.
 
     def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
@@ -182,7 +182,7 @@ class PeerLink(Link):
                 self._count_message(parcel.payload.size)
 
     def part(self) -> None:
-        """Say goodbye and do not wait: of several links that end together each parts, and then each is closed."""
+        """Send a farewell without waiting: of several links that end together each parts, and then each is closed."""
         if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             failpoint("link.parting")
             self._say_farewell()
@@ -206,14 +206,14 @@ class PeerLink(Link):
 
     def _put(self, parcel: Parcel) -> None:
         self._inbox.check_open()
-        # what is wrong with a parcel is raised here, to the caller, and not to the writer
+        # an invalid parcel is raised here, in the caller's thread, not in the writer's
         pack(next(chunks(parcel.header, parcel.payload))[0], 0)
         stall = self._deadlines.stall(self._outbox.waiting, self._meter.rate)
         if not self._outbox.put(parcel, stall, self.there):
             self._inbox.check_open()
 
     def _say_farewell(self) -> None:
-        """Say goodbye, unless this side has failed, which is its last word."""
+        """Send a farewell, unless this side has failed: the failure is its last message."""
         if self._failed:
             self._outbox.finish()
         elif self._outbox.finish(self._farewell):
@@ -223,8 +223,8 @@ class PeerLink(Link):
         """Wait for the end of the conversation as long as it can be reached."""
         with self._changed:
             sent, received, since = self._progress(), self._conversation.received, self._now()
-            taken = since  # when the other side last took something; what it sends itself is no reason to stay
-            while not self._ended.is_set():  # the writer ends when it is over, having sent the last acknowledgement
+            taken = since  # when the other side last received something; what it sends does not extend the wait
+            while not self._ended.is_set():  # the writer ends after the last acknowledgement
                 now = self._now()
                 left = since + self._deadlines.grace - now
                 stall = self._deadlines.stall(max(self._budget, self._unsent), self._meter.rate)
@@ -254,7 +254,7 @@ class PeerLink(Link):
 
     @property
     def _unsent(self) -> int:
-        """The bytes that have not arrived yet, as far as is known."""
+        """The bytes that were not acknowledged yet."""
         return self._outbox.waiting + self._conversation.unacked
 
     def _worth_waiting(self) -> bool:
@@ -266,7 +266,7 @@ class PeerLink(Link):
 
     @property
     def _over(self) -> bool:
-        """Whether both sides have said farewell and all frames were acknowledged, or no peer is left."""
+        """Whether both sides have said farewell and all frames were acknowledged, or the peer has ended."""
         if self._deaf:
             return self._conversation.ready and not self._outbox.urgent
         if self._fail_heard:
@@ -279,17 +279,17 @@ class PeerLink(Link):
         self._wake_writer()
 
     def _wake_writer(self) -> None:
-        """Something has changed: there may be something to say."""
+        """Wake the writer after a change that may require a frame."""
         with self._changed:
             self._changed.notify_all()
 
-    # The sending thread.
+    # Called by the sending thread.
 
     def _write(self) -> None:
         try:
             while (found := self._next()) is not None:
                 self._ship(*found)
-        except Exception as error:  # whatever it is, nobody must wait for what will not be sent
+        except Exception as error:  # after any error, no caller may wait for what will not be sent
             _LOG.error("the link from %s to %s is broken by its own side: %s", self.here, self.there, error)
             why = f"this side's sender has failed: {error!r}"
             self.lost(error if isinstance(error, NebulaError) else lost_error(self.there, why))
@@ -298,7 +298,7 @@ class PeerLink(Link):
             self._carrier.close()
 
     def _next(self) -> tuple[int, Shipment] | None:
-        """The next frame and the connection it is for; None once there will be none."""
+        """The next frame and its connection; None after the last one."""
         with self._changed:
             while not self._ended.is_set() and not (self._fail_heard and self._over):
                 try:
@@ -318,7 +318,7 @@ class PeerLink(Link):
             return None
 
     def _break_off(self, error: NebulaError, reason: Mapping[str, Any]) -> None:
-        """End the link for this reason, and say so to both sides."""
+        """End the link for this reason, and report it to both sides."""
         self._inbox.end(lambda: error.with_traceback(None), at_once=True)
         self.fail(reason)
         self._outbox.finish()
@@ -329,7 +329,7 @@ class PeerLink(Link):
         tensor = parcel is not None and parcel.header.kind != Kind.CONTROL
         if tensor:
             chunk_failpoint("before", *ends, self._carrier.drop)
-        if not self._carrier.send(connection, *shipment.packet):  # it will be sent again
+        if not self._carrier.send(connection, *shipment.packet):  # it will be retransmitted
             with self._changed:
                 self._outbox.broken(connection)
         if parcel is None:
@@ -343,17 +343,17 @@ class PeerLink(Link):
         if shipment.last and self.on_sent is not None:
             self.on_sent(self._roster.key(parcel.header), parcel.size, began, self._now())
 
-    # What the carrier's threads call.
+    # Called by the carrier's threads.
 
     def up(self, connection: int) -> None:
-        """A fresh connection: greet."""
+        """Start the greeting on a new connection."""
         failpoint("connection.up", self._carrier.drop)
         with self._changed:
             self._outbox.connect(connection, self._conversation.connect())
             self._changed.notify_all()
 
     def down(self, why: str) -> None:
-        """The connection is gone, the conversation is not."""
+        """The connection is lost; the conversation is kept."""
         failpoint("connection.down")
         with self._changed:
             self._stale = None
@@ -373,15 +373,15 @@ class PeerLink(Link):
         self._end()
 
     def message(self, data: bytes) -> None:
-        """One frame has come."""
+        """Process one received frame."""
         with self._changed:
             greeted = self._conversation.ready
             if self._conversation.error is not None or (self._deaf and greeted):
-                return  # what is wrong was said: this connection is about to end
+                return  # the error was reported: this connection is about to end
             opened, told, error = self._take(data)
-            if greeted or opened:  # who only greets is not heard
+            if greeted or opened:  # a peer counts as heard only after the greeting
                 self._heard = self._now()
-            if told or error is not None or self._conversation.owes:  # a tensor is nothing to the writer
+            if told or error is not None or self._conversation.owes:  # a tensor alone does not concern the writer
                 self._changed.notify_all()
         if opened:
             self._carrier.opened()
@@ -389,7 +389,9 @@ class PeerLink(Link):
             self._wrong(error, greeted)
 
     def _take(self, data: bytes) -> tuple[bool, bool, NebulaError | None]:
-        """Whether the conversation is open from now on, whether there was more than tensors, and what is wrong."""
+        """Process a frame; returns whether the conversation is now open, whether there was more than tensors, and the
+        error.
+        """
         opened = told = False
         try:
             for event in self._conversation.receive(data):
@@ -421,7 +423,7 @@ class PeerLink(Link):
 
     def _accept(self, event: TensorArrived | MessageArrived) -> bool:
         """Deliver complete messages to the mailbox. A fault in one ends the link, since its frame was acknowledged and
-        does not come again.
+        is not retransmitted.
         """
         message = isinstance(event, MessageArrived)
         failpoint("message.received" if message else "tensor.received", self._carrier.drop)
@@ -447,7 +449,7 @@ class PeerLink(Link):
         elif message["kind"] == FAIL:
             self._inbox.end(partial(failed_error, self.there, message.get("reason")), at_once=True)
             self._fail_heard = True
-            self._outbox.forget()  # it is over there: who waits for room hears of it
+            self._outbox.forget()  # the peer has ended: wake senders that wait for room
         else:
             self._inbox.put_message(message, size=size)
 
@@ -467,24 +469,24 @@ class PeerLink(Link):
         return math.inf if bound is None else bound.due
 
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
-        """Handle an invalid frame: after random damage it is sent again on the next connection; a deliberate one would
-        be invalid again.
+        """Handle an invalid frame: after random damage it is retransmitted on the next connection; a deliberate one
+        would be invalid again.
         """
-        if isinstance(error, ExpiredError):  # it may be renewed any moment
+        if isinstance(error, ExpiredError):  # it may be renewed at any time
             self._healing = error
             self._carrier.drop(error.what)
             return
         silent = self._now() - self._heard >= self._deadlines.silence
         if (
             silent and isinstance(error, StaleWorkerError) and error.fresh
-        ):  # that of before is dead, and so its launcher
+        ):  # the previous process is dead, and so its launcher
             what = f"worker '{self.there}' was restarted, by a launcher that is new"
             error = PeerRestartedError(what, why=error.what)
         if isinstance(error, OtherWorkersError):
             (self._arrive or self.lost)(error)
             self._carrier.drop(error.what)
             return
-        if isinstance(error, StaleWorkerError):  # it ends once it has heard of our epoch
+        if isinstance(error, StaleWorkerError):  # it ends once it has received our epoch
             with self._changed:
                 self._healing, self._stale = error, self._now()
             return
@@ -508,17 +510,17 @@ class PeerLink(Link):
             self._break_off(error, {"what": f"it could not understand what '{self.there}' sent", "why": error.what})
             self._changed.notify_all()
 
-    # The watching thread.
+    # Called by the supervising thread.
 
     def _watch(self) -> None:
         while not self._ended.wait(self._tick):
             try:
                 self._check_liveness()
-            except Exception:  # a moment without memory or files must not end the watch
+            except Exception:  # a transient lack of memory or files must not end the supervision
                 _LOG.exception("%s could not look after its link to %s", self.here, self.there)
 
     def _check_liveness(self) -> None:
-        """Whether the other worker is heard, and whether it has been waited for long enough."""
+        """Check that the other worker is heard, and that the wait for it is within the patience."""
         with self._changed:
             quiet, ready, bye = self._now() - self._heard, self._conversation.ready, self._bye_heard
             rate, away = self._meter.rate, self._now() - self._down
@@ -565,7 +567,7 @@ class PeerLink(Link):
         return state.trouble or ("it has not greeted yet" if state.connected else "there is no connection")
 
     def _explain_late(self, awaited: str, seconds: float) -> NebulaError:
-        """Why something has not come in time: the other worker is not there, is not heard, or has not sent it."""
+        """The error for a late item: the other worker is not connected, is silent, or has not sent it."""
         with self._changed:
             quiet, ready = self._now() - self._heard, self._conversation.ready
         if self._met and ready and quiet < self._deadlines.silence:

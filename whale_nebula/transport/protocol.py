@@ -1,4 +1,4 @@
-"""What crosses a link: tensors as payloads with their keys, what a plan allows of them, and statistics."""
+"""The content of a link: tensors as payloads with their keys, the plan's limits of them, and statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whale_nebula.wire.tensor import Bytes, array_bytes, dtype_code, dtype_of, r
 
 KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control", "round"]
 
-# A numpy array or a `Packed`; over a memory link, where it travels by reference, also any object: an eager tensor.
+# A numpy array or a `Packed`; over a memory link, which passes references, also any object: an eager tensor.
 Payload: TypeAlias = Any
 
 _KINDS: dict[KeyKind, tuple[str, Kind, Direction]] = {
@@ -33,10 +33,10 @@ _MOST_CODEC, _MOST_NUMBER = (1 << 16) - 1, (1 << 32) - 1
 
 
 class Packed(NamedTuple):
-    """A tensor that a codec made small, as it crosses: a row of bytes that no link looks into.
+    """A tensor as encoded by a codec: a row of bytes that links do not interpret.
 
     `codec` is its number on the wire (1 to 65535), `state` the version of the state that it encoded with. `dtype` and
-    `dims` are those of the tensor before.
+    `dims` are those of the tensor before encoding.
     """
 
     data: Bytes
@@ -47,12 +47,12 @@ class Packed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes, without the headers of frames."""
+        """Its size in bytes, without the headers of frames."""
         return self.data.nbytes
 
     @property
     def raw_bytes(self) -> int:
-        """The bytes of the tensor before the codec."""
+        """The size in bytes of the tensor before encoding."""
         return raw_bytes(dtype_code(self.dtype), self.dims)
 
     def describe(self, header: Header) -> Header:
@@ -62,7 +62,7 @@ class Packed(NamedTuple):
 
 
 def check_packed(packed: Packed) -> Packed:
-    """Refuse what no frame can say, wherever it goes: a memory link takes no more than the others."""
+    """Refuse what a frame cannot represent, on every link: a memory link accepts no more than the others."""
     data: Any = packed.data
     fault: str | None
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
@@ -89,7 +89,7 @@ class Described(NamedTuple):
 
 
 def describe_payload(header: Header, payload: Payload) -> Described:
-    """A payload under the header of its key.
+    """Describe a payload by the header of its key.
 
     >>> packed = Packed(np.zeros(5, np.uint8), codec=3, state=9, dtype="float32", dims=(4, 8))
     >>> sent = describe_payload(Header(Kind.SCALAR), packed)
@@ -116,7 +116,7 @@ def read_payload(event: TensorArrived) -> Payload:
 class Key:
     """Identity of a tensor in a run: `slot` is its number in the plan, `micro_batch` -1 if it has none.
 
-    `part` is a gradient part of a variable that two stages hold, `round` what a cluster that trains apart has gone.
+    The kind `part` is a gradient part of a variable that two stages hold, `round` an exchange of local SGD.
 
     >>> print(Key("backward", 7, step=3, phase=0, micro_batch=1, slot=2, source="npu/0", destination="gpu/0"))
     gradient of boundary 2 (step 3, phase 0, micro-batch 1) from npu/0 to gpu/0
@@ -162,11 +162,12 @@ class LinkTotals:
 
 
 Sent: TypeAlias = Callable[[Key, int, float, float], None]
-"""Is told of a tensor that was sent: its key, its bytes on the wire, and when it held the line (time.monotonic)."""
+"""Called with a tensor that was sent: its key, its bytes on the wire, and when it occupied the line (time.monotonic).
+"""
 
 
 ExpectKey: TypeAlias = Callable[[Key], Bound | None]
-"""What the plan allows for a key; None for one that nobody expects."""
+"""The plan's limits of a key; None for an unexpected one."""
 
 
 class Roster:
@@ -189,7 +190,7 @@ class Roster:
         return self._numbers[worker]
 
     def header(self, key: Key) -> Header:
-        """The header that carries this key; what describes the tensor itself is still empty."""
+        """The header of this key; the fields that describe the tensor are still empty."""
         _, kind, direction = _KINDS[key.kind]
         return Header(
             kind=kind,
@@ -204,7 +205,7 @@ class Roster:
         )
 
     def key(self, header: Header) -> Key:
-        """The key that this header carries."""
+        """The key in this header."""
         if max(header.source, header.destination) >= len(self.workers):
             raise RemoteProtocolError(
                 f"a frame from worker {header.source} to {header.destination}, which do not exist"

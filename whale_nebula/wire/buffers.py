@@ -17,14 +17,14 @@ from whale_nebula.wire.frame import Flag, Header
 from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
 Packet: TypeAlias = tuple[bytes, Bytes]
-"""One whole frame: the bytes of its header, and its payload as it travels."""
+"""One whole frame: the bytes of its header, and its payload as sent."""
 
-FIRST = 1  # the number of the first frame; 0 stands on what is not numbered
+FIRST = 1  # the number of the first frame; 0 marks unnumbered frames
 _OVERHEAD = 512  # of one held frame, in memory
 
 
 def held_bytes(size: int) -> int:
-    """Memory of a waiting frame of this size, in which both sides count budgets."""
+    """Memory of a held frame of this size; both sides count budgets in it."""
     return size + _OVERHEAD
 
 
@@ -36,10 +36,10 @@ class Acknowledged(NamedTuple):
 
 
 class Replay:
-    """The frames that were sent, from the first that is not acknowledged on.
+    """The sent frames, from the first that is not acknowledged on.
 
-    It keeps the very bytes (a view of the tensor, or the ciphertext), so a frame that is sent again is the one that
-    was sent first. It never drops any: who sends looks at `room` first, and waits while there is none.
+    It keeps the original bytes (a view of the tensor, or the ciphertext), so a retransmitted frame is identical to the
+    first one. It never drops any: the sender checks `room` first, and waits while there is none.
     """
 
     def __init__(self, budget: int) -> None:
@@ -54,7 +54,7 @@ class Replay:
         return self.budget - self.bytes - len(self._kept) * held_bytes(0)
 
     def keep(self, packet: Packet) -> None:
-        """A frame goes out: the one with the number `next`."""
+        """Keep a frame that is being sent, with the number `next`."""
         self._kept.append(packet)
         self.bytes += len(packet[0]) + packet[1].size
         self.next += 1
@@ -118,7 +118,7 @@ class Arrivals(Generic[T]):
 
     @property
     def due(self) -> T | None:
-        """The frame that is to be taken next, if it has come."""
+        """The frame that is to be taken next, if it has arrived."""
         return self._held[self.expected][0] if self.expected in self._held else None
 
     def advance(self) -> None:
@@ -133,16 +133,16 @@ class Arrivals(Generic[T]):
 
 
 MAX_TENSOR_BYTES = 1 << 30
-"""The most that a tensor may have where the plan does not say its size."""
-_NO_MORE = 2**32 - 1  # the largest size that a header has room for: a bound that is no bound
+"""The largest size of a tensor without a limit in the plan."""
+_NO_MORE = 2**32 - 1  # the largest size in a header: no limit
 
 
 class Bound(NamedTuple):
     """The plan's limits of a tensor: element type, and the largest size of every axis.
 
-    `codecs` are those that may have encoded it (none, unless the plan says so), and `extra` is how many bytes more
-    than the tensor itself what they made may have: heads of what was packed, and rows that did not get smaller.
-    `due` is how many bytes of it this step accounts for: what lies here beyond that holds its sender.
+    `codecs` are those that may have encoded it (by default none), and `extra` is how many bytes more than the tensor
+    itself their output may have: heads of packed data, and rows that did not get smaller. `due` is how many bytes of it
+    this step accounts for: stored bytes beyond that hold its sender.
     """
 
     dtype: str
@@ -161,7 +161,7 @@ class Bound(NamedTuple):
         return f"[{', '.join('any' if size >= _NO_MORE else str(size) for size in self.most)}]"
 
     def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
-        """Whether such a tensor keeps within the bound."""
+        """Whether such a tensor is within the bound."""
         fits = len(dims) == len(self.most) and all(size <= most for size, most in zip(dims, self.most, strict=True))
         return fits and dtype == self.dtype
 
@@ -181,18 +181,18 @@ Expect: TypeAlias = Callable[[Header], Bound | None]
 
 
 class Assembly:
-    """Puts the tensors of one direction together: one after the other, each from its first chunk to its last.
+    """Assembles the tensors of one direction: one after the other, each from its first chunk to its last.
 
-    `expect` is asked before anything is allocated. It gives for a header what the plan allows, raises
-    `RemoteProtocolError` for a tensor that nobody expects, or gives None: then, as without `expect`, a tensor
-    may have up to `limit` bytes, and one that is encoded so many before and after. What `place` refuses changes
-    nothing, and a chunk that was given its place but did not come whole may be placed again.
+    `expect` is called before anything is allocated. It returns the plan's limits for a header, raises
+    `RemoteProtocolError` for an unexpected tensor, or returns None: then, as without `expect`, a tensor may have up to
+    `limit` bytes, an encoded one both before and after encoding. If `place` raises, nothing changes, and a chunk that
+    was placed but did not arrive whole may be placed again.
     """
 
     def __init__(self, expect: Expect | None = None, *, limit: int = MAX_TENSOR_BYTES) -> None:
         self._expect = expect
         self._limit = limit
-        self._tensor: tuple[Header, Bytes] | None = None  # the tensor whose chunks are coming in
+        self._tensor: tuple[Header, Bytes] | None = None  # the tensor that is being received
         self._received = 0  # of that tensor, in bytes
 
     def keep(self, header: Header, chunk: Bytes) -> bool:
@@ -213,7 +213,7 @@ class Assembly:
         return self._tensor[1][header.offset : header.offset + header.length]
 
     def finish_chunk(self, header: Header) -> list[TensorArrived]:
-        """Say that the chunk of this header lies in its place; gives the tensor that it completes."""
+        """Mark the chunk of this header as complete in its place; returns the tensor that it completes."""
         self._received = header.offset + header.length
         if not header.last or self._tensor is None:
             return []

@@ -1,9 +1,9 @@
 """The session state machine of two workers, sans-I/O: frames in, events and frames out.
 
-It outlives its connections. On each of them both sides greet and prove who they are; then numbered frames go both
-ways, each saying what has arrived of the other's. After a cut the next connection goes on where it was: what was not
-acknowledged is sent again, byte for byte, and what comes twice is dropped. It keeps no time and no lock: its owner
-calls it from one thread at a time.
+It outlives its connections. On each of them both sides greet and authenticate; then numbered frames are sent both ways,
+each of which acknowledges the other side's. After a broken connection the next one resumes: frames that were not
+acknowledged are retransmitted byte for byte, and duplicates are dropped. It uses no clock and no lock: its owner calls
+it from one thread at a time.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ from whale_nebula.wire.message import Side, State, Word, decode_message, encode_
 from whale_nebula.wire.tensor import Bytes
 
 BUDGET_BYTES = 40 << 20
-"""With what lies at a receiver before it holds its sender, and one message, a link takes 64 MiB of memory at most."""
+"""Send budget. With the receiver's buffer before back-pressure, and one message, a link takes at most 64 MiB of memory.
+"""
 ACK_BYTES = BUDGET_BYTES // 4
 GREETING_BYTES = 64 << 10
-_OVERRUN_BYTES = FRAME_CAP + 4 * CHUNK_BYTES  # the last frame of a tensor goes beyond the budget, and so do messages
+_OVERRUN_BYTES = FRAME_CAP + 4 * CHUNK_BYTES  # the last frame of a tensor and messages may exceed the budget
 _ENDED = (State.DRAINED, State.FAILED)
 
 
 class Answer(NamedTuple):
-    """The other side has greeted: send these now."""
+    """Event: the other side has greeted. These frames are to be sent now."""
 
     packets: list[Packet]
 
@@ -79,14 +80,13 @@ class Conversation:
     """The protocol state machine between worker `here` and worker `there` (their numbers on the wire), without I/O.
 
     `expect` and `limit` bound what may arrive, as for `Assembly`; `budget` is how many bytes are kept until they are
-    acknowledged; `window` how many may arrive too early (more than 0 where several connections carry the frames, none
-    of which overtakes the greeting).
-    While `flows` is false nothing more is acknowledged, so the other side stalls once its budget is used up, and more
-    than that is refused. With a `prover` both sides prove who they are, and with `sealed` nobody else can read what
-    they send.
+    acknowledged; `window` how many may arrive early (more than 0 if several connections carry the frames, none of which
+    overtakes the greeting). While `flows` is false nothing more is acknowledged, so the other side stalls once its
+    budget is used up, and more than that is refused. With a `prover` both sides authenticate, and with `sealed` frames
+    are encrypted from end to end.
 
-    Whatever the other side does wrong raises `RemoteProtocolError`, now and until `disconnect`; what it had sent
-    whole before stays, so a new connection goes on after the last good frame.
+    A violation by the other side raises `RemoteProtocolError`, now and until `disconnect`; complete frames before it
+    are kept, so a new connection resumes after the last valid frame.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Conversation:
         prover: Prover | None = None,
         sealed: bool = False,
     ) -> None:
-        self.number = 0  # until the first greeting is over
+        self.number = 0  # until the first greeting is complete
         self._here, self._there = here, there
         self._exchange = Exchange() if sealed else None
         self._sealer: Sealer | None = None
@@ -116,26 +116,26 @@ class Conversation:
         self._error: NebulaError | None = None
         self._flows = flows
         self._released = FIRST  # all frames before this one are acknowledged
-        # Bytes taken since this side last acknowledged any. A frame before its time counts when it is taken: to say
-        # again what was said does not help a sender that waits for room.
+        # Bytes taken since the last acknowledgement. An early frame counts when it is taken: repeating an
+        # acknowledgement does not help a sender that waits for room.
         self._heard = 0
         self._ack_bytes = ACK_BYTES
 
-    # What its owner asks.
+    # Queries by its owner.
 
     @property
     def ready(self) -> bool:
-        """Whether numbered frames may be sent on the present connection."""
+        """Whether numbered frames may be sent on the current connection."""
         return self._connected and self._ours.greeted and self._theirs.greeted and self._error is None
 
     @property
     def unacked(self) -> int:
-        """The bytes that were sent and are not acknowledged."""
+        """The number of bytes that were sent and are not acknowledged."""
         return self._replay.bytes
 
     @property
     def received(self) -> int:
-        """The number of the next frame that is expected: it grows with every frame that is taken."""
+        """The number of the next frame that is expected: it increases with every frame that is taken."""
         return self._arrivals.expected
 
     @property
@@ -160,13 +160,15 @@ class Conversation:
         return self._replay.room
 
     def begin_session(self, epoch: int) -> None:
-        """All workers of the run have met, and agreed on its epoch: processes of other ones are kept out from then."""
+        """Begin the session: all workers have agreed on the run's epoch, and processes of other epochs are refused from
+        now on.
+        """
         self._introduction.begin_session(epoch)
 
     # Connections.
 
     def connect(self) -> list[Packet]:
-        """A connection is up: gives what to send on it first."""
+        """A connection is up: returns the frames to send on it first."""
         if self._connected:
             raise LocalProtocolError("there is a connection already", mend="call disconnect() first")
         self._connected = True
@@ -176,18 +178,18 @@ class Conversation:
         return [packet]
 
     def disconnect(self) -> None:
-        """The connection is no more. Frames that came whole are kept, and half of one is forgotten."""
+        """The connection is lost. Complete frames are kept, and a partial one is discarded."""
         self._connected = False
         self._error = None
         self._ours, self._theirs = self._ours.cut(), self._theirs.cut()
         self._arrivals.forget()
 
-    # What goes out.
+    # Outgoing frames.
 
     def frame(self, header: Header, chunk: Bytes) -> Packet:
-        """A frame as it goes out: numbered, sealed where it has to be, and kept until it is acknowledged.
+        """A frame to be sent: numbered, sealed if required, and kept until it is acknowledged.
 
-        `header` and `chunk` are one of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
+        `header` and `chunk` are an item of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
         if not self.ready:
             raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
@@ -247,7 +249,7 @@ class Conversation:
         [(header, chunk)] = chunks(message_header(payload.size, self._here, self._there), payload)
         return pack(header, checksum(chunk)), chunk
 
-    # What comes in.
+    # Incoming frames.
 
     def receive(self, message: bytes | bytearray | memoryview) -> list[Event]:
         """Process one whole frame; returns the events that it completes, in order. Errors are raised now and at every
@@ -261,7 +263,7 @@ class Conversation:
         events: list[Event] = []
         try:
             self._receive(message, events)
-        except Exception as error:  # whatever decoding raises is about what the other side sent
+        except Exception as error:  # any error in decoding is a fault of the received frame
             if not isinstance(error, NebulaError):
                 why = f"{type(error).__name__}: {escape_foreign_text(error, 200)}"
                 unreadable = RemoteProtocolError("a frame came that cannot be read", why=why)
@@ -273,7 +275,7 @@ class Conversation:
         return events
 
     def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
-        """Check a frame, and take it if it is one of the greeting, has no number, or is the next in order."""
+        """Check a frame, and process it if it belongs to the greeting, has no number, or is the next in order."""
         if len(message) < HEADER_BYTES:
             raise DamagedFrameError(f"{len(message)} bytes came, which is less than a frame's header")
         data = np.frombuffer(message, np.uint8)
@@ -320,7 +322,7 @@ class Conversation:
         plain, message = open_header(header), None
         if plain.kind == Kind.CONTROL:
             data = self._open_into(np.empty(plain.length, np.uint8), header, payload).tobytes()
-            if is_lines(data) and self._theirs.say(Word.LINES) is None:  # it is not parsed: it may be large
+            if is_lines(data) and self._theirs.say(Word.LINES) is None:  # not parsed, as it may be large
                 raise RemoteProtocolError(
                     f"the other side said what it may not: {Word.LINES} in state {self._theirs.state}"
                 )
@@ -364,7 +366,7 @@ class Conversation:
         self._theirs = side
 
     def _open(self, message: Mapping[str, Any]) -> list[Event]:
-        """The other side has proven itself: go on where it says that it is."""
+        """The other side has authenticated: resume at the frame that it expects."""
         resumed = self._introduction.proven is not None
         hellos = self._introduction.settle(message)
         theirs = hellos[1]

@@ -1,12 +1,12 @@
 """The frame: a header of fixed size and up to one chunk of a tensor, or one control message.
 
-A tensor travels as frames of `CHUNK_BYTES` each but the last, which may be shorter; an empty tensor is one
-frame without payload. A control message (JSON) is one frame. `dtype` and `dims` are those of the tensor that the
-model sees. Where a codec made it small (`codec` is not 0) the payload is what the codec made: a row of `whole` bytes,
-which nothing here looks into. Numbers are little-endian.
+A tensor travels as frames of `CHUNK_BYTES` each but the last, which may be shorter; an empty tensor is one frame
+without payload. A control message (JSON) is one frame. `dtype` and `dims` are those of the model's tensor. If it is
+encoded (`codec` is not 0) the payload is the codec's output: a row of `whole` bytes, which is not interpreted here.
+Numbers are little-endian.
 
-A sealed frame carries its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, everything else is as
-it would be unsealed. It is legal only where there is a key, which `pack` and `unpack` are told by `sealed`.
+A sealed frame carries its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, everything else is as it
+would be unsealed. It is legal only if there is a key, which is the argument `sealed` of `pack` and `unpack`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FRAME_CAP = 8 << 20
 MAX_RANK = 8
 TAG_BYTES = 16
 
-# Magic and version, the fields of `Header` in its order (before the dims, of which there are always eight,
-# stands the rank), then the checksum of the payload and, last, that of all bytes before it.
+# Magic and version, the fields of `Header` in its order (before the dims, of which there are always eight, is the
+# rank), then the checksum of the payload and, last, that of all bytes before it.
 _LAYOUT = struct.Struct("<4sB BHI QQQQ II HHI iI QQ HBBI B3x 8I II")
 _CRC = struct.Struct("<I")
 _MOST_BYTES = (1 << 63) - 1  # of an array, even if one of its sizes were 1 instead of 0
@@ -47,18 +47,18 @@ class Kind(IntEnum):
     PART = 2
     SCALAR = 3
     RESULT = 4
-    VALUE = 5  # of the runtime's own: a fingerprint, a seed
+    VALUE = 5  # a value of the runtime's own: a fingerprint, a seed
     CONTROL = 6  # a message, not a tensor
-    ACK = 7  # nothing but a header: what has arrived
-    BEAT = 8  # the same, sent where nothing else was sent for long
-    ROUND = 9  # of weights that clusters train apart: no step is announced for it
+    ACK = 7  # only a header: an acknowledgement
+    BEAT = 8  # a heartbeat: the same, sent after a long silence
+    ROUND = 9  # weights in local SGD: no step is announced for it
 
 
 BARE = (Kind.ACK, Kind.BEAT)
 
 
 class Direction(IntEnum):
-    """Which way along the model a boundary's tensor goes: its value forward, its gradient backward."""
+    """Direction of a boundary's tensor: its value goes forward, its gradient backward."""
 
     NONE = 0
     FORWARD = 1
@@ -66,20 +66,20 @@ class Direction(IntEnum):
 
 
 class Flag(IntFlag):
-    """Bits of a frame: `LAST` ends a tensor, `SEALED` says that only the two workers can read the payload."""
+    """Bits of a frame: `LAST` ends a tensor, `SEALED` means that only the two workers can read the payload."""
 
     SEALED = 1
     LAST = 2
 
 
-_KNOWN_FLAGS = int(Flag.SEALED | Flag.LAST)  # as a number: the complement of an IntFlag leaves unknown bits out
+_KNOWN_FLAGS = int(Flag.SEALED | Flag.LAST)  # as a number: the complement of an IntFlag omits unknown bits
 
 
 class Header(NamedTuple):
     """The fields of a frame's header. Workers are numbers here: their places in the sorted list of names.
 
-    `ack` is the number of the next frame that the sender expects from the other side: all before it have come. `codec`
-    is 0 where the payload is the tensor itself, and `state` the version of the state that a codec encoded with.
+    `ack` is the number of the next frame that the sender expects from the other side: all before it have arrived.
+    `codec` is 0 if the payload is the tensor itself, and `state` the version of the state that a codec encoded with.
     """
 
     kind: int
@@ -136,7 +136,7 @@ def chunks(header: Header, payload: Bytes) -> Iterator[tuple[Header, Bytes]]:
 
 
 def pack(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
-    """The bytes of one header, with both checksums. A header that breaks a rule is the caller's mistake."""
+    """The bytes of one header, with both checksums. An invalid header is the caller's error."""
     if fault := find_fault(header, sealed=sealed):
         raise LocalProtocolError(f"this frame must not be sent: {fault}")
     body = lay_out(header, payload_crc)[: -_CRC.size]
@@ -163,7 +163,7 @@ def is_bare(frame: bytes) -> bool:
 
 
 def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
-    """The header in these bytes, checked in every field, and the checksum that its payload must have."""
+    """Parse these bytes; returns the header, with every field checked, and the checksum that its payload must have."""
     magic, version, *fields, payload_crc, header_crc = _LAYOUT.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise RemoteProtocolError(
@@ -194,7 +194,7 @@ def checksum(chunk: Bytes) -> int:
 
 
 def open_header(header: Header) -> Header:
-    """The header that a sealed frame's chunk has once it is open; any other header as it is."""
+    """The header of a sealed frame after decryption; any other header unchanged."""
     if not header.flags & Flag.SEALED:
         return header
     return header._replace(flags=header.flags & ~Flag.SEALED, length=header.length - TAG_BYTES)
@@ -234,7 +234,7 @@ def _fault_of_tensor(header: Header) -> str | None:
     if size != header.whole and not header.encoded:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
     if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MOST_BYTES:
-        return f"{dtype.name}{list(header.dims)} is no array"  # an empty one may not be of any size either
+        return f"{dtype.name}{list(header.dims)} is no array"  # also limited for an empty one
     if header.kind != Kind.CONTROL:
         return None
     if dtype != np.uint8 or len(header.dims) != 1:

@@ -1,9 +1,8 @@
 """The handshake on a connection: HELLO both ways, then AUTH both ways, each a signature over the HELLO.
 
-The first greeting that is proven says who the other process is, for good: on a later connection the same process
-resumes, and another one is told apart. Each says the epoch of the run that it belongs to (how often the run was started
-again): a process of an earlier one is kept out. Through a gateway the two also agree on keys (X25519) and seal frames
-(AES-GCM).
+The first authenticated greeting fixes the identity of the other process: on a later connection the same process
+resumes, and another one is recognised as such. Each greeting has the epoch of the run (the number of restarts): a
+process of an earlier one is refused. Through a gateway the two also agree on keys (X25519) and seal frames (AES-GCM).
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _LABEL = b"whale_nebula greeting 3\0"
 class Hello:
     """One side's HELLO. Bytes are in hex.
 
-    `nonce` is drawn once by a process, `challenge` anew for each connection: a proof that is signed with it is worth
-    nothing on another one. `received` is the number of the next frame that this side expects, `acknowledged` that of
-    the first which the other one still counts as on its way, and `budget` how many bytes may be so: the smaller one of
-    both sides holds for both. `epoch` is that of the run by what this process knows; once it is `in_session`, all
-    workers have said the same, and it stays. Where workers go and come, `counts` are the numbers of workers of all
-    clusters by what this process knows.
+    `nonce` is drawn once by a process, `challenge` anew for each connection: a proof that is signed with it is invalid
+    on another one. `received` is the number of the next frame that this side expects, `acknowledged` that of the first
+    which the other one still counts as in flight, and `budget` how many bytes may be in flight: the smaller one of both
+    sides applies to both. `epoch` is the run's as known to this process; once it is `in_session`, all workers have the
+    same, and it is final. In elastic runs, `counts` are the numbers of workers of all clusters as known to this
+    process.
     """
 
     run: str
@@ -100,12 +99,12 @@ def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
 
 
 def salt(hellos: tuple[Hello, Hello]) -> bytes:
-    """Both nonces, in an order that both sides know."""
+    """Both nonces, in an order that is the same at both sides."""
     return b"".join(bytes.fromhex(hello.nonce) for hello in _sort_hellos(hellos))
 
 
 def conversation_number(hellos: tuple[Hello, Hello]) -> int:
-    """The number on every frame between these two processes; never 0, which greetings have."""
+    """The number on every frame between these two processes; never 0, the number of greetings."""
     return int.from_bytes(hashlib.sha256(b"conversation" + salt(hellos)).digest()[:4], "big") or 1
 
 
@@ -152,8 +151,8 @@ def fresh_nonce() -> bytes:
 class Greeting:
     """Identity of this side, of the expected peer, and of the run and its epoch; `versions` are for information.
 
-    `counts` are the numbers of workers of the clusters, where they may change. The run may go on without the other
-    side, which is `absent` then: one that greets has come.
+    `counts` are the numbers of workers of the clusters, if they may change. `absent` means that the run continues
+    without the other side: its greeting announces that it is available.
     """
 
     run: str
@@ -177,16 +176,16 @@ class Prover(Protocol):
         """A signature with the certificate's key."""
 
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
-        """Raise unless this certificate is good, belongs to this worker, and its key made this signature."""
+        """Raise unless this certificate is valid, belongs to this worker, and its key made this signature."""
 
     def check_live(self, certificate: str, worker: str) -> None:
-        """Raise unless this certificate, which has passed `verify` before, is still good: its dates, the deny list."""
+        """Raise unless this certificate, which has passed `verify` before, is still valid: its dates, the deny list."""
 
 
 class Introduction:
-    """The greetings of one side, on one connection after the other.
+    """The greetings of one side, on consecutive connections.
 
-    `exchange` is the public half of a key exchange, where frames are sealed.
+    `exchange` is the public half of a key exchange, if frames are sealed.
     """
 
     def __init__(
@@ -206,11 +205,11 @@ class Introduction:
         self._epoch, self._in_session = greeting.epoch, False
         self._ours: Hello | None = None
         self._theirs: Hello | None = None
-        self.proven: Hello | None = None  # what the other process said first that it proved
-        self.certificate: str | None = None  # with which it proved what it said last
+        self.proven: Hello | None = None  # the other process's first authenticated HELLO
+        self.certificate: str | None = None  # the certificate of its latest proof
 
     def begin_session(self, epoch: int) -> None:
-        """All workers have met, and agreed on this epoch."""
+        """Begin the session: all workers have agreed on this epoch."""
         self._epoch, self._in_session = epoch, True
 
     def hello(self, received: int, acknowledged: int) -> dict[str, Any]:
@@ -235,7 +234,7 @@ class Introduction:
         return self._ours.message()
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the other side's HELLO; gives the AUTH that answers it."""
+        """Process the other side's HELLO; returns the AUTH that answers it."""
         theirs = parse_hello(message)
         ours = self._require_hello()
         _check(ours, theirs)
@@ -245,7 +244,7 @@ class Introduction:
         return {"kind": "AUTH", "signature": self._prover.sign(transcript((ours, theirs), ours.worker)).hex()}
 
     def settle(self, message: Mapping[str, Any]) -> tuple[Hello, Hello]:
-        """Take the other side's AUTH; gives both greetings once it has proven its own."""
+        """Process the other side's AUTH; returns both greetings once it has authenticated its own."""
         if self._theirs is None:
             raise RemoteProtocolError("AUTH came before HELLO")
         hellos = self._require_hello(), self._theirs
@@ -259,7 +258,7 @@ class Introduction:
                 raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
             worker = self._theirs.worker
             self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
-        if not self._in_session and not self._theirs.in_session:  # who is of an old session knows old numbers
+        if not self._in_session and not self._theirs.in_session:  # a process of an old session has old numbers
             _check_counts(*hellos, absent=self._greeting.absent)
         _check_epoch(*hellos, self.proven)
         self.proven = self.proven or self._theirs
@@ -279,7 +278,7 @@ class Introduction:
 
 
 def _check(ours: Hello, theirs: Hello) -> None:
-    """Both must be of one run, mean each other, and secure their frames alike."""
+    """Check that both are of one run, address each other, and secure their frames alike."""
     run, worker, to = map(escape_foreign_text, (theirs.run, theirs.worker, theirs.to))
     if theirs.run != ours.run:
         raise RemoteProtocolError(
@@ -305,7 +304,7 @@ def _check(ours: Hello, theirs: Hello) -> None:
 def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
     """Compare epochs of the run; `met` is the identity of the process met before, if any.
 
-    Processes that have just begun may name different epochs: with all others they agree on the highest.
+    Processes that have just started may have different epochs: all workers then agree on the highest.
     """
     worker = escape_foreign_text(theirs.worker)
     if met is not None and theirs.nonce == met.nonce:
@@ -334,8 +333,8 @@ def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
 
 
 def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
-    """Compare the numbers of workers. Those of a cluster are what its own workers say; a cluster that the others run
-    without has none. The side with the older numbers ends, to be restarted.
+    """Compare the numbers of workers. For a cluster, the number of its own workers' greetings is valid; a cluster that
+    the others run without has none. The side with the older numbers ends, to be restarted.
     """
     own, other = (hello.worker.rpartition("/")[0] for hello in (ours, theirs))
     if absent and not theirs.counts:
@@ -378,7 +377,7 @@ class Exchange:
         self.public = self._private.public_key().public_bytes_raw()
 
     def agree(self, theirs: bytes, salt: bytes) -> bytes:
-        """The secret of both, as key material for both directions."""
+        """The shared secret, as key material for both directions."""
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
         except ValueError:
@@ -395,14 +394,14 @@ class Sealer:
         self._seal, self._open = AESGCM(ours), AESGCM(theirs)
 
     def seal(self, header: Header, chunk: Bytes) -> tuple[Header, Bytes]:
-        """A numbered frame as it travels: its header, and its chunk as ciphertext and tag."""
+        """Encrypt a numbered frame: returns its header, and its chunk as ciphertext and tag."""
         header = header._replace(flags=header.flags | Flag.SEALED, length=header.length + TAG_BYTES)
         sealed = np.empty(header.length, np.uint8)
         self._seal.encrypt_into(_nonce(header), chunk.data, sealed_header_bytes(header), sealed.data)
         return header, sealed
 
     def open(self, header: Header, sealed: Bytes, place: Bytes) -> Header:
-        """Put the chunk of a sealed frame in its place; gives the header that it has unsealed."""
+        """Decrypt the chunk of a sealed frame into its place; returns its unsealed header."""
         try:
             self._open.decrypt_into(_nonce(header), sealed.data, sealed_header_bytes(header), place.data)
         except InvalidTag:

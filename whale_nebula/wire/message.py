@@ -1,9 +1,9 @@
 """Control messages: JSON objects with a `kind`, the registry of all kinds, and the state table of a session.
 
-What one worker tells another beside tensors is a message of one of these kinds. The sender builds it by its entry here,
-the state table takes its word from it, and the receiver checks it by the same entry: a kind without an entry can be
-neither sent nor received. What may be said when is in the state table: both sides have a state of their own, moved by
-what that side says.
+All communication between workers other than tensors is a message of one of these kinds. The sender builds it by its
+entry here, which has its word in the state table, and the receiver checks it by the same entry: a kind without an entry
+can be neither sent nor received. The state table defines which messages are valid when: each side has a state of its
+own, which its messages change.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SESSION = "SESSION"
 _MOST_BYTES = 256 << 10
 _MOST_VALUES = 1 << 15
 _LINES = b'{"about":"LINES",'
-"""How the one message begins that may be larger, up to a frame: the text of a program, where two programs differ."""
+"""The prefix of the one message that may be larger, up to a frame: the text of a program, if two programs differ."""
 _TEXT = rb'"(?:[^"\\]|\\.)*+"'
 _TEXTS = re.compile(rb"(?s)\{(?:T:(?:T|\[(?:T(?:,T)*+)?\])[,}])*+".replace(b"T", _TEXT))
 _MOST_TEXTS = 1 << 18
 MOST_WAITING = 64
-"""How many messages of one kind may wait to be taken. Each is answered, or said once, so there are a few at most."""
+"""The most messages of one kind that may be unread. Each is answered, or sent once, so there are only a few."""
 MOST_NUMBER = (1 << 64) - 1
 _UINT8 = dtype_code("uint8")
 
@@ -40,7 +40,7 @@ class Word(StrEnum):
 
     HELLO = "HELLO"
     AUTH = "AUTH"
-    INIT = "INIT"  # the runtime's own HELLO, said by nb.init
+    INIT = "INIT"  # the runtime's own HELLO, sent by nb.init
     AGREE = "AGREE"
     LINES = "LINES"
     STEP = "STEP"
@@ -49,7 +49,7 @@ class Word(StrEnum):
     NOTE = "NOTE"  # any other message
     TENSOR = "TENSOR"
     VALUE = "VALUE"
-    ROUND = "ROUND"  # what clusters that train apart tell each other between steps that are their own
+    ROUND = "ROUND"  # messages between clusters in local SGD, between their steps
     BYE = "BYE"
     FAIL = "FAIL"
 
@@ -124,7 +124,7 @@ class MessageKind:
 
 
 def _session(word: Word, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> MessageKind:
-    """What the runtime says of a step or a meeting: also what the worker does, and at which line of the script."""
+    """The kind of a runtime message on a step or a rendezvous: with the worker's action and the line of the script."""
     return MessageKind(word, required, {"doing": _is_text, "line": _is_text, **(optional or {})})
 
 
@@ -178,11 +178,11 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
         "ARRIVED": MessageKind(Word.NOTE, {"rate": _is_number, "seconds": _is_number}),
     }
 )
-"""All kinds of messages after the greeting, by kind, or by kind and what it is about."""
+"""All kinds of messages after the greeting, by kind, or by kind and subject."""
 
 
 def kind_of(message: Mapping[str, Any]) -> MessageKind | None:
-    """The entry of a message; None for what no side ever says.
+    """The entry of a message; None for an unknown kind.
 
     >>> kind_of({"kind": "SESSION", "about": "VOTE"}).word, kind_of({"kind": "SESSION"})
     (<Word.VOTE: 'VOTE'>, None)
@@ -193,7 +193,7 @@ def kind_of(message: Mapping[str, Any]) -> MessageKind | None:
 
 
 def find_fault(message: Mapping[str, Any]) -> str:
-    """What is wrong with a message by the registry, as a part of a sentence, or "".
+    """The fault of a message by the registry, as a part of a sentence, or "".
 
     >>> find_fault({"kind": "SESSION", "about": "STEP", "program": 0})
     "'SESSION STEP' without inputs, rows, step"
@@ -222,13 +222,13 @@ def build_message(kind: str, about: str | None = None, **fields: Any) -> dict[st
 
 
 def require_known(message: Mapping[str, Any]) -> None:
-    """Refuse to send a message that the other side would refuse."""
+    """Raise for an outgoing message that the other side would refuse."""
     if fault := find_fault(message):
         raise LocalProtocolError(f"a control message {fault}", mend="add it to KINDS in wire/message.py")
 
 
 def check_message(message: Mapping[str, Any]) -> None:
-    """Refuse a message of the other side that does not fit its entry."""
+    """Raise for a message of the other side that does not match its entry."""
     if fault := find_fault(message):
         raise RemoteProtocolError(f"a control message {fault}")
 
@@ -247,7 +247,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
 
 
 def decode_message(data: bytes) -> dict[str, Any]:
-    """The message in these bytes; whatever is not one is the other side's mistake."""
+    """Parse a message; anything else is a protocol error of the other side."""
     if fault := _find_excess(data):
         raise RemoteProtocolError(f"a control message has {fault}")
     try:
@@ -265,9 +265,7 @@ def message_header(size: int, source: int = 0, destination: int = 0) -> Header:
 
 
 def _find_excess(data: bytes) -> str | None:
-    """What is too large about a message, in words, found before it is parsed, as parsed objects take many times its
-    bytes.
-    """
+    """The excess of a message, in words, found before it is parsed, as parsed objects take many times its bytes."""
     lines = is_lines(data)
     cap = MESSAGE_BYTES if lines else _MOST_BYTES
     if len(data) > cap:
@@ -305,7 +303,7 @@ def _refuse_constant(name: str) -> NoReturn:
 class State(StrEnum):
     """State of one side of a conversation."""
 
-    START = "START"  # of a connection: nothing is said on it yet
+    START = "START"  # of a connection: nothing was sent on it yet
     GREETED = "GREETED"
     OPEN = "OPEN"
     AGREEING = "AGREEING"
@@ -337,11 +335,11 @@ TABLE: Mapping[tuple[State, Word], State] = MappingProxyType(
         (State.DRAINED, Word.FAIL): State.FAILED,
         **{(state, word): state for state in OPEN_STATES for word in (Word.NOTE, Word.ROUND)},
         **{(state, word): after for state in OPEN_STATES for word, after in _ANYWHERE.items()},
-        # who failed may still be sending what it had queued
+        # a side that failed may still be sending its queue
         **{(State.FAILED, word): State.FAILED for word in Word if word not in (Word.HELLO, Word.AUTH)},
     }
 )
-"""(state, word): the state after it. What is not in it breaks the protocol."""
+"""(state, word): the next state. Any other pair is a protocol error."""
 
 GREETING_STATES = (State.START, State.GREETED)
 
@@ -354,7 +352,7 @@ class Side:
     """State machine of one side, driven by its messages."""
 
     state: State = State.START
-    before: State | None = None  # where it was when the connection was cut
+    before: State | None = None  # the state when the connection broke
     announced: tuple[int, int] | None = None  # program and step
 
     @property
@@ -363,7 +361,7 @@ class Side:
         return self.state not in GREETING_STATES
 
     def say(self, word: Word) -> Side | None:
-        """The side after a word; None where the table does not allow it."""
+        """The side after a word; None if the table does not allow it."""
         state = TABLE.get((self.state, word))
         if state is None:
             return None
@@ -372,12 +370,12 @@ class Side:
         return replace(self, state=state)
 
     def cut(self) -> Side:
-        """The side after its connection broke: it greets anew, and then goes on where it was."""
+        """The side after its connection broke: it greets anew, and then resumes its state."""
         return replace(self, state=State.START, before=self.state if self.greeted else self.before)
 
 
 def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side | str:
-    """The side after it sent a numbered frame (with this message in it), or in words why it may not."""
+    """The side after it sent a numbered frame (with this message in it), or the reason, in words, why it may not."""
     if message is None:
         word: Word | None = _WORDS.get(header.kind, Word.TENSOR)
     else:

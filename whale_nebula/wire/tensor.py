@@ -13,7 +13,7 @@ from whale_nebula.errors import LocalProtocolError
 
 Bytes = npt.NDArray[np.uint8]
 
-# The position is the number on the wire: this list only ever grows at its end.
+# The position is the number on the wire: new types are only appended.
 _TYPES: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(each)
     for each in (
@@ -52,7 +52,7 @@ def dtype_code(name: str) -> int:
 
 
 def dtype_of(code: int) -> np.dtype[Any] | None:
-    """The element type with this number, or None where no type has it."""
+    """The element type with this number; None if there is none."""
     return _TYPES[code - 1] if 1 <= code <= len(_TYPES) else None
 
 
@@ -62,7 +62,7 @@ def raw_bytes(code: int, dims: tuple[int, ...]) -> int:
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The elements of an array in row order, little end first, as one row of bytes: a view where it can be."""
+    """The elements of an array in row order, little end first, as one row of bytes: a view if possible."""
     dtype_code(array.dtype.name)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8)

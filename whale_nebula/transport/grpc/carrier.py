@@ -1,4 +1,4 @@
-"""The common part of the dialling and the accepting side of a gRPC carrier: hold the current connection."""
+"""The common part of the dialling and the accepting side of a gRPC carrier: it holds the current connection."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _REPLACED = "another connection has taken its place"
-_KEEPER_SECONDS = 0.5  # it holds nothing by then: one that still looks at an address that does not answer is let be
+_KEEPER_SECONDS = 0.5  # the thread holds no resources by then: one that still probes an address is abandoned
 
 
 class GrpcCarrier(ABC):
-    """One worker's way to another over gRPC. A connection that comes takes the place of the one before.
+    """One worker's transport to another over gRPC. A new connection replaces the previous one.
 
-    A thread of its own (`_keep`, the subclass's) makes connections or looks after them.
+    A thread of its own (`_keep`, the subclass's) makes connections or supervises them.
     """
 
     def __init__(self, here: str, there: str, where: str, deadlines: Deadlines) -> None:
@@ -32,16 +32,16 @@ class GrpcCarrier(ABC):
         self.there = there
         self.where = where
         self._deadlines = deadlines
-        self._gate = threading.RLock()  # one call into the link at a time, and only for the present connection
+        self._gate = threading.RLock()  # one call into the link at a time, and only for the current connection
         self._changed = threading.Condition()
         self._receiver: Receiver | None = None
         self._connection: Connection | None = None
-        self._opening: Lane | None = None  # that of an attempt to connect
+        self._opening: Lane | None = None  # the lane of an attempt to connect
         self._closed = False
         self._rate: float | None = None
         self._since = time.monotonic()
         self._connections = 0
-        self._met = False  # whether the other worker has ever proven itself
+        self._met = False  # whether the other worker has ever authenticated
         self._refusals = 0
         self._trouble = ""
         self._refusal: NebulaError | None = None
@@ -53,7 +53,7 @@ class GrpcCarrier(ABC):
         self._keeper.start()
 
     def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
-        """Join header and chunk, which is the one copy that is made here, and hand the frame over."""
+        """Join header and chunk, the only copy made here, and queue the frame."""
         with self._gate:
             present = self._connection if connection == self._connections else None
         if present is None:
@@ -62,7 +62,7 @@ class GrpcCarrier(ABC):
         return present.send(frame)
 
     def opened(self) -> None:
-        """The greeting is done: all lanes may be used."""
+        """The greeting is complete: all lanes may be used."""
         with self._gate:
             if self._connection is not None:
                 self._trouble, self._refusal, self._met = "", None, True
@@ -70,7 +70,7 @@ class GrpcCarrier(ABC):
                 self._connection.opened.set()
 
     def drop(self, why: str) -> None:
-        """Break the present connection; another will be made."""
+        """Break the current connection; the carrier reconnects."""
         connection = self._connection
         if connection is not None:
             connection.end(why)
@@ -114,19 +114,19 @@ class GrpcCarrier(ABC):
             self._give_up(lost_error(self.there, f"this side's carrier has failed: {reason(error)}"))
 
     def _adopt(self, connection: Connection, trouble: str = "") -> None:
-        """A fresh connection takes the place of the one before; `trouble` is what stands between it and the worker."""
+        """Replace the connection by a new one; `trouble` is a problem on the path beyond it, or ""."""
         while not self._take_place(connection, trouble):
             before = self._connection
             if before is not None:
                 before.end(_REPLACED)
-                self._forget(before, _REPLACED)  # another thread may be ending it, and not have told the link yet
+                self._forget(before, _REPLACED)  # another thread may be ending it, before it has notified the link
         connection.adopted.set()
         with self._changed:
             self._changed.notify_all()
         connection.on_end(lambda why: self._forget(connection, why))
 
     def _take_place(self, connection: Connection, trouble: str) -> bool:
-        """Make a connection the current one; False if another one is still active. One that comes too late is ended."""
+        """Make a connection the current one; False if another one is still active. A late one is ended."""
         with self._gate:
             if self._closed or self._receiver is None:
                 connection.end("this side has closed")
@@ -151,7 +151,7 @@ class GrpcCarrier(ABC):
             self._changed.notify_all()
 
     def _hear(self, connection: Connection, frame: bytes) -> None:
-        """One frame of one connection, in the thread that reads it."""
+        """Pass on one frame of one connection, in the thread that reads it."""
         with self._gate:
             if self._connection is connection and self._receiver is not None:
                 self._receiver.message(frame)
@@ -162,7 +162,7 @@ class GrpcCarrier(ABC):
                 self._receiver.lost(error)
 
     def _rest(self, seconds: float, *, unless_connected: bool | None = None) -> bool:
-        """Wait so long, less if it is closed, or once it is connected (or is not); whether to go on."""
+        """Wait so long, or until it is closed or connected (or disconnected); returns whether to continue."""
 
         def woken() -> bool:
             return self._closed or unless_connected == (self._connection is not None)
@@ -181,13 +181,14 @@ class GrpcCarrier(ABC):
         return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
 
-_PROMPT_SECONDS = 0.3  # within which a worker that lives has dialled again, as a rule
+_PROMPT_SECONDS = 0.3  # within which a live worker has usually dialled again
 
 
 class AwaitingCarrier(GrpcCarrier):
-    """Waits to be dialled. `where` is the other worker's own address, if any: there it is looked for once it went.
+    """Carrier that accepts connections. `where` is the other worker's own address, if any, which is probed once it is
+    lost.
 
-    What is found there counts only if it was ever open to this side: an address behind a wall refuses everybody.
+    The result counts only if the address was ever reachable from here: one behind a firewall refuses every probe.
     """
 
     def __init__(self, here: str, there: str, where: str, *, deadlines: Deadlines) -> None:
@@ -196,13 +197,13 @@ class AwaitingCarrier(GrpcCarrier):
         self._trouble = "it has not dialled yet"
 
     def take(self, knock: Knock, lane: Lane) -> Hear:
-        """Take an incoming stream, whose dialler was authenticated as the other worker."""
+        """Accept an incoming stream, whose dialler was authenticated as the other worker."""
         if self._closed or self._receiver is None:
             raise TransportError(f"worker '{self.here}' is {'closing' if self._closed else 'not ready yet'}")
         if knock.lane == 0:
             connection = Connection(knock.connection)
             connection.add(0, lane)
-            # The link greets at once: what it says waits in the lane until gRPC asks for it.
+            # The link greets at once: its frames wait in the lane until gRPC requests them.
             self._adopt(connection)
         else:
             present = self._connection
@@ -226,7 +227,7 @@ class AwaitingCarrier(GrpcCarrier):
                     self._is_port_open()
 
     def _is_port_open(self) -> bool:
-        """Whether the other worker's own port is still there; raises once it has refused twice."""
+        """Whether the other worker's own port is still open; raises once it has refused twice."""
         found = probe(self.where, self._deadlines.connect)
         if found.found != "refused":
             self._refusals = 0

@@ -12,19 +12,19 @@ from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import is_bare
 
 END = b""
-"""The last message of a stream that ends in order. That a stream merely ends says nothing: gRPC may tell a server of a
-killed client by the end of its messages first, and only then that the call is cancelled.
+"""The last message of a stream that ends gracefully. The mere end of a stream is ambiguous: for a killed client, gRPC
+may report to a server the end of its messages first, and only then that the call is cancelled.
 """
 
 
-_BARE, _BARE_A_SECOND = 400, 200.0  # 2 GB/s are acknowledged so
+_BARE, _BARE_A_SECOND = 400, 200.0  # enough to acknowledge 2 GB/s
 
 
 class Room(threading.Condition):
     """The condition on which senders wait until a lane of their connection has room.
 
-    Each lane waits for frames of its own, under the same lock: one that is handed over wakes one thread and not all.
-    `bare` is how often frames may come over the connection that have no content, which nothing else bounds.
+    Each lane has a condition for its own frames, under the same lock: a queued frame wakes one thread and not all.
+    `bare` limits the rate of received frames without content, which nothing else bounds.
     """
 
     def __init__(self) -> None:
@@ -36,27 +36,27 @@ class Room(threading.Condition):
 class Lane:
     """One stream of frames each way, for any number of threads. Lanes of one connection share their room.
 
-    `on_end` is told once why the stream is over.
+    `on_end` is called once, with the reason of the stream's end.
     """
 
     def __init__(self, room: Room | None = None) -> None:
         self.join(room or Room())
-        self.over = False  # nothing goes over it any more
+        self.over = False  # nothing is sent on it any more
         self.why = ""
-        self.trouble = ""  # what the side that was dialled knows of the way beyond it
-        self.guest: Peer | None = None  # the certificate that the other side has proven to hold
-        self.proof: tuple[tuple[str, bytes], ...] = ()  # that of the side that was dialled, sent with its answer
-        self.in_order = False  # the other side has ended it, and all that it sent was heard
-        self.finished = False  # this side has ended it, and all that it sent has left
+        self.trouble = ""  # the dialled side's report of a problem on the path beyond it
+        self.guest: Peer | None = None  # the authenticated certificate of the other side
+        self.proof: tuple[tuple[str, bytes], ...] = ()  # the dialled side's proof of identity, sent with its answer
+        self.in_order = False  # the other side has ended it, and all its frames were received
+        self.finished = False  # this side has ended it, and all its frames have left
         self.on_end: Callable[[str], None] = lambda why: None
         self.begin: Callable[[], object] = lambda: None  # waits until frames may be read
-        self._breaks: Callable[[str], None] = lambda why: None  # nothing, until a stream is attached
+        self._breaks: Callable[[str], None] = lambda why: None  # no effect until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
         self._broken = False
 
     def join(self, room: Room) -> None:
-        """Share the send budget of a connection from now on; nobody may be waiting at this lane."""
+        """Share the send budget of a connection from now on; no thread may be waiting at this lane."""
         self.room, self._filled = room, threading.Condition(room.lock)
 
     def attach(self, breaks: Callable[[str], None]) -> None:
@@ -87,9 +87,9 @@ class Lane:
         return True
 
     def outgoing(self) -> Iterator[bytes]:
-        """The frames for gRPC, as it takes them. What is to be broken is broken before its frames end: an end in order
-        would look to the other side as if all had been said. One that has finished says so however late gRPC asks: its
-        connection may be over by then, as lane 0 ends first, and a mere end would look like a break.
+        """Yield the frames for gRPC. A stream that is to be aborted is aborted before its frames end: a graceful end
+        would mean to the other side that everything was sent. A finished one yields its last message however late gRPC
+        requests it: its connection may be over by then, as lane 0 ends first, and a mere end would look like an abort.
         """
         while True:
             with self.room:
@@ -104,7 +104,7 @@ class Lane:
             yield END
 
     def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
-        """Hear everything that comes, in this thread, until the stream ends; gives why it did."""
+        """Pass on all received frames, in this thread, until the stream ends; returns the reason of its end."""
         ended = False
         try:
             self.begin()
@@ -116,7 +116,7 @@ class Lane:
                 if is_bare(frame):
                     self._pace()
                 hear(frame)
-        except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
+        except Exception as error:  # gRPC also raises plain exceptions; after any of them this stream is over
             self.lose(reason(error))
         else:
             self.in_order = ended and not self.over
@@ -130,7 +130,7 @@ class Lane:
                 self._filled.wait(1.0 / _BARE_A_SECOND)
 
     def finish(self) -> None:
-        """Take no more; once the last frame has left, this side of the stream ends in order."""
+        """Accept no more frames; once the last one has left, this side of the stream ends gracefully."""
         with self.room:
             self._finishing = True
             self._wake_all()
@@ -144,7 +144,7 @@ class Lane:
         self.end(why)
 
     def end(self, why: str) -> None:
-        """Break it now, for this reason; the first reason stays."""
+        """Abort it now, for this reason; the first reason is kept."""
         with self.room:
             if self.over:
                 return
@@ -165,7 +165,7 @@ class Lane:
 
 
 def reason(error: BaseException) -> str:
-    """Why something went wrong, in one line. gRPC's errors hold it in `details`, which the other side may say."""
+    """The reason of an error, in one line. gRPC's errors have it in `details`, which may be text of the other side."""
     details = getattr(error, "details", None)
     text = details() if callable(details) else None
     lines = str(text or error or type(error).__name__).strip().splitlines()
@@ -179,7 +179,7 @@ class Connection:
     """Several lanes (gRPC streams) under one connection number. Lane 0 carries the greeting and small messages in
     order; any lane carries the rest.
 
-    The lanes above 0 are read only once the greeting is done (`opened`): a frame must not overtake it.
+    The lanes above 0 are read only once the greeting is complete (`opened`): a frame must not overtake it.
     """
 
     def __init__(self, name: str) -> None:
@@ -187,7 +187,7 @@ class Connection:
         self.room = Room()
         self.adopted = threading.Event()
         self.opened = threading.Event()
-        self.met = False  # whether the greeting was ever done
+        self.met = False  # whether the greeting was ever completed
         self.closing = False
         self._lanes: dict[int, Lane] = {}
         self._over = threading.Event()
@@ -200,8 +200,8 @@ class Connection:
         return self._over.is_set()
 
     def add(self, number: int, lane: Lane) -> bool:
-        """Take a lane in; it shares this connection's room from now on, and ends in order at once where this side
-        closes. False if it comes too late, or twice.
+        """Add a lane; it shares this connection's room from now on, and ends gracefully at once if this side is
+        closing. False if it is late or a duplicate.
         """
         with self.room:
             late = self.over or number in self._lanes
@@ -214,12 +214,12 @@ class Connection:
                     lane.finish()
         if late:
             lane.end(self._why or f"lane {number} came twice")
-        elif lane.over:  # before anybody was told
+        elif lane.over:  # before `on_end` was set
             self._lane_ended(number, lane, lane.why)
         return not late
 
     def on_end(self, tell: Callable[[str], None]) -> None:
-        """Register a callback for the end of the connection; it is called at once if that has come."""
+        """Register a callback for the end of the connection; it is called at once if the connection has ended."""
         with self.room:
             over = self.over
             if not over:
@@ -228,11 +228,13 @@ class Connection:
             tell(self._why)
 
     def hold(self, number: int, lane: Lane) -> None:
-        """Let a lane be read only once the link knows of the connection, one above 0 only once the greeting is done."""
+        """Block reading of a lane until the link is notified of the connection, above lane 0 until the greeting is
+        complete.
+        """
         lane.begin = (self.opened if number else self.adopted).wait
 
     def send(self, frame: bytes) -> bool:
-        """Hand over one frame, once a lane has room for it; False if the connection is gone."""
+        """Queue one frame, once a lane has room for it; False if the connection is lost."""
         with self.room:
             while not (self.over or self.closing):
                 for lane in list(self._lanes.values())[: 1 if len(frame) < _SMALL_BYTES else None]:
@@ -242,7 +244,7 @@ class Connection:
             return False
 
     def finish(self) -> None:
-        """Flush queued frames, and close this side in order."""
+        """Flush queued frames, and close this side gracefully."""
         with self.room:
             self.closing = True
             lanes = list(self._lanes.values())
@@ -251,7 +253,7 @@ class Connection:
             lane.finish()
 
     def end(self, why: str) -> None:
-        """Break it, all lanes, for this reason; the first reason stays."""
+        """Abort all lanes, for this reason; the first reason is kept."""
         self._end(why, Lane.end)
 
     def _end(self, why: str, end_lane: Callable[[Lane, str], None]) -> None:
@@ -270,9 +272,10 @@ class Connection:
             tell(why)
 
     def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
-        """A further lane that ends in order is merely gone: the last words are said on lane 0. Once they are, the
-        others may end by themselves: to break them would look to the other side as if words were lost. So is one that
-        breaks while this side closes, as one does that was still being opened: the last words may be on their way.
+        """Handle the end of a lane. A lane above 0 that ends gracefully is only removed: the last messages are sent on
+        lane 0. After these the others end by themselves: aborting them would look to the other side like lost messages.
+        One that aborts while this side closes, such as one that was still being opened, is also only removed: the last
+        messages may be in flight.
         """
         if not (lane.in_order or lane.finished or (number and self.closing)):
             self.end(why)
@@ -283,5 +286,5 @@ class Connection:
                 self._lanes.pop(number, None)
 
     def wait_over(self, seconds: float) -> bool:
-        """Wait so long for its end; whether that has come."""
+        """Wait so long for its end; returns whether it has ended."""
         return self._over.wait(seconds)

@@ -31,8 +31,8 @@ _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, gr
 class Target(NamedTuple):
     """The address to dial, the certificate expected there, and the one that this side shows.
 
-    Without `credentials` nothing is encrypted and nobody is proved to be who he says. `gateway`: it only leads to
-    the worker, so its refusals do not mean that the worker is dead.
+    Without `credentials` nothing is encrypted or authenticated. `gateway`: the address is that of a gateway, so its
+    refusals do not mean that the worker is dead.
     """
 
     address: str
@@ -48,12 +48,12 @@ class Target(NamedTuple):
         return cls(address, None if current is None else Identity.of_worker(run, who), current, gateway)
 
     def diagnose(self) -> NebulaError | None:
-        """Why something that listens there gives no stream; None: another try may go better."""
+        """Why a listener at the address gives no stream; None if a retry may succeed."""
         found = diagnose.probe(self.address, self.credentials() if self.credentials else None, self.identity)
         return None if found is None or found.kind == "unreachable" else found.error
 
     def check_answer(self, knock: Knock, answer: Mapping[str, Any]) -> Peer | None:
-        """The certificate that a gateway has proven to hold in its answer; raises an `IdentityError`."""
+        """The certificate of a gateway, authenticated by its answer; raises an `IdentityError` if it is not."""
         if not self.gateway or self.credentials is None or self.identity is None:
             return None
         return check_proof(Prover(self.credentials), knock, answer, self.identity)
@@ -71,8 +71,8 @@ def dial(
 ) -> int:
     """Open one stream, which a thread reads; returns the number of lanes that the other side requests.
 
-    Whoever takes it may know that the way beyond is closed: then the lane's `trouble` says why.
-    Raises `TransportError` for what may go better later, and another NebulaError for a refusal.
+    If the accepting side reports that the path beyond it is closed, the reason is in the lane's `trouble`. Raises
+    `TransportError` for a transient error, and another NebulaError for a refusal.
     """
     shown = credentials or (target.credentials() if target.credentials else None)
     choice = options.client(deadlines, rate, name=target.identity.dns if shown and target.identity else None)
@@ -92,7 +92,7 @@ def dial(
             answer.update(call.initial_metadata() or ())
             if LANES in answer:
                 lane.guest = target.check_answer(knock, answer)
-        except Exception as error:  # of whatever kind: nobody is proven
+        except Exception as error:  # of any kind: the peer is not authenticated
             wrong = error if isinstance(error, NebulaError) else TransportError("no proof", why=reason(error))
             unproven.append(wrong)
             lane.end(wrong.what)
@@ -120,8 +120,8 @@ def dial(
 
 
 def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaError:
-    """The reason why a stream was not established, from gRPC's error. A server that answers without refusing and is
-    none of ours is given some time.
+    """The reason why a stream was not established, from gRPC's error. A foreign server that answers without refusing is
+    given some time.
     """
     try:
         call.exception(timeout=seconds)
@@ -129,7 +129,7 @@ def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaErr
         lane.end("it answers, and not as a worker does")
         return IdentityError(f"what listens at {target.address} is no worker of ours", why=lane.why)
     except grpc.FutureCancelledError:
-        pass  # its own word stands in the call's code
+        pass  # its own reason is in the call's code
     code, why = call.code(), reason(call)
     lane.end(why)
     if code == grpc.StatusCode.UNIMPLEMENTED:
@@ -159,7 +159,7 @@ class DiallingCarrier(GrpcCarrier):
             trouble: TransportError | None = None
             try:
                 attempt = 0 if self._run_connection() else attempt + 1
-            except ExpiredError as error:  # of the gateway: it may be renewed
+            except ExpiredError as error:  # of the gateway's certificate: it may be renewed
                 self._refusal, self._trouble = error, self._name_gateway(error.what)
                 attempt += 1
             except (IdentityError, LinkClosedError):
@@ -167,20 +167,20 @@ class DiallingCarrier(GrpcCarrier):
             except TransportError as error:
                 trouble = error
             if trouble is not None and not self._closed:
-                self._look_into(trouble)  # what it raises stands for itself
+                self._look_into(trouble)  # its error is raised as it is
                 attempt += 1
             if not self._rest(self._deadlines.retry_pause(attempt)):
                 return
 
     def _run_connection(self) -> bool:
-        """Connect, and return once that is over; gives whether the other worker was met over it."""
+        """Connect, and return once the connection is over; returns whether the greeting was completed on it."""
         current = self._target.credentials
         credentials = current() if current else None
         connection = Connection(secrets.token_hex(8))
         try:
             lane, asked = self._open(connection, 0, credentials)
         except BaseException:
-            connection.end("it was not opened")  # whoever would hear it waits for nothing
+            connection.end("it was not opened")  # a thread that reads it must not wait in vain
             raise
         lanes = max(options.lanes(), asked)
         if not connection.over:
@@ -194,7 +194,7 @@ class DiallingCarrier(GrpcCarrier):
                 continue
             if current() is not credentials:
                 connection.end("this side's certificate was renewed")
-            if lane.guest is not None:  # the gateway's certificate may have ended or been revoked since it was shown
+            if lane.guest is not None:  # the gateway's certificate may have expired or been revoked meanwhile
                 try:
                     check_live(current().trust, lane.guest)
                 except IdentityError as error:
@@ -224,7 +224,7 @@ class DiallingCarrier(GrpcCarrier):
             _LOG.info("%s to %s goes on with fewer lanes: %s", self.here, self.there, reason(error))
 
     def _look_into(self, error: TransportError) -> None:
-        """Diagnose a failed connection: not up yet, dead, or an error that waiting does not mend, which is raised."""
+        """Diagnose a failed connection: not up yet, dead, or a permanent error, which is raised."""
         found = probe(self.where, self._deadlines.connect)
         self._trouble = self._name_gateway(found.why or error.why or error.what)
         self._refusal = None
@@ -245,12 +245,12 @@ class DiallingCarrier(GrpcCarrier):
         self._refusals = 0
         diagnosed = self._target.diagnose() if found.found == "open" else None
         if isinstance(diagnosed, ExpiredError):
-            self._refusal = diagnosed  # it may be renewed: the link waits for that as long as it has patience
-        elif diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: its files were not half copied
+            self._refusal = diagnosed  # it may be renewed: the link waits for that until its patience is over
+        elif diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: not a partial copy of files
             raise diagnosed
         self._diagnosed = type(diagnosed)
         self._trouble = self._name_gateway(diagnosed.what) if diagnosed else self._trouble
 
     def _name_gateway(self, trouble: str) -> str:
-        """The diagnosis with the hop that it is about: a gateway is not the worker that is waited for."""
+        """The diagnosis with the hop that it concerns: a gateway is not the worker that is waited for."""
         return f"its way leads through the gateway: {trouble}" if self._target.gateway else trouble

@@ -1,12 +1,12 @@
 """Limits on unauthenticated connections to a port, by source address.
 
-gRPC bounds connections as a whole, so that whoever opens enough of them keeps everybody else out. Here they are
-counted by source address, and where there are too many the oldest of the address that has most are closed: somebody
-at another address keeps his, and somebody at the same address needs a moment only to finish his handshake. Where all
-have as many, those of the fullest networks are closed, and last those of addresses whose streams were let in before.
+gRPC limits only the total of connections, so that one source can exhaust it. Here they are counted by source address,
+and if there are too many, the oldest of the address with most are closed: other addresses keep theirs, and clients at
+the same address need only a moment to finish their handshakes. Among addresses with equally many, those of the fullest
+networks are closed first, and those of addresses whose streams were accepted before last.
 
-The accepted sockets are found among the files of this process (`/dev/fd`), as gRPC does not show them, and shut down
-there, which gRPC takes for an end of the connection. No byte of a stream passes through here.
+The accepted sockets are found among the files of this process (`/dev/fd`), as gRPC does not expose them, and shut down
+there, which gRPC treats as the end of the connection. No byte of a stream passes through here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _FILES = "/dev/fd"
-_QUIET_SECONDS, _BUSY_SECONDS = 0.2, 0.05  # between two looks
+_QUIET_SECONDS, _BUSY_SECONDS = 0.2, 0.05  # between two scans
 
 
 class Limits(NamedTuple):
@@ -89,7 +89,7 @@ class Buckets:
         self._buckets: dict[str, TokenBucket] = {}
 
     def take(self, name: str) -> tuple[str, bool]:
-        """The name of the bucket that counts for somebody, and whether it had a token left."""
+        """Take a token for a name; returns the name of the bucket that counts it, and whether it had a token left."""
         with self._lock:
             if name not in self._buckets and len(self._buckets) >= self._most:
                 self._buckets = {name: bucket for name, bucket in self._buckets.items() if not bucket.full}
@@ -122,8 +122,8 @@ def find_surplus(
 ) -> list[End]:
     """The connections to close, of those without a stream, by age and number.
 
-    Of each source the newest stay, and of as many sources those of the emptiest networks. A few of a source that is
-    `known`, as a stream from it was let in before, stay before all others.
+    Of each source the newest are kept, and among equal sources those of the emptiest networks. A few connections of a
+    `known` source, from which a stream was accepted before, are kept before all others.
 
     >>> crowd = {End("10.0.0.9", port): port / 100 for port in range(3)} | {End("10.0.0.1", 7): 0.0}
     >>> find_surplus(crowd, 1.0, Limits(total=3, address=2))
@@ -141,15 +141,15 @@ def find_surplus(
         newer = [counts[each] for each in (source, *networks)]
         counts.update((source, *networks))
         ranked.append((source not in known or newer[0] >= limits.address // 4, newer, end))
-    ranked.sort(key=lambda each: each[:2])  # in the order of time where they are alike
+    ranked.sort(key=lambda each: each[:2])  # stable: ordered by time where equal
     return surplus + [end for _, _, end in ranked[limits.total :]]
 
 
 @functools.lru_cache(1 << 12)
 def networks_of(host: str) -> tuple[str, str, str]:
-    """The source of a connection, and two networks that somebody may have for himself.
+    """The source of a connection, and two networks that one party may own.
 
-    A source is an address of IPv4, or the 64 bits of one of IPv6 that one host has for itself.
+    A source is an IPv4 address, or the /64 network of an IPv6 address, which one host may have for itself.
 
     >>> networks_of("10.77.0.2"), networks_of("2001:db8:0:100::1")
     (('10.77.0.2/32', '10.77.0.0/24', '10.77.0.0/16'), ('2001:db8:0:100::/64', '2001:db8:0:100::/56', '2001:db8::/48'))
@@ -160,7 +160,7 @@ def networks_of(host: str) -> tuple[str, str, str]:
 
 
 _NETWORKS = {4: (32, 24, 16), 6: (64, 56, 48)}
-_SOURCES = 4096  # that are remembered
+_SOURCES = 4096  # the most that are remembered
 
 
 class ConnectionGuard:
@@ -170,15 +170,15 @@ class ConnectionGuard:
         self._port, self._limits = port, limits
         self._lock = threading.Lock()
         self._streams: Counter[End] = Counter()
-        self._since: dict[End, float] = {}  # of those without a stream
-        self._sources: dict[str, None] = {}  # from which a stream was let in, the latest last
-        self._known: dict[tuple[int, int], End | None] = {}  # by file and inode: the socket's other end, if it is ours
+        self._since: dict[End, float] = {}  # when each without a stream was first seen
+        self._sources: dict[str, None] = {}  # from which a stream was accepted, the latest last
+        self._known: dict[tuple[int, int], End | None] = {}  # by file and inode: the remote end, if of our port
         self._troubled = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nebula-guard", daemon=True)
 
     def start(self) -> None:
-        """Look after the connections from now on; where a process cannot see its own files, gRPC's bound is all."""
+        """Enforce the limits from now on; if a process cannot list its own files, only gRPC's limit applies."""
         if os.path.isdir(_FILES):
             self._thread.start()
 
@@ -187,11 +187,11 @@ class ConnectionGuard:
         self._over.set()
 
     def add_stream(self, peer: str) -> None:
-        """A stream of this peer was let in: its connection stays while the stream stands."""
+        """A stream of this peer was accepted: its connection is kept while the stream is open."""
         self._count_stream(peer, 1)
 
     def remove_stream(self, peer: str) -> None:
-        """A stream that was added is over."""
+        """A stream that was added has ended."""
         self._count_stream(peer, -1)
 
     def _count_stream(self, peer: str, more: int) -> None:
@@ -213,7 +213,7 @@ class ConnectionGuard:
         while not self._over.wait(_BUSY_SECONDS if crowded else _QUIET_SECONDS):
             try:
                 crowded = self._look(time.monotonic()) > self._limits.address // 2
-            except Exception:  # no file or no memory just now; who stops looking lets everybody stay
+            except Exception:  # no file or memory at present; the thread must continue, or nothing is limited
                 crowded = True
                 if not self._troubled:
                     _LOG.warning("connections could not be looked at just now", exc_info=True)
@@ -257,7 +257,7 @@ def _find_other_end(file: int, port: int) -> End | None:
 
 
 def _shut_connection(file: int, port: int, end: End) -> None:
-    """End a connection, if the file still is this one: its number may be another's by now."""
+    """Shut down a connection, if the file descriptor was not reused for another one."""
     with contextlib.suppress(OSError), _copy_socket(file) as one:
         host, number, *_ = one.getpeername()
         if one.getsockname()[1] == port and End(plain_address(host), number) == end:
@@ -265,7 +265,7 @@ def _shut_connection(file: int, port: int, end: End) -> None:
 
 
 def _copy_socket(file: int) -> socket.socket:
-    """The socket of an open file, by a file of its own; an `OSError` if it is none that can be used."""
+    """The socket of an open file, under a duplicate descriptor; an `OSError` if it is not usable."""
     copy = os.dup(file)
     try:
         return socket.socket(fileno=copy)
@@ -275,6 +275,6 @@ def _copy_socket(file: int) -> socket.socket:
 
 
 def plain_address(host: str) -> str:
-    """An address as it is written shortest; one of IPv4 within IPv6 as the former."""
+    """The shortest form of an address; an IPv4-mapped IPv6 address as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)

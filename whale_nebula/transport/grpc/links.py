@@ -31,12 +31,12 @@ from whale_nebula.wire.greeting import Greeting
 class Place:
     """The place of a worker in a run, and how it reaches the others.
 
-    `peers` gives each other worker's address, or None where it has none; `listen` is this worker's own. With a
-    `gateway` (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is
-    encrypted, and everybody is believed. `everyone` are all workers of the run, as frames and gateways number them, if
-    there are more than these. `epoch` says how often the run was started again, by what this worker knows. Where
-    workers go and come, `counts` are the numbers of workers of the clusters, and `absent` the addresses of those
-    without whom the run goes on, and who may come.
+    `peers` has each other worker's address, or None if it has none; `listen` is this worker's own. With a `gateway`
+    (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is encrypted or
+    authenticated. `everyone` are all workers of the run, as frames and gateways number them, if there are more than
+    these. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `counts` are the
+    numbers of workers of the clusters, and `absent` the addresses of workers without which the run continues, and which
+    may join.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -83,8 +83,8 @@ class Place:
 class GrpcLinks:
     """The links of one worker, by the other worker's name, and the port on which it is dialled.
 
-    What `expect`, `budget`, `deadlines` and `announce` mean, PeerLink says. Links begin to connect at once; who waits
-    for whom is announced. `arrive` is told of workers that come without which the run goes on.
+    `expect`, `budget`, `deadlines` and `announce` are those of PeerLink. Links begin to connect at once; waits are
+    announced. `arrive` is called when absent workers connect.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class GrpcLinks:
         carriers = {there: self._carrier(there) for there in sorted({**place.peers, **place.absent})}
         options = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
 
-        self._listener = self._listen()  # first: when somebody is met, both ports are open
+        self._listener = self._listen()  # first: once a peer is connected, both ports are open
         self.address = self._listener.address if self._listener else None
         self._versions = dict(versions or {})
         self.links = {there: self._link(carriers[there], options) for there in sorted(place.peers)}
@@ -114,7 +114,7 @@ class GrpcLinks:
         self._doors = [self._link(carriers[there], unawaited) for there in sorted(place.absent)]
 
     def close(self) -> None:
-        """Close all links together, each in order, and then the port."""
+        """Close all links together, each gracefully, and then the port."""
         links = [*self.links.values(), *self._doors]
         for link in links:
             link.part()
@@ -166,7 +166,7 @@ class GrpcLinks:
             server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
-            connections=lanes() * len(self._awaited),  # more places than there are peers would be strangers' places
+            connections=lanes() * len(self._awaited),  # no more than needed by the peers: strangers would use the rest
         )
         listener.start()
         return listener
@@ -182,7 +182,7 @@ class GrpcLinks:
         carrier = self._awaited.get(knock.source)
         if carrier is None:
             raise IdentityError(f"worker '{self._place.here}' does not wait for '{knock.source}'")
-        if self._current is not None:  # that it stays who it is, the link looks at
+        if self._current is not None:  # the link checks continuously that the certificate stays valid
             credentials = self._current()
             identity = Identity.of_worker(knock.run, knock.source)
             guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
@@ -191,10 +191,10 @@ class GrpcLinks:
 
 
 def _keep_freed_memory() -> None:
-    """Keep freed memory of frames in the allocator: otherwise the kernel clears up to half of it again.
+    """Keep freed memory of frames in the allocator: otherwise the kernel zeroes up to half of it again.
 
     glibc keeps twice the size of the largest block that was ever mapped and freed, which it counts up to 32 MiB; a
-    process that trains comes to that by itself. Nothing is written to this block, so that it takes no memory.
+    process that trains reaches that by itself. This block is never written, so that it takes no memory.
     """
     np.empty(_LARGEST_COUNTED, np.uint8)
 

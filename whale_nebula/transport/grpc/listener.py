@@ -32,7 +32,7 @@ from whale_nebula.transport.grpc.limits import LIMITS, ConnectionGuard, Limits, 
 METHOD = "/nebula.Wire/Talk"
 VERSION = 1
 LANES = "nebula-lanes"
-TROUBLE = "nebula-trouble"  # in the answer to a knock, if it is known: why nobody beyond can be reached just now
+TROUBLE = "nebula-trouble"  # in the answer to a knock, if known: why workers beyond are unreachable at present
 _PREFIX = "nebula-"
 _LONGEST = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
@@ -87,7 +87,7 @@ def prove_identity(prover: Prover, knock: Knock, here: Identity) -> Metadata:
 
 
 def check_proof(prover: Prover, knock: Knock, answer: Mapping[str, Any], there: Identity) -> Peer:
-    """The certificate that the dialled side has proven to hold; raises an `IdentityError` if it is not good."""
+    """The authenticated certificate of the dialled side; raises an `IdentityError` if it is invalid."""
     certificate, signature = answer.get(CERTIFICATE), answer.get(SIGNATURE)
     if not isinstance(certificate, bytes) or not isinstance(signature, bytes):
         raise IdentityError(
@@ -121,13 +121,15 @@ class Visitor(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The address without its port, which is another one for each connection."""
+        """The address without its port, which differs for each connection."""
         return self.address.rpartition(":")[0]
 
 
 Hear: TypeAlias = Callable[[bytes], None]
 Accept: TypeAlias = Callable[[Knock, Visitor, Lane], Callable[[bytes], None]]
-"""Takes a stream or raises why not. Gives what hears its frames; it runs in a thread of that stream."""
+"""Accepts a stream or raises the reason of its refusal. Returns the receiver of its frames, called in a thread of that
+stream.
+"""
 
 
 class Front(Protocol):
@@ -138,7 +140,7 @@ class Front(Protocol):
         ...
 
     def start(self) -> None:
-        """Let connections in from now on."""
+        """Accept connections from now on."""
         ...
 
     def find_peer(self, name: str) -> str:
@@ -150,18 +152,18 @@ class Front(Protocol):
         ...
 
 
-_FILES_BEHIND = 3  # of a connection that comes by a front
+_FILES_BEHIND = 3  # of a connection that is forwarded by a front
 
 
 class Listener:
     """Server of streams at one address. `accept` is called for each, and raises a NebulaError to refuse it.
 
-    A refusal reaches the dialling side with the error's text and a code: FAILED_PRECONDITION for a LinkClosedError (who
-    is wanted is gone for good); PERMISSION_DENIED, which is final, for an IdentityError and for a stream that breaks
-    the protocol; UNAVAILABLE, which is tried again, for everything else: for a certificate that has expired, as it may
-    be renewed, and for mistakes of this side. `connections` is how many are expected at most, and `limits` bound those
-    that carry no stream that was let in; `others` serve what else there is on this port, and a `front` may have the
-    port instead. Refusals of identities that come in numbers are answered late, and not all of them are logged.
+    A refusal reaches the dialling side with the error's text and a code: FAILED_PRECONDITION for a LinkClosedError (the
+    requested worker has ended permanently); PERMISSION_DENIED, which is final, for an IdentityError and for a stream
+    that breaks the protocol; UNAVAILABLE, which is retried, for everything else: for a certificate that has expired, as
+    it may be renewed, and for errors of this side. `connections` is the expected maximum, and `limits` bound those
+    without an accepted stream; `others` are further services on this port, and a `front` may listen at the port
+    instead. Many refusals of identities are answered with a delay, and not all of them are logged.
     """
 
     def __init__(
@@ -222,7 +224,7 @@ class Listener:
         return self.address
 
     def _open_port(self) -> tuple[str, int]:
-        """The address at which gRPC listens; and the public port, if a front has it."""
+        """The address at which gRPC listens, and the public port, at which a front may listen."""
         if self._front is None:
             self._refuse_taken()
             return self._asked, 0
@@ -289,8 +291,10 @@ class Listener:
         lane.lose("the connection broke, or the other side left")
 
     def _note_refusal(self, peer: str, error: NebulaError) -> None:
-        """Log a refusal. One too many is counted, and answered late: of one connection, four streams wait at most."""
-        if type(error) is TransportError:  # it is tried again
+        """Log a refusal. Those beyond the rate limit are only counted, and answered with a delay: at most four streams
+        of a connection wait.
+        """
+        if type(error) is TransportError:  # it is retried
             _LOG.info("a stream from %s is refused: %s", peer, error.what)
             if not self._retries.take():
                 self._over.wait(_LATE_SECONDS)
@@ -343,6 +347,6 @@ class _Threads(futures.Executor):
 
         try:
             threading.Thread(target=run, name="nebula-stream", daemon=True).start()
-        except RuntimeError as error:  # no thread just now; raised here, it would end the one in which gRPC serves
+        except RuntimeError as error:  # no thread available; if raised, it would end the thread in which gRPC serves
             future.set_exception(error)
         return future

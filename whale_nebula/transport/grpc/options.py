@@ -1,6 +1,7 @@
 """Options of gRPC channels and servers, each chosen by measurement.
 
-No static window is set: that would turn the bandwidth probe off, and a window that fits one line starves another.
+No static window is set: that would disable the bandwidth probe, and a window that fits one line is too small for
+another.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from whale_nebula.wire.frame import FRAME_CAP
 
 Options = list[tuple[str, int | str]]
 
-HANDSHAKES = 512  # connections that may be open at a moment without a stream that was let in; see `limits`
+HANDSHAKES = 512  # the most simultaneous connections without an accepted stream; see `limits`
 LANES_WITHOUT_BBR = 4
 _OTHER_FILES = 128  # that a process needs for itself
 _HANDSHAKE_SECONDS = 5.0
-_IDLE_SECONDS = 10.0  # a connection without a stream is nobody's
-_STREAMS = 4  # of one connection: ours have one each
+_IDLE_SECONDS = 10.0  # a connection without a stream is closed
+_STREAMS = 4  # of one connection; ours use one each
 _LENIENT = 4.0
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -43,15 +44,15 @@ def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None 
 
 def server(deadlines: Deadlines, connections: int) -> Options:
     """The options of a server for a number of connections. It takes `HANDSHAKES` more that are not authenticated yet,
-    but at most as many as half of the files that this process may open. The age of a connection has no limit: whoever
-    holds a stream is checked again once a second.
+    but at most as many as half of the files that this process may open. The age of a connection has no limit: the peers
+    of its streams are verified again once a second.
 
-    The server is slow to give up a connection. The side that dialled notices first that it is dead, and its next
-    connection replaces it; so a slow line, which the server cannot tell from a dead one, is kept.
+    The server is slow to give up a connection. The dialling side detects first that it is dead, and its next connection
+    replaces it; so a slow line, which the server cannot distinguish from a dead one, is kept.
     """
     return [
         *_make_options(deadlines.silence, _LENIENT * deadlines.silence),
-        ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
+        ("grpc.so_reuseport", 0),  # a second process that binds the port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", _milliseconds(_HANDSHAKE_SECONDS)),
@@ -70,7 +71,8 @@ def most_connections(connections: int, each: int = 1) -> int:
 
 
 def lanes(control: str | None = None) -> int:
-    """Over how many connections frames are spread: one where the kernel runs BBR, several where losses would halve it.
+    """The number of connections over which frames are spread: one if the kernel runs BBR, several if losses would halve
+    the rate of one.
 
     >>> lanes("bbr"), lanes("reno")
     (1, 4)
@@ -88,14 +90,14 @@ def congestion_control() -> str:
 
 
 def _make_options(keepalive: float, answer: float) -> Options:
-    """`answer`: how long a ping may go without one."""
+    """The options of both sides; `answer` is the timeout of a ping."""
     return [
         ("grpc.max_send_message_length", FRAME_CAP),
         ("grpc.max_receive_message_length", FRAME_CAP),
         ("grpc.http2.bdp_probe", 1),
         ("grpc.keepalive_time_ms", _milliseconds(keepalive)),
         ("grpc.keepalive_timeout_ms", _milliseconds(answer)),
-        ("grpc.http2.ping_timeout_ms", _milliseconds(answer)),  # without it a frozen peer goes unseen for a minute
+        ("grpc.http2.ping_timeout_ms", _milliseconds(answer)),  # without it a frozen peer is undetected for a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
@@ -126,7 +128,7 @@ def _configuration(credentials: Credentials) -> Any:
 
 
 def channel_credentials(credentials: Credentials) -> Any:
-    """For one channel: it keeps these as long as it lives."""
+    """TLS credentials of one channel, which uses them until it is closed."""
     return grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
 
 
@@ -141,7 +143,7 @@ class Probe(NamedTuple):
 
 
 def probe(address: str, seconds: float) -> Probe:
-    """Connect to an address once and leave at once."""
+    """Connect to an address once and disconnect at once."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
