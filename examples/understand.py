@@ -121,15 +121,16 @@ def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) 
     return Split(rows, ids._replace(**shorter))
 
 
-def batches(ids: Any, count: int, epochs: int, *, shuffle: bool) -> tf.data.Dataset:
+def batches(ids: Any, count: int, epochs: int, task: Task, *, shuffle: bool) -> tf.data.Dataset:
     """Batches of ids, labels and the weight of each row; without sentences, of weights alone."""
+    columns = [1] if task.spans else []  # an answer has two labels, to which the weight of its row is broadcast
     order = np.concatenate(
         [np.random.default_rng(epoch).permutation(count) if shuffle else np.arange(count) for epoch in range(epochs)]
     )
 
     def batch(numbers: Any) -> Any:
         found = [None, None] if ids is None else [tf.gather(each, numbers) for each in (ids.ids, ids.labels)]
-        return (*found, tf.ones_like(numbers, tf.float32))
+        return (*found, tf.ones([tf.shape(numbers)[0], *columns]))
 
     return tf.data.Dataset.from_tensor_slices(order).batch(BATCH, drop_remainder=shuffle).map(batch).prefetch(2)
 
@@ -184,7 +185,7 @@ def train(
     ids = splits["train"].ids if splits else None
     began = time.monotonic()
     history = model.fit(
-        batches(ids, options.rows, options.epochs, shuffle=True),
+        batches(ids, options.rows, options.epochs, task, shuffle=True),
         epochs=options.epochs,
         steps_per_epoch=options.rows // BATCH,
         shuffle=False,
@@ -203,7 +204,7 @@ def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Sp
     """The scores on held-out rows; available at home, or where the head is."""
     task, split = task_of(options), splits.get("dev")
     ids = split.ids if split else None
-    predicted = model.predict(batches(ids, options.test, 1, shuffle=False), verbose=0)
+    predicted = model.predict(batches(ids, options.test, 1, task, shuffle=False), verbose=0)
     if split is None:
         return {}
     if isinstance(split.ids, Spans) and isinstance(split.rows, list):

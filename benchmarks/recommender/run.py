@@ -25,7 +25,7 @@ import keras
 import numpy as np
 import psutil
 import tensorflow as tf
-from common import machine, parser, verdict, write
+from common import machine, parser, picture, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.launch.ports import free_port
@@ -330,6 +330,17 @@ PARTS: dict[str, Callable[[bool], Rows]] = {
 }
 
 
+def draw(parts: dict[str, Rows]) -> None:
+    """Bars of what crosses by table, and of a step's seconds by plan."""
+    with picture(HERE / "recommender.svg", 2) as every:
+        for axes, part, unit in zip(every, ("bytes", "overlap"), ("kB a step", "seconds a step"), strict=True):
+            rows = parts.get(part, [])
+            names, found = [row[0] for row in rows], [float(row[1].split()[0]) for row in rows]
+            axes.barh(names, found, color="C0")
+            axes.invert_yaxis()
+            axes.set_xlabel(unit)
+
+
 def main() -> None:
     """Measure, and write the results."""
     arguments = parser(__doc__)
@@ -346,6 +357,7 @@ def main() -> None:
         result["machine"], result["parts"][part] = about, rows
         table = [["what", "found", "bar", ""], *(row for part in PARTS for row in result["parts"].get(part, []))]
         write(__file__, result, table)
+        draw(result["parts"])
 
 
 if __name__ == "__main__":

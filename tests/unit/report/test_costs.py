@@ -12,14 +12,14 @@ from whale_nebula.report.report import Report
 LINKS = [{"between": ["gpu", "npu"], "cost": 0.08}]
 
 
-def run_step(config: dict[str, Any]) -> Report:
-    """A step of 8 rows in two clusters."""
+def run_step(config: dict[str, Any], far: str = "npu") -> Report:
+    """A step of 8 rows in two clusters, or in one, uncut."""
     nb.init(config)
     inputs = keras.Input((4,))
     with nb.cluster():
         with nb.stage(cluster="gpu"):
             hidden = keras.layers.Dense(4)(inputs)
-        with nb.stage(cluster="npu"):
+        with nb.stage(cluster=far):
             outputs = keras.layers.Dense(1)(hidden)
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
@@ -46,6 +46,7 @@ def test_without_prices_there_is_no_cost() -> None:
 
 
 def test_a_saved_report_has_its_cost(tmp_path: Any) -> None:
-    report = run_step({"clusters": {"gpu": {"price": 2.0}, "npu": {}}})
+    report = run_step({"clusters": {"gpu": {"price": 2.0}, "npu": {}}}, far="gpu")
+    assert report.cost is not None and (report.cost.rows, report.cost.links) == (8, 0.0)
     report.save(tmp_path / "step.json")
     assert Report.load(tmp_path / "step.json").cost == report.cost

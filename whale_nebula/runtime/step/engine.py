@@ -21,7 +21,7 @@ from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.feed.checks import compared_by, refuse_unshared
-from whale_nebula.feed.inputs import take_whole
+from whale_nebula.feed.inputs import micro_batches, take_whole
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.layout import Layout
@@ -203,7 +203,7 @@ class Engine:
                 workers=workers,
                 planned=None if self.planned is None else self.planned.add(outcome, tensors, workers),
                 goodput=None if checkpoints is None else checkpoints.spent.sum_up(),
-                cost=self._count_cost(outcome),
+                cost=self._count_cost(outcome, tensors),
             )
         )
         if checkpoints is not None:
@@ -230,12 +230,14 @@ class Engine:
         asked = {op for request in self.cut.program.requests for op in request.origins}
         return [self.captured.variables[known[op].path] for op in sorted(asked & known.keys())]
 
-    def _count_cost(self, outcome: StepOutcome) -> StepCost | None:
+    def _count_cost(self, outcome: StepOutcome, tensors: Sequence[Any]) -> StepCost | None:
         """The cost of a step of all workers, if the config has prices."""
         if self._prices is None or self.captured.program.apart is not None:
             return None
         links = {**outcome.elsewhere.links, **outcome.links}
-        return self._prices.of_step(outcome.seconds, links, sum(outcome.counts))
+        whole = self.runner.innermost.plain  # a step that is not cut does not count its rows
+        counts = micro_batches(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
+        return self._prices.of_step(outcome.seconds, links, sum(counts))
 
     @cached_property
     def _prices(self) -> Prices | None:

@@ -78,6 +78,20 @@ def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
     assert not layers[0].anchor.numpy().any()
 
 
+@pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
+def test_a_plan_of_the_planner_trains_the_same_rows() -> None:
+    """Blocks of the step are measured before it, which updates no row."""
+    uncut, planned = hashed("adagrad"), hashed("adagrad")
+    losses = train(make_model(uncut), "sgd", cut=False)
+    with nb.init({"clusters": {"cpu": {}, "gpu": {}}}), nb.auto_parallel():
+        model = make_model(planned)
+        nb.place(model, {"table": "cpu", "click": "gpu"})
+        np.testing.assert_allclose(train(model, "sgd", cut=False), losses, rtol=1e-6)
+    assert planned.table.pushes == uncut.table.pushes
+    ids = np.arange(VALUES)
+    np.testing.assert_allclose(planned.table.pull(ids), uncut.table.pull(ids), rtol=1e-5, atol=1e-7)
+
+
 def test_only_training_makes_rows() -> None:
     layer = hashed("sgd")
     model = make_model(layer)
