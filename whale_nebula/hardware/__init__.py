@@ -1,4 +1,5 @@
-"""The hardware of a run as data: devices, workers, clusters, the links between them, and where each number is from."""
+"""The hardware of a run as data: devices, workers, clusters, the links between them, and the provenance of each number.
+"""
 
 from whale_nebula.hardware.clusters import (
     ClusterInfo,

@@ -37,15 +37,15 @@ def carry_errors() -> Iterator[None]:
         with _lock:
             if not _carried:
                 _applied.enter_context(apply_patches(_PATCHES))
-            elif len(_carried) == _MOST:  # those that TensorFlow raised nowhere
+            elif len(_carried) == _MOST:  # errors that TensorFlow never raised
                 del _carried[next(iter(_carried))]
-            _carried[str(error)] = copy.copy(error)  # without its traceback, which holds what its frames do
+            _carried[str(error)] = copy.copy(error)  # without its traceback, which would keep its frames' objects alive
         raise
 
 
 @contextlib.contextmanager
 def leave_errors() -> Iterator[None]:
-    """Context of a step of ours, which explains TensorFlow's errors itself, so that they are not replaced."""
+    """Context of a step of ours, which translates TensorFlow's errors itself, so that they are not replaced."""
     token = object()
     _running.add(token)
     try:
