@@ -126,8 +126,7 @@ def _read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _find_approvals(given: argparse.Namespace, folder: Path) -> dict[str, str]:
-    """The approvers of scripts by their digests, from all approvals that this authority has signed, also expired ones.
-    """
+    """The approvers of scripts by their digests, from all approvals signed by this authority, also expired ones."""
     if given.approvals is None:
         return {}
     known, denied = authority.authorities(folder), folder / files.REVOKED

@@ -242,8 +242,7 @@ def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tupl
 
 
 def _write_npz(arrays: Mapping[str, Any], path: str) -> None:
-    """Write NumPy's format, which lacks short floats (bfloat16, float8): they are converted to float32, without loss.
-    """
+    """Write NumPy's format, which lacks short floats (bfloat16, float8): they become float32, without loss."""
     import zipfile
 
     import numpy as np

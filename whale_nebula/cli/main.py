@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(command: str, words: Sequence[str]) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal's encoding lacks are escaped, as on stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters missing in the terminal's encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = int(importlib.import_module(f"whale_nebula.cli.{command}").main(words))

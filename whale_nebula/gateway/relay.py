@@ -263,8 +263,7 @@ class Pair:
 
     @contextlib.contextmanager
     def attempt(self, half: Half, near: Half) -> Iterator[bool]:
-        """Context of an attempt to dial the other gateway, with `half`, for `near`; yields False if it is not needed.
-        """
+        """Context of an attempt to dial the other gateway, with `half`, for `near`; yields False if unneeded."""
         with self._lock:
             needed = near.fresh
             if needed:

@@ -84,8 +84,7 @@ def remove_abandoned(home: Path) -> None:
 
 
 def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, Files]:
-    """The files that the config names for each worker, or their usual names beside it; none if the config is insecure.
-    """
+    """The files that the config names for each worker, or their usual names beside it; none if it is insecure."""
     if config.security.insecure:
         return {}
     run, base = config.run_name, find_base(path)

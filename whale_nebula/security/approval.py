@@ -110,8 +110,7 @@ def plan_file(step: str) -> str:
 
 
 def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None) -> Sequence[Found]:
-    """All approvals in a folder, the newest first; `fault` is set for those that are invalid on workers of a cluster.
-    """
+    """All approvals in a folder, the newest first; `fault` is set for those invalid on workers of a cluster."""
     found = [_read(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
     return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
 

@@ -25,8 +25,7 @@ def trains_as_keras(model: Any) -> bool:
 
 
 def lacks_variables(model: Any) -> bool:
-    """Whether a compiled model's optimizer has no variables yet, so that the first call of its train step makes them.
-    """
+    """Whether a compiled model's optimizer has no variables yet, so that its first train step makes them."""
     optimizer = model.optimizer
     return isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built
 
@@ -259,8 +258,7 @@ def backup_path(callback: Any) -> str:
 
 
 def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Make the folder of the file that a callback is about to save, with these arguments of its "save"; it may exist.
-    """
+    """Make the folder of the file that a callback is about to save, by the arguments of its "save"; it may exist."""
     if isinstance(callback, BACKUP):
         folder = str(callback.backup_dir)
     else:
