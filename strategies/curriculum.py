@@ -144,7 +144,7 @@ class Curriculum:
         return ops.reshape(whole[:, : count * length], shape)
 
     def _check(self, spec: Any) -> None:
-        """Verify that there are sequences, and for packing that there is nothing else."""
+        """Verify that there are sequences, and for packing nothing else."""
         known = [each.shape for each in tf.nest.flatten(spec)]
         shapes = [() if each.rank is None else tuple(each) for each in known]
         cut = [shape for shape in shapes if self.end in shape[1:]]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 Place = dict[str, str]
-"""Regex of layer paths to cluster, as `nb.place` takes it: the whole path must match."""
+"""Regex of layer paths to cluster, for `nb.place`: the whole path must match."""
 
 
 def layers_in_sequence(model: Any) -> list[Spot]:

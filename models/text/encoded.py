@@ -140,7 +140,7 @@ def batches(
 
     Each side is padded with 0 to the next multiple of its own longest row, so no cluster needs the other's lengths. A
     side that is not local has None as leaves; declare their shapes in the config's `inputs`: `x/source` and `x/target`,
-    `y`, and `sample_weight` if `weights` is set (1 where a label is not 0).
+    `y`, and `sample_weight` if `weights` is set (1 for labels other than 0).
 
     An order of several epochs is one dataset: `fit(..., epochs=order.epochs, steps_per_epoch=order.steps_per_epoch)`.
 

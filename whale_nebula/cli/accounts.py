@@ -295,7 +295,7 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
 
 
 def find_services(given: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
-    """The folder in which a gateway finds services; None if it has such a service already and no folder was given."""
+    """The folder in which a gateway finds services; None if it has one already and no folder was given."""
     if given.services is not None:
         return Path(given.services)
     if not is_served(socket_path(folder, protocol, cluster)):

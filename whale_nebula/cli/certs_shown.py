@@ -209,7 +209,7 @@ def describe_requests(found: Sequence[Requested]) -> str:
 
 
 def describe_signed(made: Sequence[Issued]) -> str:
-    """Which files to return, and what to compare first."""
+    """The files to return, and the values to compare first."""
     lines = ["", "are these the digests that the hosts say? Then to each of them:"]
     for each in made:
         lines.append(f"  {each.files.cert}   key {each.peer.key[:32]}")

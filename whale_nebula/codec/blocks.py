@@ -315,7 +315,7 @@ def _multiples(most: int, columns: int, blocks: Any, scales: Any, whole: Any, *k
 
 
 def _round_randomly(exact: Any, columns: int, key: Any) -> Any:
-    """Round stochastically by the remainder; whole multiples stay."""
+    """Round stochastically by the remainder; whole multiples are unchanged."""
     rows, count, block = tf.shape(exact)[0], exact.shape[1], exact.shape[2]
     column = tf.bitcast(tf.reshape(tf.range(count * block), [1, count, block]), tf.uint32)
     row = tf.bitcast(tf.range(rows)[:, None, None], tf.uint32)

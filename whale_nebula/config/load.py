@@ -328,7 +328,7 @@ def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
     names = [place.text()] if isinstance(place.value, str) else [each.text() for each in place.items()]
     if len(names) != 2 or names[0] == names[1]:
         given = [name for name in names if not clusters or name in clusters]
-        first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])  # the pair that was probably meant
+        first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])  # the suggested pair
         raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{first}, {second}]")
     for name in names:
         if clusters and name not in clusters:

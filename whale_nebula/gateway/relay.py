@@ -322,7 +322,8 @@ class Pair:
         return True
 
     def _check_crossed(self) -> None:
-        """Resolve a crossing with a call of the other gateway. If that calls again, it has lost our stream."""
+        """Raise if an attempt of the other gateway crosses ours, and ours wins. If it insists, it has lost our stream.
+        """
         far, now = self._halves.get(Side.FAR), self._now()
         standing = far is not None and far.dialled and not far.connection.over
         opening = any(

@@ -32,7 +32,7 @@ FREE_BYTES = 512
 _FREE_SHARE, _FREE_BURST = 0.05, 64 << 10  # of the line's rate for such frames, and their burst in bytes
 _BURST_SECONDS = 0.02
 _STEP_SECONDS = 0.002
-_OVERHEAD = 1.04  # what TLS, HTTP/2, TCP and IP add to a frame
+_OVERHEAD = 1.04  # overhead of TLS, HTTP/2, TCP and IP on a frame
 
 
 Flow = Sequence[Hashable]

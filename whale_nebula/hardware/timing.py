@@ -63,7 +63,7 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Fitted:
     >>> fit_line([(1.0, 1.0), (10.0, 100.0)]).alpha
     0.0
     """
-    # seconds/t = 1 is to hold: weights are 1/t
+    # relative errors: weights are 1/t
     rows = [(1 / seconds, work / seconds) for work, seconds in points]
     one = sum(a * a for a, _ in rows)
     both = sum(a * b for a, b in rows)

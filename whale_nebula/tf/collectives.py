@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from whale_nebula.tf import require_supported
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from tensorflow.core.protobuf import tensorflow_server_pb2  # noqa: E402
 from tensorflow.python import pywrap_tfe  # noqa: E402

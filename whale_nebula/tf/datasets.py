@@ -13,7 +13,7 @@ import tensorflow as tf
 from whale_nebula.tf import require_supported
 from whale_nebula.tf.private import list_op_types
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from tensorflow.python.data.ops import (  # noqa: E402
     batch_op,

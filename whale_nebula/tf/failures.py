@@ -15,7 +15,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.tf import require_supported
 from whale_nebula.tf.patch import Patch, apply_patches
 
-require_supported()  # what follows depends on these versions
+require_supported()  # the following imports depend on these versions
 
 from tensorflow.python.eager import core  # noqa: E402
 from tensorflow.python.framework import error_interpolation  # noqa: E402
@@ -55,7 +55,8 @@ def leave_errors() -> Iterator[None]:
 
 
 def _find_carried(message: str) -> NebulaError | None:
-    """The error of ours that a message of TensorFlow's refers to; None while a step runs, which raises it itself."""
+    """The error of this library to which a TensorFlow message refers; None while a step runs, which raises it itself.
+    """
     with _lock:
         found = next((said for said in _carried if said in message), None)
         error = None if found is None else _carried.pop(found)

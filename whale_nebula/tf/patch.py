@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from whale_nebula.tf import require_supported
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from keras.src.backend.tensorflow import nn  # noqa: E402
 from tensorflow.python.ops import gen_random_ops, resource_variable_ops  # noqa: E402

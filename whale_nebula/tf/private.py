@@ -22,7 +22,7 @@ import tensorflow as tf
 from whale_nebula.tf import require_supported
 from whale_nebula.tf.patch import Patch
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from keras.src import backend as keras_backend
 from keras.src import tree as keras_tree
@@ -193,7 +193,7 @@ def tape_stop(tape: tf.GradientTape) -> None:
 
 
 def tape_finish(tape: tf.GradientTape) -> None:
-    """Do what `gradient` does last: a plain tape forgets what it recorded."""
+    """Do what `gradient` does last: a plain tape discards its records."""
     if not tape._persistent:
         tape._watched_variables = tape._tape.watched_variables()
         tape._tape = None

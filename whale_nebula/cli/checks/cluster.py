@@ -96,7 +96,7 @@ class Host:
         return Files.of(self.config.security, self.identity(name), os.path.dirname(os.path.abspath(self.path)))
 
     def credentials(self, name: str) -> Credentials | None:
-        """The credentials of an identity of this host; None if they are invalid, which is a check of its own."""
+        """The credentials of an identity of this host; None if they are invalid, which another check reports."""
         files = self.files(name)
         try:
             return None if files is None else Credentials.of(files)
@@ -185,8 +185,8 @@ def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
 
 
 def _authority(credentials: Credentials) -> Iterator[Check]:
-    """Checks of the authority: its dates; its key, which belongs only where certificates are issued; and its deny list,
-    whose number is the same on all up-to-date hosts.
+    """Checks of the authority: its dates; its key, which must be only on the host that issues certificates; and its
+    deny list, whose number is the same on all up-to-date hosts.
     """
     ca = credentials.files.ca
     ends = max(each.not_valid_after_utc for each in credentials.trust.authorities)
