@@ -322,8 +322,7 @@ class Pair:
         return True
 
     def _check_crossed(self) -> None:
-        """Raise if an attempt of the other gateway crosses ours, and ours wins. If it insists, it has lost our stream.
-        """
+        """Raise if an attempt of the other gateway crosses ours and loses. If it repeats, our stream is lost there."""
         far, now = self._halves.get(Side.FAR), self._now()
         standing = far is not None and far.dialled and not far.connection.over
         opening = any(

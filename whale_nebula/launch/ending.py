@@ -79,8 +79,7 @@ class Departure:
         return bool(self._settled)
 
     def ask(self, why: str) -> None:
-        """Leave after the next step that all take; at once if no step was taken yet. Safe to call in a signal handler.
-        """
+        """Leave after the next step that all take, at once before the first one. Safe to call in a signal handler."""
         self.asked = why
         if not self._stepping:
             raise Leaving(f"it was asked to end before its first step: {why}")
