@@ -28,7 +28,7 @@ class HashedEmbedding(keras.layers.Layer):
 
     The table (`.table`) is in the memory of the process that runs the layer's stage. A step pulls the rows of its
     distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
-    `optimizer`, a Keras optimizer or its name, not by the model's, of which the table is no variable. Call the layer
+    `optimizer`, a Keras optimizer or its name, not by the model's, which does not include the table. Call the layer
     once in a step; concatenate the ids of several look-ups. Its one variable, `anchor`, is always 0: it makes
     TensorFlow request the gradient, and has an entry for each bucket of ids. So `nb.split(axis=0)` around the call
     shards the table: each worker of the stage then has the rows of some buckets.

@@ -55,8 +55,7 @@ def leave_errors() -> Iterator[None]:
 
 
 def _find_carried(message: str) -> NebulaError | None:
-    """The error of this library to which a TensorFlow message refers; None while a step runs, which raises it itself.
-    """
+    """Our error to which a TensorFlow message refers; None while a step runs, which raises it itself."""
     with _lock:
         found = next((said for said in _carried if said in message), None)
         error = None if found is None else _carried.pop(found)
