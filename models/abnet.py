@@ -1,7 +1,7 @@
 """ABNet: a translator of two frozen, pretrained BERTs, with trainable adapters after each of their sub-layers.
 
-The BERTs were pretrained separately, the source's in one place and the target's in another. Both stay frozen; only the
-layers between their sub-layers are trained:
+The BERTs were pretrained separately, the source's in one place and the target's in another. Both remain frozen; only
+the layers between their sub-layers are trained:
 
     source ids ─ embedding ─[ attention ─ adapter ─ feed-forward ─ adapter ]× ─ hidden states
                                                                                      │  the slow line

@@ -122,7 +122,7 @@ class Attention(Configured):
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Refuse a width that is no multiple of the number of heads.
+    """Refuse a width that is not a multiple of the number of heads.
 
     >>> check_heads(8, 2)
     """

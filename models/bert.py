@@ -67,7 +67,7 @@ class SubLayers(NamedTuple):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Visible(keras.layers.Layer):
-    """The mask of tokens that are no padding (False for `padding`).
+    """The mask of tokens that are not padding (False for `padding`).
 
     >>> import numpy as np
     >>> Visible()(np.array([[7, 8, 0]])).numpy().tolist()
@@ -111,7 +111,7 @@ class Bert(keras.Model):
             hidden = inner(attention(hidden, visible))
         super().__init__(tokens, parts["ending"](hidden) if parts["ending"] else hidden, name=name, **kwargs)
         self._sizes = asdict(sizes)
-        self.trainable = trainable  # Keras's constructor would not pass it on to the layers
+        self.trainable = trainable  # Keras's constructor would not apply it to the layers
 
     @property
     def sizes(self) -> BertSizes:
@@ -185,7 +185,7 @@ def _inner(sizes: BertSizes, name: str) -> FeedForward:
 
 
 NORM_OF: dict[str, Norm] = {"bert": "post", "megatron-bert": "pre"}
-# their name: ours
+# Hugging Face's name: ours
 WHOLE_NUMBERS = {
     "vocab_size": "vocabulary",
     "max_position_embeddings": "length",
@@ -195,7 +195,7 @@ WHOLE_NUMBERS = {
     "intermediate_size": "inner",
     "type_vocab_size": "types",
 }
-# these have values that are meant where none is written
+# keys with default values
 USUAL: dict[str, tuple[str, Any]] = {
     "hidden_dropout_prob": ("dropout", 0.1),
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),

@@ -28,12 +28,10 @@ log = logging.getLogger("whale_nebula.models.bert_folder")
 
 
 def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -> Bert:
-    """Load the BERT of a folder; of a model for a task only the encoder. `name` is the prefix of its layers' names: two
-    BERTs in one model need different ones. Without `weights` only the sizes are read from `config.json`: for a cluster
-    that does not run it.
+    """Load the BERT of a folder; of a model for a task only the encoder.
 
-    `name` begins the names of its layers: give two BERTs of one model different ones. Without `weights` it has the
-    sizes that `config.json` says, and nothing else is read: for a cluster in which it does not live.
+    `name` is the prefix of its layers' names: two BERTs in one model need different ones. Without `weights` only the
+    sizes are read from `config.json`: for a cluster that does not run it.
     """
     folder = Path(folder)
     bert = Bert(_sizes(folder), name=name)
@@ -51,7 +49,7 @@ def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
 
 
 def save_bert(model: Bert | MaskedLm, folder: str | Path, vocabulary: Vocabulary) -> None:
-    """Write a BERT, with its head if it is a `masked_lm`, and its vocabulary in Hugging Face's format."""
+    """Write a BERT, with its head if it is a `masked_lm`, and its vocabulary, in Hugging Face's format."""
     from .text.vocabulary import write_vocabulary  # reading a folder does not need it
 
     bert = model.bert if isinstance(model, MaskedLm) else model
@@ -137,7 +135,7 @@ def _check_there(folder: Path, name: str) -> None:
 
 
 def _check_words(path: Path, rows: int) -> None:
-    """Check the number of a table's rows: at least the number of words, as some are padded to a round number."""
+    """Check the number of a table's rows: at least the number of words, as some tables are padded to a round number."""
     if not path.exists():
         return
     words = len(path.read_bytes().splitlines())
@@ -151,7 +149,7 @@ def _check_words(path: Path, rows: int) -> None:
 
 
 PREFIX = "bert."
-_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files that were converted from TensorFlow's
+_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files that were converted from TensorFlow
 _SHOWN = 3
 
 
@@ -225,7 +223,7 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 def check_fit(places: Mapping[str, Place], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Refuse tensors that do not match the variables: missing, left over, or of another shape.
 
-    Tensors beside the encoder, such as a pooler or a head, are ignored.
+    Tensors outside the encoder, such as a pooler or a head, are ignored.
     """
     missing = [name for name in places if name not in shapes]
     extra = [name for name in shapes if name not in places and _belongs(name)]

@@ -21,9 +21,9 @@ class Source(NamedTuple):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Marked(keras.layers.Layer):
-    """Attaches the mask of words to hidden states as Keras's mask: under `nb.compress(mask=True)` only those cross.
+    """Attaches the mask of words to hidden states as Keras's mask: under `nb.compress(mask=True)` only words are sent.
 
-    The others are set to zero: nobody attends to them, and codecs compress zeros best.
+    The others are set to zero: no query attends to them, and codecs compress zeros best.
 
     >>> import numpy as np
     >>> Marked()((np.ones((1, 3, 1), "float32"), np.array([[True, True, False]]))).numpy().ravel().tolist()

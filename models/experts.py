@@ -135,7 +135,7 @@ class SwitchFeedForward(keras.layers.Layer):
         return tf.identity(tf.reshape(found, form), name=ROWS_JOINED)
 
     def capacity(self, tokens: Any) -> Any:
-        """The capacity of an expert for the tokens of a row group: it depends on their number alone, so no device waits
+        """The capacity of an expert for the tokens of a row group: it depends only on their number, so no device waits
         for another's count.
         """
         share = self.k * self.capacity_factor / self.experts

@@ -1,7 +1,7 @@
 """BERT's sub-layers as separate Keras layers, so that adapters can be inserted between any two of them.
 
 `SelfAttention` and `FeedForward` add their result to their input. Post-normalised (`norm="post"`, BERT) they normalise
-the sum; pre-normalised (`norm="pre"`) they normalise their input, and leave the sum.
+the sum; pre-normalised (`norm="pre"`) they normalise their input, but not the sum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Masked language modelling's data: hide some tokens of each row, which the model has to predict.
 
-Of the tokens, 15 % are predicted; of these 80 % are replaced by the mask, 10 % by a random token, and 10 % stay, so
-that the model cannot trust visible tokens either. The choice is a function of the seed and the batch's number alone.
+Of the tokens, 15 % are predicted; of these 80 % are replaced by the mask, 10 % by a random token, and 10 % are
+unchanged, so that the model cannot rely on visible tokens either. The choice is a function of only the seed and the
+batch's number.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ Example = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]
 def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
     """Mask a batch (rows, length) for `masked_lm`: inputs, labels, and their weights.
 
-    Each row has its share hidden, at least one token; the weight is 0 where a row has fewer than the longest could.
+    Each row has its share hidden, at least one token; the weight is 0 for places that a row has fewer than the longest.
     """
     hideable = _hideable(tokens, how)
     seeds = tf.unstack(tf.random.split((how.seed, number), 3))
@@ -225,7 +226,7 @@ class Hiding:
         """Convert batches for a causal model to those for a `MaskedABNet`.
 
         ({"source", "target": all but the last word}, all but the first) becomes ({"source", "target": shown}, {"words",
-        "length"}). A missing side (None) stays None.
+        "length"}). A missing side (None) remains None.
         """
 
         def hide(number: Any, batch: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -44,8 +44,8 @@ class Translating(keras.Model):
     """Common base of translators: {"source": ids, "target": shown ids} in, logits over the target's vocabulary out.
 
     Called with a `search`, it takes only source ids and decodes: the encoder runs in the source's scope, the whole
-    search in the target's, inside the `nb.compress` in which the model was built, so that the same tensors cross as in
-    training. `decoding.translation` makes a function of it.
+    search in the target's, inside the `nb.compress` in which the model was built, so that the same tensors are sent as
+    in training. `decoding.translation` makes a function of it.
     """
 
     sides: Sides

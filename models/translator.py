@@ -21,10 +21,9 @@ from .sides import Around, Sides, Translating, nowhere
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Translator(Translating):
-    """{"source": ids, "target": ids with the start} in, logits of the next word at each place out. `around(side)` gives
-    the scope around each side. If `tied`, logits are computed by the embedding's table.
+    """{"source": ids, "target": ids with the start} in, logits of the next word at each place out.
 
-    `around(side)` gives the scope around each side. If `tied`, words are scored by the table that embeds them.
+    `around(side)` gives the scope around each side. If `tied`, logits are computed by the embedding's table.
 
     >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
     >>> Translator(sizes, sizes).output.shape

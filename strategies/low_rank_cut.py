@@ -27,10 +27,10 @@ def low_rank_cut(
 ) -> Place:
     r"""A `place` map that cuts a BERT inside each of `layers`, right after the product that ends a sub-layer.
 
-    The norm that follows is on the far side; the sub-layer's input is added on the near one.
-    `clusters` are one more than the cuts, by name or, where one comes twice, as `nb.stage(cluster=, name=)`.
-    `sub_layer` is "inner", the feed-forward part, or "attention". Within a larger model `prefix` is the path of the
-    BERT with a slash at its end, and `after` a pattern of the layers that follow the BERT, in the last cluster.
+    The norm that follows is on the far side; the sub-layer's input is added on the near one. `clusters` are one more
+    than the cuts, by name or, if one occurs twice, as `nb.stage(cluster=, name=)`. `sub_layer` is "inner", the
+    feed-forward part, or "attention". Within a larger model `prefix` is the path of the BERT with a slash at its end,
+    and `after` a pattern of the layers that follow the BERT, in the last cluster.
 
     >>> from whale_nebula.models import Bert, BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=2, inner=16))
@@ -57,7 +57,7 @@ def low_rank_cut(
 
 
 def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: str) -> None:
-    from whale_nebula.models import Bert  # only who has one calls this
+    from whale_nebula.models import Bert  # callers have imported it
 
     if not isinstance(bert, Bert):
         why = "its layers are found by the names that a Bert gives them"

@@ -32,7 +32,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_number(name: str, option: str, value: Any, example: float, value_below: float = np.inf) -> None:
-    """Refuse a value that is not a number from 0 up to below a bound."""
+    """Refuse a value that is not a number from 0 to below a bound."""
     if not is_number(value) or not 0 <= value < value_below:
         bound = "from 0 up" if value_below == np.inf else f"from 0 up and below {value_below:g}"
         raise OptionError(f"{option}={value!r} of {name}", mend=f"{option}={example:g}, {bound}")
@@ -49,7 +49,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
     """
 
     fused = False
-    """Whether all momenta cross with one scale, or each with its own."""
+    """Whether all momenta are sent with one scale, or each with its own."""
 
     def __init__(
         self, learning_rate: Any = 1e-3, freeze_step: int = 1000, beta_1: float = 0.9, beta_2: float = 0.999,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 Place = dict[str, str]
-"""Regex of layer paths to cluster, as `nb.place` takes it: the whole path must match."""
+"""Regex of layer paths to cluster, for `nb.place`: the whole path must match."""
 
 
 def layers_in_sequence(model: Any) -> list[Spot]:
@@ -78,7 +78,7 @@ def halves(model: Any, clusters: Iterable[str]) -> Place:
 
 
 def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
-    """A `place` map that cuts a model's sequence of layers so that the largest part is smallest.
+    """A `place` map that cuts a model's sequence of layers so that the largest part is minimal.
 
     A layer without parameters belongs to the one before it. The model must be built.
 
@@ -130,7 +130,9 @@ def _cut(weights: Sequence[int], parts: int) -> list[tuple[int, int]]:
 
     @cache
     def best(start: int, left: int) -> tuple[tuple[int, int], tuple[int, ...]]:
-        """For what begins at `start`: (heaviest, squares: the evener of two equals), and where runs end."""
+        """The best cut of the rest from `start`: (heaviest run, sum of squares to break ties), and the ends of the
+        runs.
+        """
         if left == 1:
             weight = sum(weights[start:])
             return (weight, weight * weight), (len(weights),)

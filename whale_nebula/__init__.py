@@ -1,6 +1,6 @@
 """Train one TensorFlow model across clusters that share a slow line.
 
-Add a few scopes to a script that works; it then trains across clusters, and gives the same model:
+Add a few scopes to a working script; it then trains across clusters, and results in the same model:
 
     import whale_nebula as nb
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-# public name -> the module that holds it
+# public name -> the module that defines it
 _HOMES = {
     "init": "runtime.run",
     "shutdown": "runtime.run",

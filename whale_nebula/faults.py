@@ -92,8 +92,8 @@ class Action(StrEnum):
     KILL = "kill"  # SIGKILL
     RAISE = "raise"  # a RunError
     FREEZE = "freeze"  # SIGSTOP
-    DROP = "drop"  # the connection, which is re-established
-    DELAY = "delay"  # for so many seconds
+    DROP = "drop"  # breaks the connection, which is re-established
+    DELAY = "delay"  # waits for so many seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def names() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def apply_plan(plan: FaultPlan) -> Iterator[FaultPlan]:
-    """Apply a plan to the whole process while this context is open."""
+    """Apply a plan to the whole process while the context is open."""
     global _plan
     before, _plan = _plan, plan
     try:

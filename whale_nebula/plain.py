@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back, by the types of their fields; and JSON files that are replaced whole."""
+"""Dataclasses as JSON and back, by the types of their fields; and JSON files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a value to JSON's types: pairs as keys are written "1>2", and numbers that are not finite are null."""
+    """Convert a value to JSON's types: pairs as keys are written "1>2", and non-finite numbers are null."""
     if isinstance(value, Mapping):
         pairs = ((">".join(map(str, key)) if isinstance(key, tuple) else key, each) for key, each in value.items())
         return {key: to_plain(each) for key, each in pairs}
@@ -27,7 +27,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: Any, value: Any) -> Any:
     """Convert the output of `to_plain` back to a value of a type; missing fields get their defaults.
 
-    A null for a field that cannot be None is its default, or a number that is not finite.
+    A null for a field that cannot be None becomes its default, or a non-finite number.
 
     >>> from_plain(Mapping[tuple[int, int], float | None], to_plain({(1, 2): 0.5, (2, 3): None}))
     {(1, 2): 0.5, (2, 3): None}

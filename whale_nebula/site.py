@@ -1,4 +1,4 @@
-"""Source lines of the user's script: of calls and of ops; and tracebacks that end there."""
+"""Source lines of the user's script, of calls and of ops, and tracebacks that end there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _find_site(frame: FrameType | None, passes: Callable[[str], bool]) -> Site:
 
 
 def warn_at(site: Site, what: str, *, why: str, mend: str, where: str | None = None) -> None:
-    """Warn of a line, which the warning names unless it has another `where`."""
+    """Warn about a line, which is the warning's location unless `where` is given."""
     warning = NebulaWarning(what, where=str(site) if where is None else where, why=why, mend=mend)
     warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
@@ -67,7 +67,7 @@ _said: set[tuple[Site, Hashable]] = set()
 
 
 def warn_once(site: Site, what: str, *, why: str, mend: str, where: str | None = None, key: Hashable = None) -> None:
-    """Warn of a line, unless there was a warning with the same `key` there."""
+    """Warn about a line, unless there was a warning with the same `key` there."""
     if (site, key) not in _said:
         _said.add((site, key))
         warn_at(site, what, why=why, mend=mend, where=where)
@@ -128,7 +128,7 @@ class Origin(str):
     kind: str
 
     def __new__(cls, line: str, layer: str = "", kind: str = "") -> Origin:
-        """Create from a line, with optional layer."""
+        """Create from a line, with an optional layer."""
         made = super().__new__(cls, line)
         made.layer, made.kind = layer, kind
         return made

@@ -13,7 +13,7 @@ _FLOATING = frozenset({"float16", "bfloat16", "float32", "float64", "complex64",
 
 
 class Spec(NamedTuple):
-    """An element type and a shape; None in a shape is a size that only a step knows.
+    """An element type and a shape; None in a shape is a size that is known only in a step.
 
     >>> str(Spec("float32", (None, 64)))
     'float32[?,64]'
@@ -38,7 +38,7 @@ class Spec(NamedTuple):
         return self.shape == ()
 
     def nbytes(self, unknown: int = 32) -> int:
-        """Bytes of one such tensor, each unknown size taken as `unknown`.
+        """Bytes of one such tensor, with `unknown` in place of each unknown size.
 
         >>> Spec("float16", (None, 10)).nbytes(unknown=4)
         80
@@ -49,7 +49,7 @@ class Spec(NamedTuple):
         return size
 
     def sized(self, unknown: int) -> tuple[int, ...]:
-        """The sizes of one such tensor, each unknown one taken as `unknown`.
+        """The sizes of one such tensor, with `unknown` in place of each unknown one.
 
         >>> Spec("float16", (None, 10)).sized(4)
         (4, 10)

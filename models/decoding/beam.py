@@ -18,7 +18,7 @@ from .found import NEVER, Found, log_probabilities
 Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 """(last words [rows · width], position [], state) to (logits [rows · width, vocabulary], state).
 
-`state` is any nest of tensors whose first axis is rows · width: what a model remembers of each prefix.
+`state` is any nest of tensors whose first axis is rows · width: a model's cache for each prefix.
 """
 
 
@@ -61,7 +61,7 @@ class _Search(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Prefixes extended by one word: for each row the 2 · `width` likeliest, and which prefix each extends."""
+    """Prefixes extended by one word: for each row the 2 · `width` likeliest, and the prefix that each extends."""
 
     likelihood: tf.Tensor
     beams: tf.Tensor
@@ -71,7 +71,7 @@ class _Candidates(NamedTuple):
 def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
     """Search for the most likely sentences by `step`, for `rows` rows at once.
 
-    The ids are those after the start, with the end, then zeros. The search ends when in no row a prefix can become
+    The ids are those after the start, with the end, then zeros. The search ends when no prefix of any row can become
     better than the best finished sentence. The word in place `longest` must be the end.
 
     >>> likely = tf.math.log([[0.0, 0.1, 0.1, 0.8], [0.0, 0.1, 0.8, 0.1], [0.0, 0.1, 0.9, 0.0], [0.0, 0.5, 0.25, 0.25]])

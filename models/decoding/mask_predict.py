@@ -87,7 +87,7 @@ def _begin_draft(words: tf.Tensor, search: MaskPredict) -> _Draft:
 
 
 def _predict_hidden(predict: Predict, draft: _Draft, search: MaskPredict) -> _Draft:
-    """Replace each hidden word by the likeliest one; others stay."""
+    """Replace each hidden word by the likeliest one; others are unchanged."""
     never = (*search.never, search.start, search.end, search.mask)
     likely = log_probabilities(predict(draft.ids), never)
     word = tf.argmax(likely, axis=-1, output_type=draft.ids.dtype)

@@ -55,7 +55,7 @@ def translation(model: Any, search: Any) -> NebulaFunction:
     without any it is plain TensorFlow.
 
     In several processes the target's cluster has no source: there it is `translate(None, rows)`, elsewhere
-    `translate(ids, rows)`; `rows` has any number for each row, so that every cluster knows how many there are.
+    `translate(ids, rows)`; `rows` has any number for each row, so that every cluster has their count.
     """
 
     def translate(source: Any, rows: Any = None) -> Found:

@@ -1,9 +1,10 @@
 """Pretraining of a discriminator by generators of several languages, with data in one direction only.
 
-* `Corpus`, `encode_alone`, `encode_with_pivot`, `mix_families`: text becomes batches, languages mixed by temperature
-* `Corruption`, `Objectives`, `Discriminator`, `Pretraining`: what a step does (MRTD, TRTD, CLM; one generator or many)
-* `make_adam`: a learning rate that rises and falls in straight lines
-* `choice_model`, `tune_choice`, `choice_accuracy`: what the discriminator knows of languages that it is not tuned on
+* `Corpus`, `encode_alone`, `encode_with_pivot`, `mix_families`: from text to batches, with languages mixed by
+  temperature
+* `Corruption`, `Objectives`, `Discriminator`, `Pretraining`: the training step (MRTD, TRTD, CLM; one generator or many)
+* `make_adam`: Adam with a learning rate that rises and falls linearly
+* `choice_model`, `tune_choice`, `choice_accuracy`: evaluation of the discriminator on languages without fine-tuning
 """
 
 from .choosing import choice_accuracy, choice_model, encode_choices, tune_choice

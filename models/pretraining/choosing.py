@@ -33,7 +33,7 @@ def encode_choices(
 def choice_model(bert: Bert) -> keras.Model:
     """The BERT, which is trained in place, with a score for each pair: how well its second half translates the first.
 
-    It is the mean over a row's tokens of a score for each, as a discriminator's knowledge is about tokens.
+    It is the mean of a score for each of a row's tokens, as a discriminator is trained on tokens.
     """
     width = bert.sizes.width
     dense = keras.layers.Dense(width, "tanh", kernel_initializer=near_zero(width**-0.5), name="dense")

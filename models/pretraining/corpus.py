@@ -95,7 +95,7 @@ def encode_with_pivot(
 ) -> dict[str, Ints]:
     """Rows of pairs whose first half is one of these languages (TRTD): the pivot with each other, each with the pivot.
 
-    So languages other than the pivot never stand in one row.
+    So two languages other than the pivot are never in one row.
     """
     found = {}
     for first in languages:

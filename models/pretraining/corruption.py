@@ -1,11 +1,11 @@
 """Corruption of rows of tokens: hide some, fill them in by a generator, and restore them from the originals.
 
 A row is one sentence, `[CLS] a [SEP]`, or a pair of translations, `[CLS] a [SEP] b [SEP]`, with the same share hidden
-in both halves. A `Corrupted` crosses to the discriminator: ids, a bit a token, and, if the objective needs them, the
+in both halves. A `Corrupted` is sent to the discriminator: ids, a bit a token, and, if the objective needs them, the
 original ids at the hidden places.
 
-Random numbers are a function of a seed, a row's number and a place only. So a row is corrupted in the same way in any
-batch, micro-batch or cluster, and a run that is cut gives the bits of the uncut one.
+Random numbers are a function of only a seed, a row's number and a place. So a row is corrupted in the same way in any
+batch, micro-batch or cluster, and a distributed run has bit-identical results to the uncut one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whale_nebula.codec import blocks
 from whale_nebula.errors import OptionError
 
 HIDE, FILL = 1, 2
-"""What numbers are drawn for: places to hide, and tokens to put there."""
+"""Purposes of random numbers: places to hide, and tokens to fill in."""
 _LEAST = 2.0**-25
 
 
@@ -106,7 +106,7 @@ def hide_tokens(tokens: Any, numbers: Any, how: Corruption) -> Hidden:
 
 
 def places_of(chosen: Any, count: int) -> Any:
-    """The chosen places from left to right, filled up with others to `count` in each row.
+    """The chosen places from left to right, padded with others to `count` in each row.
 
     >>> places_of(tf.constant([[False, True, False, True]]), 3).numpy().tolist()
     [[1, 3, 0]]

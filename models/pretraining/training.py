@@ -5,16 +5,15 @@
 No gradient returns: a generator learns from its own predictions only, so its cluster does not wait for the other. Each
 network has its own optimizer.
 
-*Replaced token detection* asks of each token whether it is the original one: over sentences of many languages (MRTD)
-and over pairs of translations (TRTD) it is the same loss, of other rows. *Corrective language modelling* (CLM) asks of
-each token what the original one was; a discriminator may copy the token that it is shown, with the probability that it
-gives to this token being original:
+*Replaced token detection* predicts for each token whether it is the original one: for sentences of many languages
+(MRTD) and for pairs of translations (TRTD) it is the same loss, of other rows. *Corrective language modelling* (CLM)
+predicts the original of each token; a discriminator may copy the visible token, with its predicted probability of being
+original:
 
     p(original = w) = [w is shown] c + (1 - c) softmax(scores)[w],  c = 1 - p(replaced)
 
-The gradient of that loss does not go through c, which the detection teaches. Each loss is the mean over rows of the
-mean over a row's tokens that count: so it is the same in micro-batches and in replicas, whatever of the batch is
-padding.
+The gradient of that loss does not flow through c, which is trained by the detection. Each loss is the mean over rows of
+the mean over a row's counted tokens: so it is the same in micro-batches and in replicas, for any padding.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def correction_loss(originals: Any, shown: Any, logits: Any, scores: Any, there:
     """The loss of correction: cross-entropy of the original tokens with the copy mechanism, over those `there` marks.
 
     `logits` are those of the detection, `scores` (rows, length, vocabulary) are the logits of the original token if it
-    is no copy.
+    is not a copy.
     """
     logits = tf.stop_gradient(tf.cast(logits, tf.float32))
     surprise = tf.nn.sparse_softmax_cross_entropy_with_logits(originals, tf.cast(scores, tf.float32))
@@ -95,16 +94,16 @@ def _mean(each: Any, weights: Any) -> Any:
 
 
 DISCRIMINATOR = "discriminator"
-"""What its scope is called; those of generators are called by their names."""
+"""The name of the discriminator's scope; those of generators have their names."""
 
 
 @dataclass(frozen=True)
 class Pretraining:
     """Generators by family name, one discriminator, and their objectives; all share one vocabulary.
 
-    Call `losses` inside the tape of a step, and `update` after it. Numbers of rows come first: every process has them,
-    and processes compare the rows of an input that all have. `around` gives the scope of each network, by the name of a
-    generator or "discriminator":
+    Call `losses` inside the tape of a step, and `update` after it. The numbers of rows are the first argument:
+    processes compare the rows of an input that all of them have. `around` gives the scope of each network, by the name
+    of a generator or "discriminator":
 
     ```python
     @nb.function
@@ -149,7 +148,7 @@ class Pretraining:
         """All networks, by the names of their scopes."""
         return {**self.generators, DISCRIMINATOR: self.discriminator}
 
-    @tf.autograph.experimental.do_not_convert  # there is nothing in it to convert, nor in the scopes
+    @tf.autograph.experimental.do_not_convert  # neither it nor the scopes need conversion
     def losses(self, texts: Mapping[str, Any], numbers: Mapping[str, Any], around: Around = nowhere) -> dict[str, Any]:
         """The loss of each network, by name; and `detected`, `corrected`, the parts of the discriminator's loss.
 
@@ -230,5 +229,5 @@ def make_adam(
     """An Adam for a model whose rate rises over the share `warmup` of the steps; its slots are created."""
     rate = RiseAndFall(peak, steps=steps, warmup=min(steps - 1, round(warmup * steps)))
     adam = keras.optimizers.Adam(rate, epsilon=1e-6, global_clipnorm=clip)
-    adam.build(model.trainable_variables)  # made while the step is traced, they would have it traced twice
+    adam.build(model.trainable_variables)  # slots created during tracing would cause a second trace
     return adam

@@ -2,10 +2,11 @@
 
 * `generated_clicks`, `iterate_criteo`: rows
 * `wide_and_deep`, `dlrm`, `multi_view`: models of them
-* `HashedEmbedding`: a table of rows that grows with the ids that come
-* `SplitEmbedding`: such tables in other clusters, of which only distinct rows cross; `most_frequent` ids stay near
+* `HashedEmbedding`: a table of rows that grows with new ids
+* `SplitEmbedding`: such tables in other clusters, of which only distinct rows are sent; `most_frequent` ids are kept
+  near
 * `look_ahead`: a dataset whose ids are looked up a step before they are needed
-* `auc`: what their predictions are worth
+* `auc`: the quality of their predictions
 """
 
 from .clicks import Clicks, generated_clicks

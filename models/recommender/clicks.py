@@ -49,8 +49,8 @@ def generated_clicks(
     """The rows from `start` on of an unlimited log; a row is a function of its place, the seed and the other options.
 
     The value of rank r of a field has a frequency like r ** -exponent. The logit of a click has a weight for each
-    value, products of latent vectors of fields 0 and 1, and the numbers. Weights are drawn by id, so what is learned
-    about a rare id is useful only where it recurs.
+    value, products of latent vectors of fields 0 and 1, and the numbers. Weights are drawn by id, so the weight of a
+    rare id is useful only for its recurrences.
 
     >>> log = generated_clicks(3)
     >>> log.numbers.shape, log.ids.shape, log.clicked.shape

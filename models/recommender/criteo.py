@@ -19,7 +19,7 @@ CRITEO_NUMBERS = 13
 CRITEO_FIELDS = 26
 _COLUMNS = 1 + CRITEO_NUMBERS + CRITEO_FIELDS
 _ABSENT = 1 << 40
-"""The value of an id that is absent; those that are there are below 2 ** 32."""
+"""The value of a missing id; existing ones are below 2 ** 32."""
 
 
 def iterate_criteo(path: str | os.PathLike[str], *, rows: int = 65_536) -> Iterator[Clicks]:

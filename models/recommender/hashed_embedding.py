@@ -28,7 +28,7 @@ class HashedEmbedding(keras.layers.Layer):
 
     The table (`.table`) is in the memory of the process that runs the layer's stage. A step pulls the rows of its
     distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
-    `optimizer`, a Keras optimizer or its name, and not by the model's, which does not know the table. Call the layer
+    `optimizer`, a Keras optimizer or its name, not by the model's, which does not include the table. Call the layer
     once in a step; concatenate the ids of several look-ups. Its one variable, `anchor`, is always 0: it makes
     TensorFlow request the gradient, and has an entry for each bucket of ids. So `nb.split(axis=0)` around the call
     shards the table: each worker of the stage then has the rows of some buckets.
@@ -85,7 +85,7 @@ class HashedEmbedding(keras.layers.Layer):
         return tf.cast(vectors, self.compute_dtype)
 
     def check_ids(self, inputs: Any) -> None:
-        """Refuse ids that are no whole numbers."""
+        """Refuse ids that are not integers."""
         if not keras.backend.is_int_dtype(inputs.dtype):
             raise OptionError(
                 f"{type(self).__name__} was given ids of {keras.backend.standardize_dtype(inputs.dtype)}",

@@ -20,9 +20,9 @@ def look_ahead(
 ) -> tf.data.Dataset:
     """A dataset whose elements are prefetched `steps` steps ahead, with their ids looked up at that time.
 
-    `ids` selects from an element's parts the ids with which `embeddings` are called. What was looked up ahead is
-    compared with the step's ids, and rows that were updated in between are read again, so results do not change. Only a
-    table in this process looks ahead, and only for steps of one micro-batch.
+    `ids` selects from an element's parts the ids with which `embeddings` are called. The announced ids are compared
+    with the step's, and rows that were updated in between are read again, so results do not change. Only a table in
+    this process looks ahead, and only for steps of one micro-batch.
 
     >>> data = tf.data.Dataset.from_tensor_slices(({"ids": np.arange(6).reshape(2, 3)}, np.zeros(2))).batch(1)
     >>> [len(element) for element in look_ahead(data, HashedEmbedding(4))]

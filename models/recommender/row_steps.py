@@ -76,7 +76,9 @@ class RowSteps:
             _tell_if_unsaved(self.table)
 
     def announce(self, flat: np.ndarray) -> None:
-        """Announce the ids of a later step, which are looked up beside the step before it, if the table is here."""
+        """Announce the ids of a later step, which are looked up in parallel with the previous step, if the table is
+        local.
+        """
         with self._lock:
             self._announced.append(_Announced(flat))
             if len(self._announced) == 1 and self._beside is not None:
@@ -144,7 +146,7 @@ def _step_of_run() -> tuple[int, int]:
 
 
 def _tell_if_unsaved(table: RowTable) -> None:
-    """Say in the log of a table that trains where a run saves checkpoints, and is not in them."""
+    """Log a warning if a run saves checkpoints that do not contain a trained table."""
     run = opened_run()
     checkpoints = None if run is None else run.checkpoints
     if checkpoints is None or any(each is table for each in checkpoints.memories.objects.values()):

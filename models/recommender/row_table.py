@@ -21,7 +21,7 @@ from .segments import Segments
 from .shares import BUCKETS, WHOLE, Share, covers
 
 _BLOCK = 1 << 16
-"""So many new rows are written at once: what is made meanwhile is small."""
+"""The number of new rows that are written at once, to limit temporary memory."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Ahead:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The saved state that a run goes on from: the loaded share, the parts of all workers, this worker's name, and
-    whether all are here.
+    """The saved state from which a run resumes: the loaded share, the parts of all workers, this worker's name, and
+    whether all parts are available.
     """
 
     loaded: Share | None
@@ -210,7 +210,7 @@ class RowTable:
 
     # ------------------------------------------------------------------ shares of several workers
     def hold(self, share: Share) -> None:
-        """Restrict the table to the rows of these buckets, for good. Rows of a saved run are taken from all workers
+        """Restrict the table to the rows of these buckets, permanently. Rows of a saved run are taken from all workers
         that had some of them.
         """
         with self._holding:
@@ -233,7 +233,7 @@ class RowTable:
         new = ((name, share_of(each)) for name, each in told.items() if each["steps"] == newest)
         shares = {name: found for name, found in new if found is not None}
         if shares.get(saved.worker) == share:
-            return  # all that this worker had: it is here
+            return  # all rows of this worker are loaded
         if not covers(list(shares.values()), share) and (shares or not saved.complete):
             raise CheckpointError(
                 "rows of a table are not in the checkpoint's files on this host",
@@ -247,8 +247,8 @@ class RowTable:
             self.load_state_dict(join_states(states, share))
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
-        """Restore the parts that workers have saved; `complete` unless some were saved where they are not found. This
-        worker's own part is loaded at once, those of others when the shares are known.
+        """Restore the parts that workers have saved; `complete` unless some of them were not found. This worker's own
+        part is loaded at once, those of others when the shares are known.
         """
         loaded = None
         if worker in parts:
@@ -268,7 +268,7 @@ class RowTable:
         self._values: Segments = Segments(self.width * (1 + len(self.optimizer.slots)), np.float32)
         self._ids: Segments = Segments(1, np.int64)
         self._counts: Segments = Segments(1, np.int64)
-        self._stamps: Segments = Segments(1, np.int64)  # after which update each row was written
+        self._stamps: Segments = Segments(1, np.int64)  # the update that wrote each row
         self._waiting: deque[Waiting] = deque()
         self._generation += 1
 

@@ -26,7 +26,7 @@ class Share(NamedTuple):
         """Whether each id is in one of these buckets."""
         if self.size == BUCKETS:
             return np.ones(len(ids), bool)
-        buckets = ((mix(ids) >> np.uint64(30)) % np.uint64(BUCKETS)).astype(np.int64)  # bits that nothing else uses
+        buckets = ((mix(ids) >> np.uint64(30)) % np.uint64(BUCKETS)).astype(np.int64)  # bits without another use
         return np.asarray((buckets >= self.start) & (buckets < self.start + self.size))
 
     def meets(self, other: Share) -> bool:

@@ -1,4 +1,4 @@
-"""Embeddings in other clusters, in one table or several by id, of which only distinct rows cross."""
+"""Embeddings in other clusters, in one table or several by id, of which only distinct rows are sent."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class GatherRows(keras.layers.Layer):
 
 
 class SplitEmbedding:
-    """An embedding like `HashedEmbedding` with tables in other clusters; only distinct rows cross.
+    """An embedding like `HashedEmbedding` with tables in other clusters; only distinct rows are sent.
 
     There are `tables` tables, each a separate layer that holds its ids by hash: `{name}0`, `{name}1`, ... With `hot`,
-    one more, `{name}_near`, has the rows of these ids, beside the dense part. Place the first ones elsewhere, and leave
+    one more, `{name}_near`, has the rows of these ids, beside the dense part. Place the first ones elsewhere, and keep
     the layer `{name}_gather` with the dense part. Options are those of `HashedEmbedding`.
 
     >>> embedding = SplitEmbedding(4, tables=2, optimizer="sgd")

@@ -3,9 +3,9 @@
 The functions in the order of their use:
 
 * `read_folder`, `generated`, `monolingual`: sentences; `aligned`, `alone`, `choices`: those of four languages
-* `learn_vocabulary`, `read_vocabulary`, `Tokenizer`: sentences become ids, and ids become sentences again
-* `encode_pairs`, `make_order`, `batches`: ids become a `tf.data.Dataset` for `fit`
-* `bleu`, `paired_bootstrap`: what a translation is worth
+* `learn_vocabulary`, `read_vocabulary`, `Tokenizer`: conversion of sentences to ids and back
+* `encode_pairs`, `make_order`, `batches`: from ids to a `tf.data.Dataset` for `fit`
+* `bleu`, `paired_bootstrap`: the quality of a translation
 
 TensorFlow Text and sacrebleu are imported when they are first needed.
 """

@@ -18,7 +18,7 @@ SIDES: tuple[Side, Side] = ("source", "target")
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Sentence pairs: row n of `source` is translated by row n of `target`. A side that another cluster has is None.
+    """Sentence pairs: row n of `source` is translated by row n of `target`. A side of another cluster is None.
 
     >>> pairs = Pairs(["un gato", "un perro"], ["a cat", "a dog"])
     >>> len(pairs), pairs.sides, pairs.first(1)
@@ -69,7 +69,7 @@ def read_folder(
 ) -> Pairs:
     """Read `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of only one side.
 
-    Files of other sides are not opened. `empty="skip"` leaves out rows in which either side is empty, so it needs both.
+    Files of other sides are not opened. `empty="skip"` omits rows in which either side is empty, so it needs both.
 
     >>> for language, text in {"es": "un gato", "en": "a cat"}.items():
     ...     _ = Path(f"train.{language}").write_text(text)
@@ -160,7 +160,7 @@ def _full_rows(paths: dict[Side, Path], lines: dict[Side, list[str]], *, skip: b
 
 
 def read_lines(path: Path, *, exact: bool = False) -> list[str]:
-    r"""Read every line without surrounding white space, or `exact`; damaged files, or not in UTF-8, are refused.
+    r"""Read every line without surrounding white space, or `exact`; files that are damaged or not in UTF-8 are refused.
 
     Only a line feed ends a line. `str.splitlines` would also split at other characters within sentences, and misalign
     the lines after them.

@@ -1,4 +1,4 @@
-"""A corpus as ids, and batches of it: each local side is tokenized once, and held as NumPy arrays."""
+"""A corpus as ids, and its batches: each local side is tokenized once, and held as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINES_AT_ONCE = 4096
 class Ids:
     """The ids of a side's sentences, concatenated; `cut` counts those that were truncated.
 
-    No row has more than `longest` ids, nor is padded to more, as a model has no more positions.
+    No row has more than `longest` ids, or is padded to more, as that is a model's number of positions.
 
     >>> ids = Ids.of_rows([[2, 7, 3], [2, 8, 9, 3]])
     >>> len(ids), ids.lengths, ids.row(1)
@@ -140,7 +140,7 @@ def batches(
 
     Each side is padded with 0 to the next multiple of its own longest row, so no cluster needs the other's lengths. A
     side that is not local has None as leaves; declare their shapes in the config's `inputs`: `x/source` and `x/target`,
-    `y`, and `sample_weight` if `weights` is set (1 where a label is not 0).
+    `y`, and `sample_weight` if `weights` is set (1 for labels other than 0).
 
     An order of several epochs is one dataset: `fit(..., epochs=order.epochs, steps_per_epoch=order.steps_per_epoch)`.
 

@@ -2,7 +2,7 @@
 
 A sentence is a form and a number that selects its words. All forms together have far more sentences than any training
 needs. Each belongs to one split by its content, for any seed: test sentences are never in the training set. As no
-sentence has two translations, that holds on both sides.
+sentence has two translations, that applies to both sides.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .corpus import SIDES, Pairs, Side
 from .grammar import PATTERNS, Both, Pick, four, size
 
 Language = Literal["es", "en"]
-# Which share of all sentences a split has, in percent. The monolingual ones have no sentence in common either: the
-# two sides that models are pretrained on are not translations of each other.
+# The share of all sentences in each split, in percent. The monolingual ones have no sentence in common either: the two
+# sides for pretraining are not translations of each other.
 _SHARES = {"train": 40, "val": 5, "test": 5, "mono-es": 25, "mono-en": 25}
 _SPLITS = tuple(split for split, share in _SHARES.items() for _ in range(share))
 _SIZES = {pattern.__name__: size(pattern) for pattern in PATTERNS}
 _FORMS = {pattern.__name__: pattern for pattern in PATTERNS}
 FORMS = tuple(_FORMS)
-"""What sentences are about: `described`, `felt`, `placed` ... `numbers`, `rooms`, `how_many`, `how_much`."""
+"""The forms of sentences: `described`, `felt`, `placed` ... `numbers`, `rooms`, `how_many`, `how_much`."""
 
 
 def generated(
@@ -94,7 +94,7 @@ def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
 
 
 def _find_split(text: str, splits: Sequence[str]) -> str:
-    """The one of these splits that a sentence belongs to, by the hash of what it says."""
+    """The split to which a sentence belongs, by a hash of its content."""
     return splits[digest(text) % len(splits)]
 
 
@@ -104,7 +104,7 @@ def digest(text: str) -> int:
 
 
 LANGUAGES = four.LANGUAGES
-"""Of the corpus: English and German, which are Germanic, Spanish and French, which are Romance."""
+"""The languages of the corpus: English and German (Germanic), Spanish and French (Romance)."""
 _SHARES_OF_FOUR = {"train": 30, "val": 5, "test": 5, **{f"mono-{language}": 15 for language in LANGUAGES}}
 _SPLITS_OF_FOUR = tuple(split for split, share in _SHARES_OF_FOUR.items() for _ in range(share))
 _SIZES_OF_FOUR = {form: four.size(form) for form in four.FORMS}
@@ -143,7 +143,7 @@ def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
 
 
 def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -> Choices:
-    """Sentences with a right and a wrong translation, which has another number, colour or thing, says the opposite, or
+    """Sentences with a right and a wrong translation, which has another number, colour or thing, is negated, or
     compares in the other order.
 
     >>> found = choices("test", 40, "en", "fr")

@@ -69,7 +69,7 @@ class Order:
 
     @classmethod
     def load(cls, path: str | Path) -> Order:
-        """Read the file of `save`; every row must be there once in each epoch.
+        """Read the file of `save`; every row must occur once in each epoch.
 
         >>> make_order(3, batch=2).save("order.json")
         >>> Order.load("order.json") == make_order(3, batch=2)
@@ -110,8 +110,8 @@ def make_order(
 ) -> Order:
     """Distribute rows over batches, differently in each epoch.
 
-    `lengths` has an array for each local side: rows whose lengths round up to the same multiples are put together. Only
-    the last batch of an epoch, of the longest sentences, may be smaller. Without `shuffle` rows keep their order, the
+    `lengths` has an array for each local side: rows whose lengths round up to the same multiples are grouped. Only the
+    last batch of an epoch, of the longest sentences, may be smaller. Without `shuffle` rows keep their order, the
     shortest first if lengths are given.
 
     >>> make_order(4, batch=2, lengths=[[9, 3, 12, 5]], shuffle=False).batches

@@ -25,7 +25,7 @@ _RULES = (
 
 
 def attached(strings: Any) -> Any:
-    """Detokenize a tensor of strings, whose marks are separated by spaces.
+    """Detokenize a tensor of strings, whose punctuation is separated by spaces.
 
     >>> attached(["it ' s 25 . 50 , ¿ no ?"]).numpy()[0].decode()
     "it's 25.50, ¿no?"
@@ -40,7 +40,7 @@ def attached(strings: Any) -> Any:
 class Tokenizer:
     """Tokenizes lower-case text by a vocabulary, and joins tokens to text. Works in `tf.data` as well.
 
-    `accents`: whether they are kept; None decides by the vocabulary: kept if any of its tokens has one.
+    `accents`: whether they are kept; with None they are kept if any token of the vocabulary has one.
 
     >>> from .vocabulary import SPECIAL
     >>> tokenizer = Tokenizer(Vocabulary((*SPECIAL, "the", "cat", "##s", "don", "t", "'", ".")))

@@ -123,7 +123,7 @@ def learn_vocabulary(
 
     The same lines give the same vocabulary everywhere. Without `accents` they are stripped, as in BERT's uncased
     models; with them, a model can write them. `fill` pads it to exactly `size` tokens, with BERT's `[unused0]` and so
-    on at the end: a cluster without the text then knows the size of the other's model.
+    on at the end: then the size of the model is known to a cluster without the text.
 
     >>> words = learn_vocabulary(["El café está frío .", "el gato está aquí"] * 9, 60)
     >>> "está" in words.tokens, "el" in words.tokens, len(words) <= 60
@@ -144,7 +144,7 @@ def learn_vocabulary(
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Read a `vocab.txt`, or that of a folder.
+    """Read a `vocab.txt`, or the one in a folder.
 
     >>> write_vocabulary(Vocabulary((*SPECIAL, "cat")), "vocab.txt")
     >>> read_vocabulary(".").tokens[-1]
@@ -217,7 +217,7 @@ def _largest(at: Callable[[int], list[str]], size: int) -> list[str]:
 
 
 def spelled(strings: Any, *, accents: bool) -> Any:
-    """Normalise a tensor of strings for the tokenizers. Those that strip accents convert to lower case themselves.
+    """Normalise a tensor of strings for the tokenizers. Tokenizers that strip accents convert to lower case themselves.
 
     >>> spelled(["El CAFÉ"], accents=True).numpy()[0].decode()
     'el café'

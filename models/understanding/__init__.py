@@ -1,9 +1,9 @@
 """Language-understanding tasks: sentences, pairs, numbers and spans; their files, metrics, and a BERT with a head.
 
 * `generated_task`, `read_glue`, `read_squad`: examples
-* `Encoder`: examples become ids
+* `Encoder`: conversion of examples to ids
 * `understanding`, `loss_of`: the model
-* `score`, `read_spans`, `METRICS`: what it is worth
+* `score`, `read_spans`, `METRICS`: its evaluation
 """
 
 from .encoded import Encoder, Rows, Spans, read_spans

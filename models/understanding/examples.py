@@ -43,7 +43,7 @@ class Task:
 
 
 def check_task(task: object) -> None:
-    """Refuse anything but a `Task`, mostly the name of one."""
+    """Refuse anything other than a `Task`, such as the name of one."""
     if not isinstance(task, Task):
         mend = 'GLUE["rte"][0], TASKS["opinion"] or Task("mine", classes=2)'
         raise OptionError(f"task={task!r} is no Task", mend=mend)

@@ -1,7 +1,7 @@
 """Generated tasks, one of each form: a label of a sentence, or of a pair, a number, and a span.
 
-All are about counts of things that people have. A row is a function of task, split, seed and place, and no row of a
-split is in another.
+All are about numbers of things that people have. A row is a function of task, split, seed and place, and splits have no
+row in common.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TASKS: dict[str, Task] = {
     "similar": Task("similar", 1, ("pearson", "spearman"), pairs=True),
     "answer": Task("answer", spans=True, metrics=("exact_match", "span_f1"), pairs=True),
 }
-"""As SST-2, CoLA, RTE, STS-B and SQuAD are: a sentence's opinion, its grammar, whether one follows from another, how
-similar two are, and where the answer to a question stands.
+"""The tasks, like SST-2, CoLA, RTE, STS-B and SQuAD: sentiment, grammaticality, entailment, similarity, and the
+position of the answer to a question.
 """
 
 
@@ -80,7 +80,7 @@ def _drawn(make: Callable[[Random], _Made], where: str, split: str) -> _Made:
 
 
 def _random(text: str) -> Random:
-    return Random(_digest(text))  # noqa: S311 - nothing is kept secret by it
+    return Random(_digest(text))  # noqa: S311 - not used for secrets
 
 
 def _digest(text: str) -> int:
@@ -121,7 +121,7 @@ Row = tuple[str, str, float]
 
 
 def _opinion(drawn: Random) -> Row:
-    """A word of praise or blame, affirmed or denied, beside one about something else."""
+    """A positive or negative adjective, affirmed or negated, together with one about something else."""
     good, denied = drawn.random() < 0.5, drawn.random() < 0.5
     word, other = drawn.choice(_FINE if good else _BAD), drawn.choice(_BAD if drawn.random() < 0.5 else _FINE)
     name, thing = drawn.choice(_NAMES), drawn.choice(_THINGS)
@@ -165,7 +165,7 @@ _ROWS: dict[str, Callable[[Random], Row]] = {
 
 
 def _question(drawn: Random) -> Question:
-    """Three sentences, and a question about one of them: who, how many, what, or where."""
+    """Three sentences, and a question ("who", "how many", "what" or "where") about one of them."""
     names, things = drawn.sample(_NAMES, 3), drawn.sample(_THINGS, 3)
     facts = [(name, *_fact(drawn)[1:3], thing, _fact(drawn)[4]) for name, thing in zip(names, things, strict=True)]
     name, count, colour, thing, place = facts[0]

@@ -93,7 +93,7 @@ def span_f1(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
 METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
     each.__name__: each for each in (accuracy, f1, matthews, pearson, spearman)
 }
-"""Those of labels and numbers, by their names."""
+"""Metrics of labels and numbers, by name."""
 
 
 def _flatten_alike(found: ArrayLike, meant: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -54,7 +54,7 @@ class Head(Configured):
 
 
 def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "understanding") -> keras.Model:
-    """A BERT with a head for a task; layers `BERT` (with all of its own inside it) and `head`.
+    """A BERT with a head for a task; layers `BERT` (with its own layers inside) and `head`.
 
     >>> from ..bert import BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16))

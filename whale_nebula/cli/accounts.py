@@ -1,4 +1,4 @@
-"""`whale-nebula accounts`: who may train in the clusters of an owner. Needs no TensorFlow."""
+"""`whale-nebula accounts`: manage the accounts of users that may train in an owner's cluster. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Call:
-    """A command with what it was given."""
+    """A command with its arguments."""
 
     def __init__(
         self, given: argparse.Namespace, made: Parser, registry: Registry, signs: Authority, folder: Path, name: str
@@ -151,23 +151,23 @@ class Call:
         )  # fmt: skip
 
     def days(self, usual: float) -> float:
-        """The days that were given, or the usual ones."""
+        """The given number of days, or the default."""
         days = self.made.amount("--days", self.given.days, usual)
         authority.span(days)
         return days
 
     def allowance(self, before: Allowance = UNLIMITED) -> Allowance:
-        """The limits that were given, beside those of before."""
+        """The given limits, merged with the previous ones."""
         given = {option.lstrip("-"): getattr(self.given, option.lstrip("-")) for option in _LIMITS}
         return replace(before, **{name: _read_limit(name, text) for name, text in given.items() if text is not None})
 
     def password(self) -> str | None:
-        """The password in the file that was given."""
+        """The password in the given file."""
         path = self.given.password_file
         return None if path is None else read_secret(path, "password")
 
     def invite(self) -> tuple[str, str]:
-        """A new invitation, and what to do with it."""
+        """Make an invitation; returns it, and instructions for its use."""
         made = self.registry.make_secret(self.name, INVITATION, self.days(INVITATION_DAYS))
         return (
             made,
@@ -176,13 +176,13 @@ class Call:
 
 
 def _read_limit(name: str, text: str) -> Any:
-    """A limit in words; None where there is none."""
+    """Parse a limit; None for no limit."""
     place = Place(text, f"--{name}")
     if text == "none":
         return None
     if name in SIZES:
         return quantities.memory(place)
-    whole, most = name == "processes", 1 << 22  # as many as Linux has at most
+    whole, most = name == "processes", 1 << 22  # the most that Linux allows
     try:
         value = int(text) if whole else float(text)
     except ValueError:
@@ -323,7 +323,7 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
 
 
 def find_services(given: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
-    """The folder in which a gateway looks for services; None if a service is already there and no folder was given."""
+    """The folder in which a gateway finds services; None if it has one already and no folder was given."""
     if given.services is not None:
         return Path(given.services)
     if not is_served(socket_path(folder, protocol, cluster)):
@@ -340,7 +340,7 @@ def read_secret(path: str, noun: str) -> str:
 
 
 def ask_password(text: str) -> str:
-    """A password from the terminal, or from the first line of what stands in its place."""
+    """Read a password from the terminal, or from the first line of standard input if that is not a terminal."""
     if sys.stdin.isatty():
         with contextlib.suppress(EOFError):
             return getpass.getpass(text)

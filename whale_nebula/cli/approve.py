@@ -1,4 +1,4 @@
-"""`whale-nebula approve`: show what a program is, and sign that it may run."""
+"""`whale-nebula approve`: show a program, and sign its approval."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _places(given: argparse.Namespace) -> tuple[Config, Path, Path]:
 # ---------------------------------------------------------------------- approve
 @dataclass(frozen=True)
 class Program:
-    """What is found of a program, and signed: the digests of its files, its packages, and the text of each plan."""
+    """The signed description of a program: the digests of its files, its packages, and the text of each plan."""
 
     files: Mapping[str, str]
     packages: Mapping[str, str]
@@ -177,7 +177,7 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
 
 
 def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program | int:
-    """What is found as the script runs in this process; the exit status where it makes no step."""
+    """Run the script in this process; returns the program, or the exit status if it makes no step."""
     from whale_nebula.cli.show_script import Onlooker, collect_plans, tell_nothing
     from whale_nebula.plan.file import to_text
     from whale_nebula.security import code
@@ -190,8 +190,8 @@ def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program 
 
 
 def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program | int:
-    """What a process of its own finds; its exit status where it finds nothing. It cannot answer for who is asked here,
-    and what it has started ends with it.
+    """Run the script in a separate process; returns the program, or the exit status without one. The process cannot
+    answer the approver's questions, and its descendants end with it.
     """
     options = [f"--{name}={value}" for name in ("config", "steps") if (value := getattr(given, name)) is not None]
     with tempfile.TemporaryDirectory() as folder:
@@ -216,7 +216,7 @@ def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program |
 
 
 def write_record(path: Path, program: Program) -> None:
-    """Write what was found of a program."""
+    """Write the description of a program to a file."""
     try:
         path.write_text(json.dumps({"format": RECORD, **asdict(program)}, indent=1), "utf-8")
     except OSError as error:
@@ -224,7 +224,7 @@ def write_record(path: Path, program: Program) -> None:
 
 
 def read_record(path: Path) -> Program:
-    """Read the findings about a program from a file, of untrusted origin."""
+    """Read the description of a program from an untrusted file."""
     mend = "whale-nebula approve train.py --dry --record train.json"
     try:
         said = json.loads(path.read_bytes())
@@ -267,7 +267,7 @@ def _ask(path: str) -> bool:
 
 
 def describe(plans: Sequence[Plan], program: Program) -> str:
-    """What a program is, as text: its plans, on which inputs what crosses depends, its files and packages."""
+    """Describe a program as text: its plans, the inputs on which crossing values depend, its files and packages."""
     from whale_nebula.plan.text import list_dependences
 
     lines = []

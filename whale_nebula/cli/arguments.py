@@ -29,7 +29,7 @@ class Words(NamedTuple):
 
 
 def split(argv: Sequence[str], known: Options) -> Words:
-    """Split a command line: our options may be anywhere, but all after "--" is the script's.
+    """Split a command line: our options may be anywhere, but everything after "--" is the script's.
 
     >>> known = {"--json": (None, ""), "--links": ("LINE", "")}
     >>> split(["--json", "train.py", "--epochs", "3", "--links", "10mbit"], known)
@@ -86,7 +86,7 @@ def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[ar
 def choose_command(
     argv: Sequence[str], commands: Collection[str], parser: Callable[[str], Parser]
 ) -> tuple[str, Parser]:
-    """The command at the begin of a line, and its parser; any other word is a usage error."""
+    """The command at the beginning of a line, and its parser; any other word is a usage error."""
     command = argv[0] if argv else ""
     made = parser(command if command in commands else "")
     if command not in commands:
@@ -97,7 +97,7 @@ def choose_command(
 
 
 _NEARLY = 0.8
-"""How alike the two must be: a script's own --epochs is not taken for --steps."""
+"""The least similarity for a suggestion: a script's own --epochs is not taken for --steps."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -145,7 +145,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def user_name() -> str:
-    """The user who runs this command; in a container it may be a number without a name."""
+    """The user of this process; in a container it may be a number without a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -154,22 +154,23 @@ def user_name() -> str:
 
 DONE = 0
 FAILED = 1
-"""The script raised, or something that is looked at is not as it must be."""
+"""Exit status: the script raised, or a check failed."""
 USAGE = 2
 NOTHING = 3
-"""There was nothing to show: no step with scopes."""
+"""Exit status: nothing to show, as there is no step with scopes."""
 NO_DATA = 65
-"""A file that holds something else."""
+"""Exit status: a file has other content."""
 NO_FILE = 66
 USED_UP = 70
-"""The workers failed, were started again as often as they may be, and failed again."""
+"""Exit status: the workers failed, and the restarts are used up."""
 LEFT = 75
-"""The workers were asked to end (SIGTERM, SIGINT, SIGHUP), and left between two steps: start them again."""
+"""Exit status: on request (SIGTERM, SIGINT, SIGHUP) the workers left between two steps, and may be started again."""
 CONFIG = 78
-"""The config, the environment or the certificates are wrong: nothing was started."""
+"""Exit status: the config, the environment or the certificates are invalid, and nothing was started."""
 INTERRUPTED = 130
 SIGNALLED = 128
-"""Plus the number of a signal: 137 is SIGKILL, by which also a worker is ended that is frozen or will not leave."""
+"""Exit status, plus the number of a signal: 137 is SIGKILL, which also ends a frozen worker or one that does not leave.
+"""
 
 
 def shell_code(code: int) -> int:
@@ -194,12 +195,12 @@ def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
 
 
 Answer = tuple[Any, str]
-"""What a command prints: a document with --json, and a text without."""
+"""The output of a command: a document with --json, and a text without."""
 
 
 def answer(given: argparse.Namespace, run: Callable[[], int | Answer]) -> int:
-    """Run a command and print its answer or its error; returns the exit status. A command that printed all itself
-    returns its own.
+    """Run a command and print its answer or its error; returns the exit status. A command that prints its own output
+    returns the status.
     """
     as_json = getattr(given, "json", False)
     try:
@@ -227,5 +228,5 @@ def describe_time(left: timedelta) -> str:
 
 
 def remark(text: str) -> None:
-    """Print a line to stderr, for people only."""
+    """Print a line to stderr, for users only."""
     print(f"whale-nebula: {text}", file=sys.stderr)

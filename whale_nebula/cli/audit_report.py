@@ -102,7 +102,7 @@ def _read_period(given: argparse.Namespace) -> Period:
 
 
 def _verify(path: Path, folder: Path) -> Verdict:
-    """The verdict on a log, which must be as it was written, by a certificate of this authority."""
+    """Verify a log, which must be unchanged, and signed by a certificate of this authority."""
     known = authority.authorities(folder)
     denied = folder / files.REVOKED
     revoked = load(denied, known).revoked if denied.exists() else {}
@@ -126,9 +126,7 @@ def _read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _find_approvals(given: argparse.Namespace, folder: Path) -> dict[str, str]:
-    """Who has approved which scripts, by their digests: approvals that this authority has signed, also those that are
-    over by now.
-    """
+    """The approvers of scripts by their digests, from all approvals signed by this authority, also expired ones."""
     if given.approvals is None:
         return {}
     known, denied = authority.authorities(folder), folder / files.REVOKED

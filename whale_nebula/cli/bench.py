@@ -51,7 +51,7 @@ _OPTIONS: Options = {
     "--all": (None, "both ends on this machine, as two processes, with certificates that live as long"),
     "--clusters": ("A,B", "with --all and without a config: names for the two ends"),
     "--json": (None, "print one JSON object"),
-    "--told": (None, argparse.SUPPRESS),  # to the ends that --all starts
+    "--told": (None, argparse.SUPPRESS),  # for the ends that --all starts
 }
 
 
@@ -123,7 +123,7 @@ def _run(given: argparse.Namespace) -> int:
     return arguments.DONE
 
 
-# ---------------------------------------------------------------------- what is said of it
+# ---------------------------------------------------------------------- places and results
 def _json(found: Sequence[LineFound], config: Config | None) -> str:
     lines = []
     for each in found:
@@ -157,7 +157,7 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
     if credentials is not None:
         credentials.check_is(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
-    listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # behind a gateway both ends dial
+    listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # with a gateway both ends dial
     return Place(config.run_name, here, peers, listen, gateway, credentials, everyone=everyone)
 
 

@@ -106,7 +106,7 @@ _SPECIAL: Mapping[str, Options] = {
     "init": {"--cluster": ("NAMES", "an authority that speaks for these clusters alone: gpu, or gpu,tpu")},
     "trust": {"--ca": ("FILE", "the certificate of the other owner's authority: his ca.pem")},
 }
-"""What means something else in one of the commands."""
+"""Help texts that differ in one of the commands."""
 
 
 def parser(command: str = "") -> Parser:
@@ -233,9 +233,9 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------------- what the options mean
+# ---------------------------------------------------------------------- options
 def find_folder(given: argparse.Namespace) -> Path:
-    """Where a run looks for certificates: beside its config."""
+    """The folder of a run's certificates: beside its config."""
     if given.folder is not None:
         return Path(given.folder)
     return Path("certs") if given.config is None else Path(given.config).parent / "certs"
@@ -266,7 +266,7 @@ def list_wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str,
 
 
 def _apply_config(signs: Authority, config: Config, folder: Path) -> Authority:
-    """The authority with the clusters of the config that is given now, if one is."""
+    """The authority, with the clusters of the given config, if any."""
     if config.run not in (None, signs.run):
         what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
         mend = f"whale-nebula certs init --folder certs-{config.run}, or the right --config"
@@ -280,7 +280,7 @@ def _apply_config(signs: Authority, config: Config, folder: Path) -> Authority:
 
 
 def _find_serials(folder: Path, who: Sequence[Identity]) -> list[str]:
-    """The serial numbers of all certificates of an identity, as old ones can be abused as well."""
+    """The serial numbers of all certificates of an identity, as old ones can be abused, too."""
     found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in who]
     if not found:
         said = ", ".join(each.worker for each in who)

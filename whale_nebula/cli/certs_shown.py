@@ -27,7 +27,7 @@ def moment(at: datetime) -> str:
 
 
 def state(begin: datetime, end: datetime, at: datetime) -> str:
-    """The state of a certificate by its dates; "ends soon" in the last quarter of its life."""
+    """The state of a certificate by its dates; "ends soon" in the last quarter of its validity."""
     if at < begin:
         return "not yet valid"
     if at > end:
@@ -56,7 +56,7 @@ def _identify(peer: Peer) -> dict[str, Any]:
 
 
 def _find_current(folder: Path) -> dict[Identity, str | None]:
-    """The serial number of the certificate that each uses, if any."""
+    """The serial number of the certificate in use by each identity, if any."""
     newest = {peer.identity: peer for peer in issue.list_issued(folder)}
     return {identity: _current(folder, peer, files.now()) for identity, peer in newest.items()}
 
@@ -160,7 +160,7 @@ def table(folder: Path) -> str:
     return capture.get().rstrip("\n")
 
 
-# ---------------------------------------------------------------------- what was done
+# ---------------------------------------------------------------------- results of commands
 def describe_authority(new: Authority, folder: Path) -> str:
     """The text after `init`, and after the authority was renewed."""
     until = moment(new.certificate.not_valid_after_utc)
@@ -191,7 +191,7 @@ def describe_destinations(made: Sequence[Issued]) -> str:
 
 
 def describe_renewed(made: Sequence[Issued]) -> str:
-    """What must be copied after a renewal."""
+    """The files that must be copied after a renewal."""
     lines = [f"  {each.files.cert}   to the host of {each.peer.identity.worker}" for each in made]
     return "\n".join(["", "the keys are the same; copy these, if they are for another host:", *lines])
 
@@ -209,7 +209,7 @@ def describe_requests(found: Sequence[Requested]) -> str:
 
 
 def describe_signed(made: Sequence[Issued]) -> str:
-    """Which files to return, and what to compare first."""
+    """The files to return, and the values to compare first."""
     lines = ["", "are these the digests that the hosts say? Then to each of them:"]
     for each in made:
         lines.append(f"  {each.files.cert}   key {each.peer.key[:32]}")

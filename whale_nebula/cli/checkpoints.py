@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _find(path: str) -> list[Found]:
-    """The checkpoints in a run's folder, the newest first; or the one whose folder it is."""
+    """The checkpoints in a run's folder, the newest first, or the single one of a checkpoint's folder."""
     here = Folder(path.rstrip("/"), single=True).look()
     found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
     if not found:
@@ -171,7 +171,7 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
 
 
 def _choose(found: list[Found], find_faults: Callable[[Found], Sequence[str]]) -> Found | None:
-    """The newest checkpoint without faults; those skipped for it are named on stderr, with their first fault."""
+    """The newest checkpoint without faults; skipped ones are reported on stderr, with their first fault."""
     skipped: list[tuple[Found, Sequence[str]]] = []
     for each in found:
         faults = find_faults(each)
@@ -248,7 +248,7 @@ def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tupl
 
 
 def _write_npz(arrays: Mapping[str, Any], path: str) -> None:
-    """Write NumPy's format, which has no short floats (bfloat16, float8): they are written as float32, without loss."""
+    """Write NumPy's format, which lacks short floats (bfloat16, float8): they become float32, without loss."""
     import zipfile
 
     import numpy as np

@@ -95,7 +95,7 @@ _NAMED = {"publish": "FILE", "show": "NAME", "withdraw": "NAME", "request": "CLU
 
 
 class Call(NamedTuple):
-    """A command with what it was given."""
+    """A command with its arguments."""
 
     given: argparse.Namespace
     made: Parser
@@ -183,7 +183,7 @@ def _publish(call: Call) -> Answer:
 
 
 def describe_interface(interface: Interface) -> str:
-    """What leaves, and how much, as text."""
+    """The schema and the limits of an interface, as text."""
     limits = interface.limits
     bounds = [
         f"{most} {unit} {which}"

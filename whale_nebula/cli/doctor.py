@@ -96,7 +96,7 @@ def _check(given: argparse.Namespace) -> list[Check]:
 
 _MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
 _WIDE = 32
-"""What is found may be longer; then what follows stands on a line of its own."""
+"""Width of the column of findings; after a longer one the rest is on a line of its own."""
 
 
 def _text(checks: Sequence[Check]) -> str:

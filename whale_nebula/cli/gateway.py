@@ -73,7 +73,7 @@ _OPTIONS: Options = {
     ),
     "--audit": ("FILE", "the audit log: audit/NAME-gateway.jsonl beside the config if it is not given"),
     "--json": (None, "print one JSON object when it listens"),
-    "--told": (None, argparse.SUPPRESS),  # by a launcher, over its standard input
+    "--told": (None, argparse.SUPPRESS),  # started by a launcher, over standard input
 }
 
 
@@ -132,7 +132,7 @@ def _find_services(folder: str, site: Site) -> Path:
 
 
 def start_together(sites: Sequence[Site]) -> list[Gateway]:
-    """Start the gateways of several runs in this process, all or none; what they send over a line takes turns."""
+    """Start the gateways of several runs in this process, all or none; their frames share each line fairly."""
     seen: dict[Path, Site] = {}
     for site in sites:
         other = seen.setdefault(site.audit, site)
@@ -153,14 +153,16 @@ def start_together(sites: Sequence[Site]) -> list[Gateway]:
 
 
 def _wait(asked: queue.SimpleQueue[str]) -> str:
-    """Why the gateway is to end. A signal that some other thread was given is handled when this one wakes."""
+    """Wait for the reason why the gateway is to end. A signal delivered to another thread is handled when this one
+    wakes.
+    """
     while True:
         with contextlib.suppress(queue.Empty):
             return asked.get(timeout=_LOOK_SECONDS)
 
 
 def _read_site(asked: queue.SimpleQueue[str]) -> Site:
-    """Read the gateway's place from a line of a launcher, which holds the pipe open as long as it needs the gateway."""
+    """Read the gateway's settings from a launcher, which holds the pipe open as long as it needs the gateway."""
     site = Site.from_json(sys.stdin.readline())
 
     def wait() -> None:

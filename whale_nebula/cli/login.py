@@ -107,7 +107,7 @@ def _find_service(given: argparse.Namespace, made: Parser) -> tuple[str, int]:
 
 
 class Login:
-    """A login of this host, that can be done again."""
+    """A repeatable login of this host."""
 
     def __init__(
         self, given: argparse.Namespace, host: str, port: int, hours: float, wanted: Sequence[tuple[str, str, int]]
@@ -124,7 +124,7 @@ class Login:
         self.given, self.hours = given, hours
 
     def log_in(self) -> datetime:
-        """Get certificates; returns their end."""
+        """Request certificates; returns their expiry."""
         account = self.given.account or user_name()
         for identity in self.wanted:
             self._check_own(identity, account)
@@ -153,9 +153,9 @@ class Login:
         return until
 
     def _check_own(self, identity: Identity, account: str) -> None:
-        """The key and certificate of another account are not taken up."""
+        """Refuse to replace the key and certificate of another account."""
         path, held = Files.under(self.folder, identity).cert, ""
-        with contextlib.suppress(NebulaError):  # there is none, or none that can be read
+        with contextlib.suppress(NebulaError):  # missing or unreadable
             held = files.peer(files.certificate(files.read(path, "a certificate"), str(path))).account
         if held not in ("", account):
             raise AccountError(
@@ -175,8 +175,8 @@ class Login:
 
 
 def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], now: Callable[[], datetime]) -> int:
-    """Look at the deny lists every few seconds, and log in again in the last quarter of the certificates' life, until
-    `wait` says that it is over.
+    """Fetch the deny lists every few seconds, and log in again in the last quarter of the certificates' validity, until
+    `wait` returns that it is over.
     """
     begun, said = now(), ""
     while wait(LOOK_SECONDS):

@@ -15,7 +15,7 @@ from whale_nebula import __version__
 from whale_nebula.cli.arguments import DONE, INTERRUPTED, SIGNALLED
 from whale_nebula.errors.text import did_you_mean
 
-COMMANDS = {  # by name: modules of this package
+COMMANDS = {  # commands with their modules in this package
     "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",
     "show": "show a script's plan: stages, boundaries, schedule, what crosses the line; or a saved plan or report",
     "plan": "find the best plan for a script without scopes: whale-nebula plan train.py --config clusters.yaml",
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(command: str, words: Sequence[str]) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal's encoding lacks is escaped, as on stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters missing in the terminal's encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = int(importlib.import_module(f"whale_nebula.cli.{command}").main(words))

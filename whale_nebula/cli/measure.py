@@ -1,4 +1,4 @@
-"""`whale-nebula measure`: measure what a planner needs of this machine and its lines, and keep it."""
+"""`whale-nebula measure`: measure this machine and its lines for a planner, and store the results."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _run(given: argparse.Namespace) -> int:
 
 # ---------------------------------------------------------------------- this machine
 def _measure(told: Clusters, *, again: bool, quick: bool) -> Measurement:
-    """The known measurements of this machine, completed by measuring what these clusters need."""
+    """The stored measurements of this machine, completed by new ones that these clusters need."""
     known, why = (None, "") if again or quick else read_kept()
     if why:
         remark(f"{why}; it is measured anew")

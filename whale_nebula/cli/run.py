@@ -59,9 +59,9 @@ def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
 
 
 def _describe_others(result: Result, first: str | None) -> Iterator[str]:
-    """Who failed besides the first: what each has said, but of those that the launcher ended.
+    """The messages of the workers that failed besides the first, except those that the launcher killed.
 
-    Most only say that the first one failed; they need not say it again.
+    Messages that only repeat the first failure are omitted.
     """
     cause = "" if first is None else result.outcomes[first].err
     for name, outcome in result.outcomes.items():
@@ -74,7 +74,7 @@ def _describe_others(result: Result, first: str | None) -> Iterator[str]:
 
 
 def _complete_error(why: str, errors: str) -> str:
-    """Our error as a whole: tracebacks may lie between it and the reader."""
+    """The full text of our error, as tracebacks may separate it from the summary."""
     word = last_word(errors)
     return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
 
@@ -98,7 +98,7 @@ def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
 
 
 def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> str:
-    """What would be started."""
+    """Describe what would be started."""
     workers = []
     for worker, address in found.placement.addresses.items():
         cluster, here = cluster_of(worker), worker in found.placement.here
@@ -271,7 +271,7 @@ def _start(
     asking: Asking,
     others: contextlib.ExitStack,
 ) -> Ended:
-    """Check certificates, start the workers of this host, and wait until they have ended for good."""
+    """Check certificates, start the workers of this host, and wait until they have ended without a further restart."""
     if given.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.names(config)]
         security, tenant = others.enter_context(gateways.issue_for_run(config, owners)), None
@@ -380,7 +380,9 @@ def _listen(
 
 @contextlib.contextmanager
 def _output() -> Iterator[Output]:
-    """Where workers write to. On a terminal their lines bear names, and below them there is room for a table."""
+    """The destination of the workers' output. On a terminal lines are prefixed with names, and a table may be drawn
+    below.
+    """
     named = frozenset(name for name, stream in (("out", sys.stdout), ("err", sys.stderr)) if stream.isatty())
     stream = terminal()
     if stream is None:
@@ -400,8 +402,8 @@ HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class Asking:
-    """What signals have asked of the workers so far. Where none run, a signal ends the command before they are started,
-    and between two starts it lets no other start follow (`rested`).
+    """The requests of signals to the workers so far. If none run, a signal ends the command before they are started,
+    and between two starts it prevents the next one (`rested`).
     """
 
     patience: float
@@ -416,7 +418,7 @@ class Asking:
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal, which may arrive in the middle of a print: writes to the descriptor directly."""
         name = signal.Signals(number).name
-        between = self.job is None and self.ended is not None  # two starts, or after the last one
+        between = self.job is None and self.ended is not None  # between two starts, or after the last one
         if self.job is None and not between:
             sys.exit(SIGNALLED + number)
         first, text = self.first is None, f"{name}, again: the workers are killed"
@@ -438,7 +440,9 @@ class Asking:
             self.job.kill_now()
 
     def change(self) -> None:
-        """Let workers that have taken no step leave at once, to be started again otherwise; others tell it with one."""
+        """Let workers that have taken no step leave at once, to be restarted in other numbers; others announce it with
+        a step.
+        """
         if self.job is not None and not self.job.stepped:
             self.job.ask(signal.SIGTERM, self.patience)
 
@@ -457,7 +461,7 @@ class Asking:
 
 @contextlib.contextmanager
 def handle_signals(asking: Asking) -> Iterator[None]:
-    """Handle signals for a while, but not those that whoever started us wants to be ignored (nohup)."""
+    """Handle signals while the context is open, except those that the parent process set to be ignored (nohup)."""
     before = {number: signal.getsignal(number) for number in HEARD}
     heard = [number for number in HEARD if before[number] is not signal.SIG_IGN]
     for number in heard:

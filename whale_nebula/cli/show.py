@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given, words = read_script(made, argv, _OPTIONS)
     _check(made, given, words)
-    from whale_nebula.cli.show_script import show_report, show_script  # plans and reports, which no help needs
+    from whale_nebula.cli.show_script import show_report, show_script  # plans and reports are not needed for --help
 
     try:
         return show_script(given, words) if given.report is None else show_report(given.report, as_json=given.json)

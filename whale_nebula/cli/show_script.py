@@ -63,7 +63,7 @@ def show_script(given: argparse.Namespace, words: Words, command: str = "show") 
 def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> Ending:
     """Run a script, whose steps the onlooker plans."""
     check_script(path)
-    if onlooker.config is not None:  # report its faults before a script runs for minutes
+    if onlooker.config is not None:  # report its faults before a long run of the script
         load(onlooker.config)
     if onlooker.links is not None:
         parse_links(onlooker.links)
@@ -113,7 +113,7 @@ _NO_REPORT = (
 )
 
 
-# ---------------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------------- output
 def _print(plans: Sequence[Plan], given: argparse.Namespace, *, explained: bool = False) -> None:
     for number, plan in enumerate(plans):
         if given.html is not None:
@@ -153,7 +153,7 @@ def _numbered_path(path: str, number: int) -> str:
 # ---------------------------------------------------------------------- the script, which is run up to its steps
 @dataclass
 class Onlooker:
-    """Plans the first `wanted` distinct steps; `config` and `links` replace what the script opens its run with.
+    """Plans the first `wanted` distinct steps; `config` and `links` replace those of the script's `init`.
 
     Steps return zeros, so that later ones are reached; a script that is about to save what it has "trained" is
     therefore ended. `ended` is the reason if not all steps were reached.
@@ -166,7 +166,7 @@ class Onlooker:
 
     @cached_property
     def shown(self) -> Shown:
-        """The plans so far. TensorFlow is loaded by now, as the script has created a step."""
+        """The plans so far. TensorFlow is loaded at this point, as the script has created a step."""
         from whale_nebula.runtime.show import Shown
 
         def stop(what: str) -> None:
@@ -192,7 +192,7 @@ class Onlooker:
         return config, links if self.links is None else self.links
 
     def begins(self) -> None:
-        """Drop the script's callbacks, which would write files about a training that does not happen."""
+        """Drop the script's callbacks, which would write files although nothing is trained."""
         self.shown.without_callbacks()
 
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
@@ -227,7 +227,7 @@ _INSTEAD = {
     ".jsonl": "whale-nebula show --report {path}",
     ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with what that wrote",
 }
-"""What was probably meant, by the end of a file's name."""
+"""The suggested command, by the extension of a file."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Ending:
 
 
 def check_script(path: str) -> None:
-    """Refuse a file that is no script. One that ends in .py is accepted: Python reports its errors best."""
+    """Refuse a file that is not a script. One that ends in .py is accepted: Python reports its errors best."""
     if path.endswith(_SCRIPTS):
         return
     ending = os.path.splitext(path)[1]
@@ -252,7 +252,7 @@ def check_script(path: str) -> None:
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
-    """Run a script, with its output sent to stderr to keep stdout free."""
+    """Run a script with its output redirected to stderr, as stdout is for the answer."""
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
     with _output_aside(), observed_by(observer):

@@ -4,8 +4,8 @@
 >>> str(nb.codec.SVD(0.6) >> nb.codec.FP16())
 'svd(0.6) >> fp16'
 
-At most one *structure* (SVD, Rank, TopK: fewer numbers; Axes: a form that fewer bits hold), then one *precision*
-(FP16, BF16, INT8, INT4, Coded: fewer bits in each). `register` enters a codec of your own.
+At most one *structure* (SVD, Rank, TopK: fewer numbers; Axes: a form that needs fewer bits), then one *precision*
+(FP16, BF16, INT8, INT4, Coded: fewer bits in each). `register` adds a codec of your own.
 """
 
 from whale_nebula.codec.axes import Axes

@@ -1,8 +1,8 @@
 """A structure that rotates each row to the principal axes of its tensor, so that a coded precision needs fewer bits.
 
-What a model sends is no noise: its rows lie mostly along some directions, and hardly along others, and yet nothing may
-be left out. On its own axes few numbers of a row are large and most are small, and a precision that spends bits by how
-often numbers come (`coded`) spends them on the former. The error is the same in all directions, as it is without axes.
+The rows of a model's tensors have most of their variance in few directions, but none may be dropped. On the principal
+axes few numbers of a row are large and most are small, so that an entropy-coded precision (`coded`) needs fewer bits.
+The error is the same in all directions, as it is without axes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from whale_nebula.codec.structures import LOOKED_AT, RENEWED
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf import tf
 
-_PRODUCTS = 12  # that make axes orthonormal again
-_ROWS = 3  # times so many rows as columns, or more: else what the axes themselves take is not won back
+_PRODUCTS = 12  # iterations that make axes orthonormal again
+_ROWS = 3  # least ratio of rows to columns: below it the axes themselves cost more bytes than they save
 
 
 class Held(NamedTuple):
     """State of a basis: axes [n, n] as columns and, on the encoding side, the running Gram matrix, the step in which
-    they were made, and whether it held any data then.
+    the axes were made, and whether it had any data then.
     """
 
     q: Any = None
@@ -40,7 +40,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Axes(Structure):
-    """Rotation of each row onto principal axes that both sides hold, made of recently sent tensors, by descending
+    """Rotation of each row onto principal axes that both sides hold, computed from recently sent tensors, by descending
     variance. The gradient has axes of its own.
 
     >>> from whale_nebula.codec import Coded
@@ -65,12 +65,12 @@ class Axes(Structure):
         return Cost(product, product)
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """Seconds a step of sampling rows, and of renewing the axes now and then."""
+        """Seconds a step of sampling rows, and of renewing the axes at intervals."""
         made = _PRODUCTS * 2 * n**3 / (SPEED / 2) + EIGEN * n**3
         return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
 
     def init(self, dims: Dims) -> Held:
-        """No axes yet."""
+        """The initial state, without axes."""
         return Held()
 
     def fits(self, state: Held, dims: Dims) -> bool:
@@ -95,11 +95,11 @@ class Axes(Structure):
         return Held(columns, gram, step, found), tuple(news)
 
     def learn(self, state: Held, news: Sequence[Any], dims: Dims) -> Held:
-        """The axes that came."""
+        """Adopt the received axes."""
         return Held(restore_axes(*news))
 
     def reduce(self, state: Held, x: Any) -> Reduced:
-        """Coordinates."""
+        """Compute the coordinates of the rows."""
         return Reduced((low_rank.project(_single(x), state.q),))
 
     def expand(self, state: Held, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
@@ -180,7 +180,7 @@ def _round_axes(vectors: Matrix) -> tuple[Numbers, Largest]:
 
 
 def _upright(numbers: Numbers, largest: Largest) -> AxisColumns | None:
-    """The orthonormal matrix that is nearest; None where none is near."""
+    """The nearest orthonormal matrix; None if none is near."""
     made = numbers.astype(np.float64) / _LEVELS * largest.astype(np.float64)
     lengths = np.square(made).sum(axis=0) if np.isfinite(made).all() else np.zeros(1)
     if not made.size or lengths.min() < 0.25 or lengths.max() > 4:
@@ -195,7 +195,7 @@ def _upright(numbers: Numbers, largest: Largest) -> AxisColumns | None:
 
 
 def _stretch(matrix: Matrix) -> float:
-    """Estimate of a matrix's spectral norm, at least 1, so that iterations converge."""
+    """Estimate of a matrix's spectral norm, at least 1, so that the iterations converge."""
     vector = np.ones(len(matrix)) + np.arange(len(matrix)) % 7
     for _ in range(_POWERS):
         vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))

@@ -1,11 +1,11 @@
 """Block-wise integer quantisation: the layout of blocks, scales and integers.
 
-A tensor [..., n] is a matrix of m rows and n columns. Each row is cut into blocks of neighbours; the last may be
+A tensor [..., n] is a matrix of m rows and n columns. Each row is divided into blocks of neighbours; the last may be
 shorter. A block has one scale, and its numbers are whole multiples of it, from -Q to Q with Q = 2^(bits - 1) - 1.
 
-Scales are bfloat16 and not float16, though both take two bytes: gradients of a mean over a batch lie around 1e-8,
-where a float16 scale (1e-8 / 127) is zero, and values above 8e6 would find no scale at all. The bits that bfloat16
-lacks make a scale up to 0.8 % too large, and the error 1 % larger.
+Scales are bfloat16 and not float16, though both take two bytes: gradients of a mean over a batch are around 1e-8, for
+which a float16 scale (1e-8 / 127) is zero, and values above 8e6 would exceed its range. The lower precision of bfloat16
+makes a scale up to 0.8 % too large, and the error 1 % larger.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def _fold(x: Any, shift: int) -> Any:
 
 
 _UPPER_HALF, _LARGEST = 0xFFFF0000, 0x7F7FFFFF
-_BEYOND = 65520.0  # what half precision rounds to infinity, and all above
+_BEYOND = 65520.0  # the least number that half precision rounds to infinity
 
 
 def to_fp16(x: Any) -> Any:
     """Round to IEEE half precision, to nearest; larger numbers saturate at 65504.
 
-    Infinities and NaN stay what they are: loss scaling looks for them. `count_clamped` counts the rest. Always
-    to the nearest: with eleven bits the mean of what rounding does is far below the noise of a gradient.
+    Infinities and NaN are kept, as loss scaling detects them. `count_clamped` counts the saturated ones. Rounding is
+    never stochastic: with eleven bits its bias is far below the noise of a gradient.
 
     >>> to_fp16(tf.constant([1e9, -1e9, 1.0, float("inf"), float("nan")])).numpy().tolist()
     [65504.0, -65504.0, 1.0, inf, nan]
@@ -87,7 +87,8 @@ def count_overflows(x: Any) -> Any:
 def count_clamped(x: Any) -> int:
     """Count the numbers of a tensor that saturate in half precision.
 
-    Nearly always none: so its largest and its least are looked at, and counted is where they do not fit.
+    Usually there are none: so its maximum and minimum are checked first, and numbers are counted only if these
+    overflow.
 
     >>> [count_clamped(tf.constant(x)) for x in ([1e9, -1e9, 1.0, float("inf")], [65504.0], [])]
     [2, 0, 0]
@@ -99,7 +100,8 @@ def count_clamped(x: Any) -> int:
 
 
 def to_bf16(x: Any, key: Any = None) -> Any:
-    """The upper half of a float32, to the nearest; with a key (uint32[2]) up or down by chance, so that the mean is x.
+    """Round to the upper half of a float32, to the nearest; with a key (uint32[2]) stochastically, so that the mean is
+    x.
 
     >>> to_bf16(tf.constant([1.00390625, 1e30])).numpy().tolist()
     [1.0, 1.0002...e+30]
@@ -118,7 +120,7 @@ def restore(x: Any, dtype: str) -> Any:
 
 
 def _halve_precision(x: Any) -> Any:
-    return tf.cast(tf.cast(x, tf.float32), tf.float16)  # a float64 by the same two steps, compiled or not
+    return tf.cast(tf.cast(x, tf.float32), tf.float16)  # a float64 in the same two steps, compiled or not
 
 
 def _clamp(x: Any) -> Any:
@@ -155,7 +157,8 @@ SCALE = "bfloat16"
 
 
 def levels(bits: int) -> int:
-    """The largest multiple: the number of levels, 2 * levels + 1, is odd, so that zero is one and no sign is favoured.
+    """The largest multiple: the number of levels, 2 * levels + 1, is odd, so that zero is a level and both signs are
+    symmetric.
 
     >>> levels(8), levels(4)
     (127, 7)
@@ -164,7 +167,7 @@ def levels(bits: int) -> int:
 
 
 def rows_and_columns(dims: tuple[int, ...]) -> tuple[int, int]:
-    """The matrix as which a tensor is seen.
+    """The sizes of a tensor viewed as a matrix.
 
     >>> rows_and_columns((4, 16, 768)), rows_and_columns((768,)), rows_and_columns(())
     ((64, 768), (1, 768), (1, 1))
@@ -173,7 +176,7 @@ def rows_and_columns(dims: tuple[int, ...]) -> tuple[int, int]:
 
 
 def parts(dims: tuple[int, ...], bits: int, block: int) -> tuple[Part, ...]:
-    """The scales, then the integers: as int8, or two in a byte, where a row of n takes half of n, rounded up.
+    """The scales, then the integers: as int8, or two in a byte, so that a row of n takes half of n bytes, rounded up.
 
     >>> parts((64, 100), 8, 64)
     (Part(dtype='bfloat16', dims=(64, 2)), Part(dtype='int8', dims=(64, 100)))
@@ -192,10 +195,11 @@ _COMPILED_FROM = 1 << 20
 
 
 def quantise(x: Any, *, bits: int, block: int, key: Any = None) -> tuple[Any, Any]:
-    """Scales and integers. Without a key a number goes to the nearest multiple of its scale (ties to even).
+    """Quantise to scales and integers. Without a key a number is rounded to the nearest multiple of its scale (ties to
+    even).
 
-    With a key (uint32[2]) it goes to one of the two nearest, to each with the chance that makes its mean the number
-    itself; the chance is drawn by `counter` for the number's place, so the same key gives the same bytes.
+    With a key (uint32[2]) it is rounded to one of the two nearest with the probabilities that make the result unbiased;
+    the random bits depend on the key and the number's place, so the same key gives the same bytes.
 
     >>> scales, integers = quantise(tf.constant([[127.0, -1.0, 0.5, 1.6]]), bits=8, block=64)
     >>> scales.numpy().tolist(), integers.numpy().tolist()
@@ -213,7 +217,7 @@ def quantise(x: Any, *, bits: int, block: int, key: Any = None) -> tuple[Any, An
 
 
 def rounded_up(rows: int) -> int:
-    """At most an eighth more: with eight numbers of rows in each octave, little is compiled whatever crosses.
+    """Round a number of rows up, by at most an eighth: with eight values in each octave, few functions are compiled.
 
     >>> [rounded_up(rows) for rows in (7, 16, 17, 8192, 8193)]
     [7, 16, 18, 8192, 9216]
@@ -223,7 +227,7 @@ def rounded_up(rows: int) -> int:
 
 
 def dequantise(scales: Any, integers: Any, *, dims: tuple[int, ...], bits: int, block: int, dtype: str) -> Any:
-    """The tensor: integers times scales, rounded once more only where `dtype` is narrower than float32.
+    """Restore the tensor: integers times scales, rounded once more only if `dtype` is narrower than float32.
 
     >>> scales, integers = quantise(tf.constant([7.0, -1.2, 0.5, 1.75]), bits=4, block=2)
     >>> dequantise(scales, integers, dims=(4,), bits=4, block=2, dtype="float32").numpy().tolist()
@@ -278,7 +282,7 @@ def _dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callable[..
 
 
 def _cut(matrix: Any, columns: int, block: int) -> Any:
-    """[m, n] as [m, blocks, block]; the last block is filled up with zeros."""
+    """[m, n] as [m, blocks, block]; the last block is padded with zeros."""
     count = -(-columns // block)
     if columns != count * block:
         matrix = tf.pad(matrix, [[0, 0], [0, count * block - columns]])
@@ -292,7 +296,7 @@ def _join_blocks(blocks: Any, columns: int) -> Any:
 
 
 def _scales(blocks: Any, bits: int, dtype: str) -> tuple[Any, Any]:
-    """For each block its scale as a float32 that bfloat16 holds, and whether all of its numbers are finite."""
+    """For each block its scale as a float32 that is exact in bfloat16, and whether all of its numbers are finite."""
     patterns = tf.bitwise.bitwise_and(tf.bitcast(blocks, tf.int32), _SIGN)
     largest = tf.reduce_max(patterns, axis=2, keepdims=True)
     whole = largest < _INFINITY
@@ -308,16 +312,14 @@ def _largest(bits: int, dtype: str) -> int:
 
 
 def _multiples(most: int, columns: int, blocks: Any, scales: Any, whole: Any, *key: Any) -> Any:
-    """The integers of each block; zeros where a block is not finite, as the conversion of NaN
-    depends on the processor.
-    """
+    """The integers of each block; zeros if a block is not finite, as the conversion of NaN depends on the processor."""
     exact = blocks / scales
     rounded = _round_randomly(exact, columns, *key) if key else tf.round(exact)
     return tf.cast(tf.clip_by_value(rounded, -most, most), tf.int8) * tf.cast(whole, tf.int8)
 
 
 def _round_randomly(exact: Any, columns: int, key: Any) -> Any:
-    """Round stochastically by the remainder; whole multiples stay."""
+    """Round stochastically by the remainder; whole multiples are unchanged."""
     rows, count, block = tf.shape(exact)[0], exact.shape[1], exact.shape[2]
     column = tf.bitcast(tf.reshape(tf.range(count * block), [1, count, block]), tf.uint32)
     row = tf.bitcast(tf.range(rows)[:, None, None], tf.uint32)
@@ -332,7 +334,7 @@ def _upper_half(patterns: Any) -> Any:
 
 
 def _pair_nibbles(integers: Any, columns: int) -> Any:
-    """Two in a byte: the left half of a row in the lower four bits, the right half in the upper ones."""
+    """Pack two in a byte: the left half of a row in the lower four bits, the right half in the upper ones."""
     half = -(-columns // 2)
     shifted = tf.bitcast(integers + 8, tf.uint8)
     right = shifted[:, half:] if columns == 2 * half else tf.pad(shifted[:, half:], [[0, 0], [0, 1]])

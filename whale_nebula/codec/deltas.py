@@ -1,12 +1,13 @@
-"""Delta encoding by sample (AQ-SGD): of samples that both ends of a boundary know only the change crosses.
+"""Delta encoding by sample (AQ-SGD): of samples that both ends of a boundary have cached only the change is sent.
 
-Each side holds a cache for one direction of a boundary, in half precision, and writes the same to it, in the same
-order: the arithmetic is numpy's, in a fixed order of element-wise steps, so both hold the same bits. `version` changes
-with all that is written and let go, so that two sides that differ find out. The reader computes with what it holds.
+Each side holds a cache for one direction of a boundary, in half precision, and applies the same writes to it, in the
+same order: the arithmetic is numpy's, in a fixed order of element-wise steps, so both hold the same bits. `version`
+changes with every write and eviction, so that a divergence of the two sides is detected. The reader computes with its
+cached rows.
 
-A sample that is new crosses whole, in half precision, and is held from then on; where there is no room for it, or its
-rows have another shape than those that are held, it crosses as integers alone, as it would without differences. What is
-sent begins with a bit for each sample: whether it crosses as integers.
+A new sample is sent whole, in half precision, and cached from then on; if there is no room for it, or its rows have
+another shape than the cached ones, it is sent as integers only, as without differences. The encoding begins with a bit
+for each sample: whether it is sent as integers.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from whale_nebula.wire.tensor import Bytes
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float16]
 
-_OVERHEAD = 160  # of one held row, in memory
-_STALE = 16  # as many times as rows are held, unknown samples come without a known one between: none will come again
+_OVERHEAD = 160  # of one cached row, in memory
+_STALE = 16  # after so many times as many unknown samples as cached rows, without a known one, the cache is stale
 _LARGEST = float(np.finfo(np.float16).max)
 
 
 class Cache:
-    """For every sample id the float16 row that both sides last knew; all rows have one shape.
+    """The last float16 row of every cached sample id, the same on both sides; all rows have one shape.
 
-    It holds up to `limit_bytes`; beyond that the rows that were not written for longest go. An id may stand several
-    times in one call: all of its changes are against what was held before the call, and the last one stays.
+    It holds up to `limit_bytes`; beyond that the least recently written rows are evicted. An id may occur several times
+    in one call: all of its changes are relative to the row before the call, and the last one is kept.
 
     >>> cache = Cache(1 << 20)
     >>> ids, row = np.array([7]), np.array([[1.0, 2.0]], "float16")
@@ -55,15 +56,15 @@ class Cache:
     def __init__(self, limit_bytes: int) -> None:
         self.version = 0
         self._limit = limit_bytes
-        self._rows: dict[int, Rows] = {}  # the one written longest ago is first
-        self._missed = 0  # unknown samples that came since a known one did
+        self._rows: dict[int, Rows] = {}  # the least recently written is first
+        self._missed = 0  # unknown samples since the last known one
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def nbytes(self) -> int:
-        """About how much memory it takes."""
+        """The approximate memory that it takes, in bytes."""
         return len(self._rows) * self._cost()
 
     def copy(self) -> Cache:
@@ -74,7 +75,7 @@ class Cache:
         return again
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether rows of this shape can be written: it is that of the first ones."""
+        """Whether rows of this shape can be written: all have the shape of the first ones."""
         return not self._rows or shape == self._shape()
 
     def known(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -82,10 +83,10 @@ class Cache:
         return np.fromiter((each in self._rows for each in ids.tolist()), np.bool_, len(ids))
 
     def admits(self, ids: Ids, nbytes: int) -> npt.NDArray[np.bool_]:
-        """For each unknown id, whether there is room for a row of `nbytes`; first come, first served.
+        """For each unknown id, whether there is room for a row of `nbytes`, in order of arrival.
 
-        Whoever holds the first that came, and lets the rest go by, knows as many in every epoch. Who let the oldest
-        go for the newest would know none, where there are more samples than room.
+        Keeping the first samples gives the same number of hits in every epoch. Evicting the oldest for new ones would
+        give none, if there are more samples than room.
         """
         room = self._limit // (nbytes + _OVERHEAD) - len(self._rows)
         new = dict.fromkeys(each for each in ids.tolist() if each not in self._rows)
@@ -127,8 +128,8 @@ class Cache:
     def add(self, ids: Ids, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
         """Add differences to cached rows; each `block` of integers along the last axis shares a scale.
 
-        Gives the new rows, one for each id as it stands, also where an id stands twice. What is no number is seen in
-        them, and held as 0: a row that was once no number would make all its changes so.
+        Returns the new rows, one for each occurrence of an id. NaN is returned in them, but cached as 0: otherwise all
+        later changes of the row would be NaN.
         """
         old = self.get(ids) if len(ids) else np.empty((0, *ints.shape[1:]), np.float16)
         if ints.shape != old.shape or not np.issubdtype(ints.dtype, np.integer):
@@ -136,7 +137,7 @@ class Cache:
         return self._write(ids, apply_changes(old, ints, scales, block))
 
     def as_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that it holds: ids and rows in the order in which they go, the version and a count."""
+        """Its contents: ids and rows in the order of eviction, the version and a count."""
         ids = np.fromiter(self._rows, np.int64, len(self._rows))
         return {"ids": ids, "rows": self.get(ids), "version": np.array([self.version, self._missed])}
 
@@ -150,7 +151,7 @@ class Cache:
 
     @property
     def limit(self) -> int:
-        """Bytes that it may hold."""
+        """The most bytes that it may hold."""
         return self._limit
 
     def _write(self, ids: Ids, rows: Rows) -> Rows:
@@ -200,7 +201,7 @@ def _clip_to_half(rows: npt.NDArray[np.float32]) -> Rows:
 
 
 def _spread(scales: npt.NDArray[Any], shape: tuple[int, ...], block: int) -> npt.NDArray[np.float32]:
-    """A scale for every number."""
+    """Expand the scales to one for every number."""
     columns = shape[-1]
     due = (*shape[:-1], -(-columns // block))
     if scales.size != int(np.prod(due)):
@@ -209,14 +210,15 @@ def _spread(scales: npt.NDArray[Any], shape: tuple[int, ...], block: int) -> npt
 
 
 LIMIT = 1 << 30
-"""The limit in bytes of the samples that an end of a boundary caches, first come, first served."""
+"""The limit in bytes of the samples that an end of a boundary caches, in order of arrival."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a micro-batch of sizes `dims`: their ids, which cross as integers, and which rows cross.
+    """The samples of a micro-batch of sizes `dims`: their ids, which of them are sent as integers, and which rows are
+    sent.
 
-    The tensor is seen as a matrix, its last axis are the columns; a sample has the same number of rows as any other.
+    The tensor is viewed as a matrix with the last axis as columns; all samples have the same number of rows.
     """
 
     ids: Ids
@@ -226,16 +228,16 @@ class Samples:
 
     @cached_property
     def of_integers(self) -> Mask:
-        """For each row of the matrix whether its sample crosses as integers."""
+        """For each row of the matrix whether its sample is sent as integers."""
         return np.repeat(self.integers, prod(self.dims[1:-1]))
 
     @cached_property
     def sent(self) -> Mask:
-        """For each row of the matrix whether it crosses."""
+        """For each row of the matrix whether it is sent."""
         return np.ones(prod(self.dims[:-1]), np.bool_) if self.rows is None else self.rows
 
     def parts(self, codec: Integers) -> tuple[Part, ...]:
-        """The arrays that cross: scales and integers, then the rows of samples that cross whole."""
+        """The arrays that are sent: scales and integers, then the rows of samples that are sent whole."""
         columns = self.dims[-1]
         some, whole = (int(np.count_nonzero(self.sent & each)) for each in (self.of_integers, ~self.of_integers))
         return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
@@ -247,7 +249,7 @@ def keeps_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> TypeG
 
 
 def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
-    """Why samples cross as integers alone that are not the difference to anything."""
+    """The reasons for which samples are sent as integers without a cached row."""
     if not cache.fits(dims[1:]):
         return (f"samples {list(dims[1:])} have no differences: others are held; pad every batch to one length",)
     if not (cache.known(ids) | cache.admits(ids, _nbytes(dims))).all():
@@ -273,7 +275,7 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
 def decode(
     codec: Codec | None, data: Bytes, dims: Dims, ids: Ids | None, cache: Cache, rows: Mask | None = None
 ) -> Rows:
-    """At the side that reads it: the tensor."""
+    """Decode the tensor, at the receiving side."""
     if ids is None or not keeps_differences(codec, dims, ids):
         raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
     marks = -(-dims[0] // 8)
@@ -296,14 +298,12 @@ def _nbytes(dims: Dims) -> int:
 
 
 def _find_known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
-    """The samples that changes can be made to."""
+    """Mask of the cached samples, of which changes can be sent."""
     return cache.known(ids) if cache.fits(dims[1:]) else np.zeros(len(ids), np.bool_)
 
 
 def _find_whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
-    """Mask of the samples that cross whole: those that are about to be cached, and those with values that are not
-    finite.
-    """
+    """Mask of the samples that are sent whole: those that are about to be cached, and those with non-finite values."""
     if not cache.fits(dims[1:]):
         return np.zeros(len(ids), np.bool_)
     spoilt = ~np.isfinite(matrix).reshape(len(ids), -1).all(axis=1)
@@ -322,8 +322,8 @@ def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
 
 
 def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
-    """Update the cache by what crossed, and return the tensor; done alike on both sides. Samples are known, or cross as
-    integers only, or whole.
+    """Update the cache by the sent arrays, and return the tensor, in the same way on both sides. Samples are known, or
+    sent as integers only, or whole.
     """
     ids, sizes, made = samples.ids, samples.dims[1:], np.zeros(samples.dims, np.float16)
     single = integers if integers.dtype == np.int8 else unpack_pairs(integers, sizes[-1])

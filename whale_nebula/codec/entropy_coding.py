@@ -1,4 +1,4 @@
-"""An entropy-coded precision with a fixed average number of bits per number; its size in bytes is known beforehand."""
+"""An entropy-coded precision with a fixed average number of bits per number; its size in bytes is fixed beforehand."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes
 
 MOST = 6
-LARGEST = 3.38e38  # what bfloat16 can hold, too
-LOOKED_AT = 1 << 15  # numbers, on which is tried how fine it may be
-HEAD = 8  # bytes: the scale, and how many bytes those of the rows take
-GROUPS = 8  # of neighbouring columns, which have a code of their own
-_GROUP = 16  # bytes that one takes at least
-_SEARCH = 90e-9  # seconds for each number on which it is tried
+LARGEST = 3.38e38  # also in the range of bfloat16
+LOOKED_AT = 1 << 15  # numbers in the sample on which the finest step is searched
+HEAD = 8  # bytes: the scale, and the size of the rows' scales
+GROUPS = 8  # the most groups of neighbouring columns, each with a code of its own
+_GROUP = 16  # least bytes of a group
+_SEARCH = 90e-9  # seconds for each number of the sample
 
 
 @dataclass(frozen=True)
 class Coded(Precision):
     """Entropy-coded integers with a budget of `bits` a number in total (exceeded only for short rows). The quantisation
     step of each row follows from the budget and the numbers; with skewed frequencies the error is less than that of
-    plain integers of as many bits. A gradient is not rounded stochastically, but scaled so that its projection on
-    itself is unbiased.
+    plain integers of the same number of bits. A gradient is not rounded stochastically, but scaled so that its
+    projection on itself is unbiased.
 
-    After `Axes` the frequencies of most differ much: two bits a number lose there what else three to four lose.
+    After `Axes` most frequencies are very skewed: the error of two bits a number is that of three to four otherwise.
 
     >>> str(Coded(2.3)), sum(part.nbytes for part in Coded(2).parts((64, 128), "float32"))
     ('coded(2.3)', 2048)
@@ -58,20 +58,20 @@ class Coded(Precision):
         return None if found is None else found + Cost(_SEARCH * min(count, LOOKED_AT))
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
-        """One array of bytes: at least as long as zeros need; its end may be unused."""
+        """One array of bytes: at least the size for zeros; its end may be unused."""
         rows, columns = rows_and_columns(dims)
         if not rows or not columns:
             return (Part("uint8", (0,)),)
         return (Part("uint8", (max(ceil(rows * columns * self.bits / 8), HEAD + 2 * rows + GROUPS * _GROUP),)),)
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """With the least error; with a key so that the tensor's own share of it is whole."""
+        """Quantise with the least error; with a key so that the projection on the tensor itself is unbiased."""
         dims = tuple(int(size) for size in x.shape)
         (size,) = self.parts(dims, x.dtype.name)[0].dims
         if not size:
             return (np.empty(0, np.uint8),)
         wide = np.asarray(x)
-        if wide.dtype == np.float64:  # what float32 cannot hold becomes its largest; what is infinite stays so
+        if wide.dtype == np.float64:  # larger numbers saturate at float32's largest; infinities are kept
             wide = np.where(np.isfinite(wide), np.clip(wide, -LARGEST, LARGEST), wide)
         matrix = wide.astype(np.float32).reshape(rows_and_columns(dims))
         return (quantise(matrix, size, whole=key is not None),)
@@ -89,8 +89,8 @@ WHOLE, TOGETHER = 8, (4, 2, 1)
 GROUP_HEAD = 6  # bytes before a group
 MOST_SYMBOL = 32767
 _SINGLE, _SYMBOLS = 127, 256
-_WORTH = 2048  # numbers, for a code of their own
-_TRIED = 1 << 15  # numbers of a group, up to which every way to make symbols is tried
+_WORTH = 2048  # least numbers for a code of their own
+_TRIED = 1 << 15  # numbers of a group, up to which all symbol sizes are tried
 
 
 def width_of(rows: int, columns: int) -> int:
@@ -105,7 +105,7 @@ def width_of(rows: int, columns: int) -> int:
 
 
 def pack(numbers: Integers) -> Bytes:
-    """The numbers of a matrix, small.
+    """Compress the integers of a matrix.
 
     >>> pack(np.zeros((1000, 64), "int16")).size, pack(np.eye(64, dtype="int16")).size < 64 * 64 // 8
     (48, True)
@@ -120,7 +120,7 @@ def pack(numbers: Integers) -> Bytes:
 
 
 def unpack(data: Bytes, rows: int, columns: int) -> tuple[Integers, int]:
-    """The integers of a matrix of these sizes, and the number of bytes read.
+    """Decompress the integers of a matrix of these sizes; returns them, and the number of bytes read.
 
     >>> numbers = np.array([[0, -3, 900], [1, 0, 0]], "int16")
     >>> again, size = unpack(pack(numbers), 2, 3)
@@ -143,7 +143,7 @@ def unpack(data: Bytes, rows: int, columns: int) -> tuple[Integers, int]:
 
 
 def deflate(data: bytes, *, runs: bool = False) -> bytes:
-    """Bytes by the frequencies of their values; with `runs` also by runs of equal ones, where these are less.
+    """Compress bytes by the frequencies of their values; with `runs` also by runs of equal ones, if that is smaller.
 
     >>> inflate(deflate(b"aaab"), 4), len(deflate(bytes(900), runs=True)) < len(deflate(bytes(900)))
     (b'aaab', True)
@@ -170,7 +170,7 @@ def inflate(data: bytes, size: int) -> bytes:
 
 
 def _groups(numbers: Integers) -> Iterator[Integers]:
-    """Filled up with zeros to whole groups."""
+    """Split a matrix into groups, padded with zeros."""
     width = width_of(*numbers.shape)
     for start in range(0, numbers.shape[1], width):
         group = numbers[:, start : start + width]
@@ -216,7 +216,7 @@ def _unpack_group(together: int, most: int, body: Bytes, size: int, rows: int, w
 
 
 def _digits(together: int, most: int) -> Integers:
-    """The numbers that each symbol stands for."""
+    """The numbers that each symbol represents."""
     levels = 2 * most + 1
     symbols = np.arange(levels**together)[:, None]
     return (symbols // levels ** np.arange(together - 1, -1, -1) % levels - most).astype(np.int16)
@@ -226,16 +226,16 @@ Numbers = npt.NDArray[np.float32]
 
 _OCTAVE, _LOWEST, _BROKEN = 8, 240, 255
 _EIGHTHS = np.array([1.0, 0.91700404, 0.84089642, 0.77110541, 0.70710678, 0.64841978, 0.59460356, 0.54525387], "f4")
-"""Powers of two from 0 down to -7/8, written out: no two libraries need agree on a logarithm."""
+"""Powers of two from 0 down to -7/8, as literals: they do not depend on a library's rounding."""
 _SMALLEST, _LARGEST = 2.0**-100, np.float32(LARGEST)
-_FULL, _NEARLY_FULL = 0.985, 0.97  # of the bytes: what is left is not worth another look, at few rows or at all
+_FULL, _NEARLY_FULL = 0.985, 0.97  # shares of the bytes at which the search ends: on the sample, and on all rows
 _LOOKS, _FEW_LOOKS, _FINEST = 9, 4, 2.0**-9
-_CODES = 400  # bytes that the codes themselves take, about, however many numbers follow
-_MOST_LONGER = 2.0  # how much longer a gradient may be made so that its own share of it is whole
+_CODES = 400  # approximate bytes of the codes themselves, independent of the count of numbers
+_MOST_LONGER = 2.0  # the largest scale factor of a gradient for an unbiased projection
 
 
 class _Rows(NamedTuple):
-    """A matrix by rows of one length: `single` are its numbers so divided, `scales` by what, relative to `top`."""
+    """A matrix with normalised rows: `single` are its numbers divided by `scales`, which are relative to `top`."""
 
     single: Numbers
     scales: Numbers
@@ -295,7 +295,7 @@ def dequantise(data: Bytes, rows: int, columns: int) -> Numbers:
 
 
 def _rows(x: Numbers) -> _Rows:
-    """Each row by a scale that is near its norm, as it is sent."""
+    """Divide each row by a scale near its norm, in the form that is sent."""
     with np.errstate(all="ignore"):
         peaks = np.abs(x).max(axis=1, initial=0)
         safe = np.where((peaks > 0) & np.isfinite(peaks), peaks, 1)[:, None]
@@ -322,7 +322,7 @@ def _powers(codes: npt.NDArray[np.uint8]) -> Numbers:
 
 
 def _finest(single: Numbers, room: int) -> _Fitting:
-    """Search the finest step whose integers fit: on a sample of rows if there are many, then refined on all of them."""
+    """Search the finest step whose integers fit: on a sample of rows if there are many, then refined on all rows."""
     some = single[:: max(1, single.size // LOOKED_AT)]
     finest = max(_FINEST, float(np.abs(single).max(initial=0)) / MOST_SYMBOL)
     first = max(finest, 2.0 ** float(np.clip(2.05 - 8 * room / max(1, single.size), np.log2(_FINEST), 5)))
@@ -342,9 +342,9 @@ def _finest(single: Numbers, room: int) -> _Fitting:
 def _search_finest(
     single: Numbers, room: float, distance: float, *, finest: float, looks: int, full: float
 ) -> _Fitting:
-    """The finest that was found to fit; where none was, the coarsest that was looked at.
+    """The finest step found to fit; if none fits, the coarsest that was tried.
 
-    An octave more takes up to a bit a number less; so much is known, and where it fits is enclosed from both sides.
+    A step twice as large takes up to a bit a number less; with that estimate the limit is bracketed from both sides.
     """
     fits: _Fitting | None = None
     fails: float | None = None

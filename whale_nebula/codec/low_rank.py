@@ -1,19 +1,19 @@
 """SVD(ratio) of the Nebula-I paper: a matrix as the product of two thin ones, the best approximation of that rank.
 
-*What the ratio means.* The papers count it in numbers that cross: k left vectors, k right vectors and k singular
-values are k(m + n + 1) numbers of m n, and their table (0.30 of the bytes for FP16(SVD(0.6)), 0.09 for 0.2) fits
-`k(m + n + 1) / (m n) <= ratio`. To keep the share `ratio` of the *singular values*, as the name suggests, makes
-square matrices grow: 307 of 512 at 0.6 are 1.2 times as many numbers as before. `ranks.rank_of` is the rule that
-fits, so what crosses always is fewer numbers; what does not shrink is a matrix too small for k = 1. (A block-wise
-precision pads short rows. Whether the bytes are fewer too, `codec.sizes` looks.)
+*What the ratio means.* The papers count the numbers that are sent: k left vectors, k right vectors and k singular
+values are k(m + n + 1) numbers of m n, and their table (0.30 of the bytes for FP16(SVD(0.6)), 0.09 for 0.2) agrees with
+`k(m + n + 1) / (m n) <= ratio`. Keeping the share `ratio` of the *singular values*, as the name suggests, would enlarge
+square matrices: 307 of 512 at 0.6 are 1.2 times as many numbers as before. `ranks.rank_of` is the rule of the table, so
+the result always has fewer numbers, except for a matrix too small for k = 1. (A block-wise precision pads short rows;
+`codec.sizes` determines whether the bytes are fewer, too.)
 
 *How.* Not by an SVD: the eigenvectors V of the Gram matrix of the shorter side and one product x V give the same
-factors at less than a quarter of the cost. The singular values are in `left`, so they do not cross on their own.
+factors at less than a quarter of the cost. The singular values are in `left`, so they are not sent separately.
 
-*How exact.* In float32 the Gram matrix knows nothing below 1e-7 of the energy. Where less than `FINE` of it would be
-left out (an error below 0.3 %: fast decaying spectra, rank-deficient matrices), or where squares overflow or vanish,
-it is made again in float64. That takes twice as long in all, and is right down to an error of 1e-6, where
-`tf.linalg.svd` in float32 ends too.
+*How exact.* In float32 the Gram matrix has no information below 1e-7 of the energy. If less than `FINE` of it would be
+dropped (an error below 0.3 %: fast decaying spectra, rank-deficient matrices), or if squares overflow or underflow, it
+is computed again in float64. That takes twice as long in total, and is exact down to an error of 1e-6, the limit of
+`tf.linalg.svd` in float32, too.
 
 The decomposition runs eagerly, on the host: see `spectrum`.
 """
@@ -31,14 +31,14 @@ Matrix = npt.NDArray[Any]
 
 
 class Spectrum(NamedTuple):
-    """`values` largest first, and the leading vectors, a column each."""
+    """Eigenvalues (`values`), largest first, and the leading vectors as columns."""
 
     values: Matrix
     vectors: Matrix
 
     @property
     def left_out(self) -> float:
-        """The share of the matrix's trace that the vectors do not hold; below 1e-6 it is noise in float32."""
+        """The share of the matrix's trace outside the vectors' span; below 1e-6 it is noise in float32."""
         held, whole = self.vectors.shape[1], float(self.values.sum())
         return float(self.values[held:].sum()) / whole if whole > 0 else 0.0
 
@@ -71,8 +71,8 @@ FINE = 1e-5
 def factor(x: Any, k: int) -> tuple[Any, Any]:
     """`(left [m, k], right [n, k])`: the matrix of rank k nearest to `x` [m, n] is their product, see `restore`.
 
-    The factor of the shorter side is orthonormal, the other one has the singular values in it, largest first. What
-    is not finite comes out not finite.
+    The factor of the shorter side is orthonormal, the other one contains the singular values, largest first. Non-finite
+    input gives non-finite output.
 
     >>> left, right = factor(tf.constant([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), 1)
     >>> restore(left, right).numpy().round(4).tolist()
@@ -94,7 +94,7 @@ def restore(left: Any, right: Any) -> Any:
 
 
 def _vectors(x: Matrix, tall: bool, k: int) -> Matrix:
-    """Orthonormal vectors of the shorter side: in float32 where that is enough."""
+    """Orthonormal vectors of the shorter side: in float32 if that is exact enough."""
     side = x.shape[1 if tall else 0]
     if not k or not x.size:
         return np.eye(side, k, dtype=x.dtype)
@@ -106,7 +106,7 @@ def _vectors(x: Matrix, tall: bool, k: int) -> Matrix:
             return found.vectors
     peak = float(max(x.max(), -x.min()))
     if not 0 < peak < np.inf:
-        return np.eye(side, k, dtype=x.dtype)  # zeros, or not finite: LAPACK is not asked about NaN
+        return np.eye(side, k, dtype=x.dtype)  # zeros, or not finite: LAPACK must not get NaN
     return leading(_gram(x.astype(np.float64) / peak, tall), k).vectors
 
 
@@ -117,7 +117,7 @@ def _gram(x: Matrix, tall: bool) -> Matrix:
 Basis = npt.NDArray[np.float16]
 
 DECAY = 0.95
-_RIDGE = 1e-6  # of the mean energy of a column: what has less than that is left as it is
+_RIDGE = 1e-6  # of the mean energy of a column: directions with less are kept unchanged
 
 
 def project(x: Any, q: Any) -> Any:
@@ -152,7 +152,7 @@ def gram_of(x: Any, *, rows: int = 0) -> Any:
 
 
 def running(gram: Any, new: Any, decay: float = DECAY) -> Any:
-    """The exponentially decayed sum of Gram matrices with a new one added; one that is not finite is left out.
+    """The exponentially decayed sum of Gram matrices with a new one added; a non-finite one is omitted.
 
     >>> running(tf.constant([[1.0]]), tf.constant([[2.0]]), decay=0.5).numpy().tolist()
     [[2.5]]
@@ -162,7 +162,7 @@ def running(gram: Any, new: Any, decay: float = DECAY) -> Any:
 
 
 def finite_or(gram: Any, other: Any) -> Any:
-    """The matrix, or the other one where anything in it is not finite.
+    """The matrix, or the other one if it has a non-finite entry.
 
     >>> finite_or(tf.constant([[float("nan")]]), tf.constant([[2.0]])).numpy().tolist()
     [[2.0]]
@@ -182,9 +182,9 @@ def first(gram: Matrix, r: int) -> Basis:
 
 
 def renew_basis(gram: Matrix, last: Basis, steps: int = 2) -> Basis:
-    """The basis after some steps of subspace iteration, turned so that it is as near to the last one as it can be.
+    """The basis after some steps of subspace iteration, rotated to be nearest to the last one.
 
-    Directions without energy stay as they are; so does all of it, if the matrix is zero or not finite.
+    Directions without energy are unchanged; so is the whole basis, if the matrix is zero or not finite.
     """
     if not _usable(gram):
         return last
@@ -217,7 +217,7 @@ def _times(x: Any, q: Any, *, transpose: bool) -> Any:
 
 
 def rank_of(m: int, n: int, ratio: float) -> int:
-    """The largest rank k of an m x n matrix with k(m + n + 1) / (m n) <= ratio; 0 where not even 1 is.
+    """The largest rank k of an m x n matrix with k(m + n + 1) / (m n) <= ratio; 0 if there is none.
 
     >>> rank_of(8192, 768, 0.6), rank_of(512, 512, 0.6), rank_of(4, 1, 1.0), rank_of(0, 768, 0.6)
     (421, 153, 0, 0)

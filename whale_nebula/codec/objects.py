@@ -1,8 +1,8 @@
 """The codec interface: plain data that describes an encoding, and the functions that perform it.
 
-A *precision* takes fewer bits for each number, and keeps nothing. A *structure* leaves fewer numbers, for which a
-precision may follow; what it has to remember is passed to it, and given back. Built-in codecs and those of users are
-made alike: see `registry.register`. `Codec.compress` and `Codec.restore` compose the two.
+A *precision* uses fewer bits for each number, and is stateless. A *structure* produces fewer numbers, for which a
+precision may follow; its state is passed to it, and returned. Built-in codecs and those of users have the same
+interface: see `registry.register`. `Codec.compress` and `Codec.restore` compose the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whale_nebula.spec import Spec
 from whale_nebula.wire.tensor import Bytes
 
 CALL, CAST = 0.6e-3, 0.15e-3
-"""Seconds for each call of an encoder or a decoder, however small the tensor is; casts are one operation."""
+"""Seconds for each call of an encoder or a decoder, for a tensor of any size; casts are one operation."""
 
 SPEED = 110e9
 """Floating-point operations a second in products of matrices."""
@@ -29,13 +29,13 @@ EIGEN = 0.18e-9
 """Seconds for the eigenvectors of an n x n matrix, by n^3."""
 
 COPY = 0.9e-9
-"""Seconds a number, to write what a product makes."""
+"""Seconds a number, to write the result of a product."""
 
-_GRAM_PASSES = 4  # over the running Gram matrix in a step: to let it fade, add to it and look for NaN
+_GRAM_PASSES = 4  # over the running Gram matrix in a step: decay, addition and the check for NaN
 
 
 class Cost(NamedTuple):
-    """Seconds, at the side that sends and at the side that takes.
+    """Seconds, at the sending and at the receiving side.
 
     >>> Cost(0.25, 0.5) + Cost(1, 1)
     Cost(encode=1.25, decode=1.5)
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Both together."""
+        """The sum of both."""
         return self.encode + self.decode
 
     def times(self, count: float) -> Cost:
@@ -78,18 +78,18 @@ class Compressed(NamedTuple):
 
 @dataclass(frozen=True)
 class Codec:
-    """A way to make a tensor small. `str` gives the form in which plans print it and `parse` reads it."""
+    """A tensor encoding. `str` returns the text form in plans, which `parse` reads."""
 
     name: ClassVar[str] = ""
     layer: ClassVar[str] = ""
     lossless: ClassVar[bool] = False
-    """Whether it is for whole numbers, and gives back the same: how many bytes that takes, the values decide."""
+    """Whether it encodes integers without loss, with a size that depends on the values."""
     clamps: ClassVar[bool] = False
-    """Whether numbers beyond its range become the largest that it has: reports count them."""
+    """Whether numbers beyond its range saturate: reports count them."""
 
     @property
     def members(self) -> tuple[Codec, ...]:
-        """The simple codecs that this one is made of, in the order in which they encode."""
+        """The simple codecs of which this one consists, in the order of encoding."""
         return (self,)
 
     @cached_property
@@ -104,11 +104,11 @@ class Codec:
 
     @property
     def returned(self) -> Codec:
-        """The codec of the gradient of what crossed by this one."""
+        """The codec of the gradient of a tensor that was sent with this one."""
         return self
 
     def arrays(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
-        """The arrays that a tensor becomes, in the order in which they cross.
+        """The arrays of an encoded tensor, in the order in which they are sent.
 
         >>> from whale_nebula.codec import FP16, TopK
         >>> (TopK(0.5) >> FP16()).arrays((2, 8), "float32")
@@ -120,7 +120,7 @@ class Codec:
         return (*encoded, *(() if structure is None else structure.extras(dims)))
 
     def compress(self, x: Any, state: Any = None, key: Any = None) -> Compressed:
-        """At the side that makes the tensor: first the structure, then the precision."""
+        """Encode, at the sending side: first the structure, then the precision."""
         structure, precision = self.structure, self.precision or PLAIN
         reduced = Reduced((x,)) if structure is None else structure.reduce(state, x)
         arrays = [part for each in reduced.numbers for part in precision.encode(each, key)]
@@ -128,7 +128,7 @@ class Codec:
         return Compressed(join([*arrays, *reduced.extras]), reduced.state, reduced.residue, clamped)
 
     def restore(self, data: Bytes, dims: Dims, dtype: str, state: Any = None) -> tuple[Any, Any]:
-        """At the side that reads it: the tensor and the residue."""
+        """Decode, at the receiving side: returns the tensor and the residue."""
         structure, precision = self.structure, self.precision or PLAIN
         left = (dims,) if structure is None else structure.numbers(dims)
         if left is None:
@@ -145,7 +145,7 @@ class Codec:
         return blocks.restore(x, dtype), residue
 
     def __rshift__(self, other: Codec) -> Codec:
-        """First this, then `other`: a structure, then a precision."""
+        """Compose: first this, then `other`: a structure, then a precision."""
         if not isinstance(other, Codec):
             raise OptionError(
                 f"{other!r} is no codec", why=f"'>>' joins two, here after {self}", mend=f"{self!r} >> FP16()"
@@ -175,7 +175,7 @@ class Chain(Codec):
 
     @property
     def returned(self) -> Codec:
-        """The structure's, and the same precision."""
+        """The structure's returned codec, with the same precision."""
         structure, precision = self.members
         return self if structure.returned is structure else structure.returned >> precision
 
@@ -203,18 +203,18 @@ def _bad_chain(members: tuple[Codec, ...]) -> OptionError:
 class Precision(Codec, ABC):
     """A reduced precision of numbers.
 
-    `encode` and `decode` are TensorFlow functions; `parts` says beforehand, from the sizes alone, what `encode` makes.
+    `encode` and `decode` are TensorFlow functions; `parts` describes the result of `encode` from the sizes only.
     """
 
     layer = PRECISION
     casts: ClassVar[bool] = False
-    """Whether it is a cast, which takes hardly any time."""
+    """Whether it is a cast, whose time is negligible."""
     call: ClassVar[float] = CALL
-    """Seconds for each call of `encode` and of `decode`, however small the tensor is."""
+    """Seconds for each call of `encode` and of `decode`, for a tensor of any size."""
     nearest: ClassVar[Cost | None] = None
-    """What a number takes that is rounded to the nearest, in nanoseconds; None where that is not known."""
+    """Cost of a number with rounding to the nearest, in nanoseconds; None if unknown."""
     by_chance: ClassVar[Cost | None] = None
-    """And one of a gradient, that is rounded to be right on average; None where it takes the same."""
+    """Cost of a number of a gradient with stochastic rounding; None if it is the same."""
 
     def cost(self, count: int, *, back: bool = False) -> Cost | None:
         """Cost to encode and decode `count` numbers, or those of a gradient (`back`); None if unknown."""
@@ -223,12 +223,12 @@ class Precision(Codec, ABC):
 
     @abstractmethod
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
-        """The arrays that `encode` makes of a tensor of these sizes."""
+        """The arrays into which `encode` converts a tensor of these sizes."""
 
     @abstractmethod
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """The arrays that cross. With a `key` (two uint32) rounding is stochastic, and so unbiased, as gradients need
-        it. The same key gives the same bits.
+        """The encoded arrays. With a `key` (two uint32) rounding is stochastic, and so unbiased, as gradients require.
+        The same key gives the same bits.
         """
 
     @abstractmethod
@@ -259,7 +259,7 @@ PLAIN = Plain()
 
 
 class Reduced(NamedTuple):
-    """The result of a structure: `numbers`, which a precision may compress, and `extras`, which cross unchanged.
+    """The result of a structure: `numbers`, which a precision may compress, and `extras`, which are sent unchanged.
     `residue` stays on this side, for the gradient of the same micro-batch. `state` is the new state.
     """
 
@@ -270,25 +270,25 @@ class Reduced(NamedTuple):
 
 
 class Structure(Codec, ABC):
-    """Fewer numbers. A tensor is seen as a matrix: its last axis are the columns, all others its rows."""
+    """Encoding with fewer numbers. A tensor is viewed as a matrix: its last axis as columns, all others as rows."""
 
     layer = STRUCTURE
     follows: ClassVar[bool] = False
-    """Whether it is the form of a gradient whose tensor crossed by a structure that returns."""
+    """Whether it is the structure of a gradient whose tensor was encoded by a structure that returns."""
     returns: ClassVar[bool] = False
-    """Whether the gradient crosses in the same form: in the same subspace, at the same positions."""
+    """Whether the gradient is sent in the same form: in the same subspace, at the same positions."""
     keeps: ClassVar[str] = "basis"
-    """What it remembers and sends now and then, in a word."""
+    """The name of its state, which is sent at intervals."""
     shrinks: ClassVar[bool] = True
-    """Whether it leaves fewer numbers; else it is there for the precision that follows, and alone it is nothing."""
+    """Whether it produces fewer numbers; otherwise it only helps the precision that follows, and has no use alone."""
     widens: ClassVar[bool] = False
-    """Whether what it leaves of half precision is float32."""
+    """Whether its result for half precision is float32."""
     careful: ClassVar[bool] = False
-    """Whether a NaN or an infinity passes, and never enters what it remembers: then nobody has to look for them."""
+    """Whether a NaN or an infinity passes without entering its state, so that no check is needed."""
 
     @property
     def returned(self) -> Codec:
-        """For a gradient in the same form, where it returns."""
+        """The codec of a gradient in the same form, if it returns."""
         return Returned(self) if self.returns else self
 
     def remembers(self, dims: Dims) -> bool:
@@ -300,7 +300,7 @@ class Structure(Codec, ABC):
         return None
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """Seconds a step by which the sender updates its state."""
+        """Seconds a step in which the sender updates its state."""
         return 0.0
 
     @abstractmethod
@@ -308,7 +308,7 @@ class Structure(Codec, ABC):
         """The sizes of the reduced arrays; None if they would not have fewer numbers than the tensor."""
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
-        """Arrays that cross in addition with every micro-batch."""
+        """Arrays that are sent in addition with every micro-batch."""
         return ()
 
     def init(self, dims: Dims) -> Any:
@@ -324,8 +324,8 @@ class Structure(Codec, ABC):
         return ()
 
     def refresh(self, state: Any, x: Any, step: int) -> tuple[Any, tuple[Any, ...] | None]:
-        """Update the encoder's state, with the first micro-batch of every training step: the new state, and the arrays
-        that the decoder needs, or None.
+        """Update the encoder's state, with the first micro-batch of every training step; returns the new state, and the
+        arrays that the decoder needs, or None.
         """
         return state, None
 
@@ -339,7 +339,7 @@ class Structure(Codec, ABC):
 
     @abstractmethod
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
-        """Restore a tensor, on the decoding side: the tensor and the residue."""
+        """Restore a tensor, on the decoding side; returns the tensor and the residue."""
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """Reduce the gradient, on the side that computes it. Only for structures whose gradient returns in the same
@@ -360,7 +360,7 @@ class Structure(Codec, ABC):
 
 @dataclass(frozen=True)
 class Returned(Structure):
-    """The gradient's structure where the tensor's structure applies to its gradient too: the state is the tensor's
+    """The gradient's structure if the tensor's structure applies to its gradient too: the state is the tensor's
     residue.
     """
 
@@ -372,7 +372,7 @@ class Returned(Structure):
         return self.forward.numbers(dims)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
-        """Reduce the gradient as the tensor was."""
+        """Reduce the gradient like the tensor."""
         return Reduced(self.forward.reduce_back(state, x))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 """Bit packing of integers and bools: one bit per bool; integers as offsets from their minimum.
 
-Packed integers begin with their width in bits (one byte) and the smallest of them (in their own type). Then come
-`width` bits for each. A word has B bits: first, for as many integers as are a multiple of B, `width` rows of words;
-then the rest alike, cut off after its last byte. So the work is a few operations on whole rows, a million ids take
-milliseconds, and no bit is spent on padding but in the last byte.
+Packed integers begin with their width in bits (one byte) and the smallest of them (in their own type), followed by
+`width` bits for each. A word has B bits: first, for the largest multiple of B integers, `width` rows of words; then the
+rest likewise, truncated after its last byte. So packing is a few operations on whole rows, a million ids take
+milliseconds, and only the last byte has padding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Part(NamedTuple):
         return raw_bytes(dtype_code(self.dtype), self.dims)
 
 
-_Words = npt.NDArray[Any]  # of an unsigned type
+_Words = npt.NDArray[Any]  # an array of an unsigned type
 
 TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
@@ -63,7 +63,7 @@ def pack(array: npt.NDArray[Any]) -> Bytes:
 
 
 def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Invert `pack`; nothing is allocated before the number of bytes is checked.
+    """Invert `pack`; the number of bytes is checked before any allocation.
 
     >>> unpack(pack(np.array([[-3, 900]])), "int64", (1, 2)).tolist()
     [[-3, 900]]
@@ -167,7 +167,7 @@ def _lift_rows(rows: _Words, width: int, count: int) -> _Words:
 
 
 def _places(bits: int, width: int) -> list[tuple[int, int]]:
-    """The row and the bit where each lane begins."""
+    """The row and the bit at which each lane begins."""
     return [divmod(lane * width, bits) for lane in range(bits)] if width else []
 
 
@@ -271,13 +271,13 @@ def _describe_parts(parts: Sequence[Part]) -> str:
 
 
 SAMPLE_BYTES = 64 << 10
-WORTH = 0.97  # of the bytes: what leaves more than that is not worth its time
+WORTH = 0.97  # largest ratio of compressed bytes that is worth the time
 
 
 def shrink(data: Bytes) -> Bytes | None:
     """Compress bytes by Zstandard; None if that saves less than three percent.
 
-    A sample out of the middle is tried first, so that what does not compress costs little.
+    A sample from the middle is tried first, so that incompressible data cost little.
     """
     compressor = _import_zstd().ZstdCompressor(level=1)
     start = (data.size - SAMPLE_BYTES) // 2
@@ -315,7 +315,7 @@ def _import_zstd() -> Any:
 
 PREFIX = 4
 """Bytes of a payload's header, which has its flags."""
-_SIZE = 4  # bytes that say how many there were before zstd
+_SIZE = 4  # bytes of the size before zstd
 
 
 class Has(IntFlag):
@@ -330,7 +330,7 @@ class Has(IntFlag):
 class Payload(NamedTuple):
     """An encoded tensor: the codec's bytes, the mask of its rows, and news of the codec's state.
 
-    `changes` says that they are those of differences of samples.
+    `changes` is true for differences of samples.
     """
 
     data: Bytes

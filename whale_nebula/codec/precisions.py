@@ -15,7 +15,7 @@ from whale_nebula.wire.tensor import Bytes
 
 
 class Cast(Precision):
-    """Numbers of two bytes."""
+    """A cast to two bytes a number."""
 
     dtype: ClassVar[str]
     casts, call = True, CAST
@@ -25,7 +25,7 @@ class Cast(Precision):
         return (Part(self.dtype, dims),)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
-        """Back to its own type."""
+        """Cast back to the tensor's type."""
         return blocks.restore(parts[0], dtype)
 
 
@@ -59,7 +59,7 @@ class BF16(Cast):
 
 
 class Integers(Precision):
-    """Integers of 8 or 4 bits with a scale for each block of neighbours. Both sides can add their differences
+    """Integers of 8 or 4 bits with a scale for each block of neighbours. Both sides can add the differences of samples
     bit-identically.
     """
 
@@ -106,15 +106,15 @@ class INT4(Integers):
 
 
 def is_integers(codec: Codec | None) -> TypeGuard[Integers]:
-    """Whether a codec makes whole numbers times scales."""
+    """Whether a codec encodes integers times scales."""
     return isinstance(codec, Integers)
 
 
 @dataclass(frozen=True)
 class Bits(Codec):
-    """Integers and bools in as many bits as their values need, without loss. The values decide how many.
+    """Integers and bools in as many bits as their values need, without loss.
 
-    It is never chosen: it is how such tensors of a compressed boundary cross.
+    It is not selectable: all such tensors of a compressed boundary use it.
     """
 
     name = "bits"

@@ -1,4 +1,4 @@
-"""The registry of codecs by name, which also takes codecs of the user's own.
+"""The registry of codecs by name, which also accepts users' codecs.
 
 ```python
 @nb.codec.register
@@ -69,7 +69,7 @@ _PART = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
 
 
 def parse(text: str, others: tuple[str, ...] = ()) -> Codec:
-    """Parse a codec's text form; `str` gives it back. `others` are words that are valid instead of a codec and handled
+    """Parse a codec's text form, the inverse of `str`. `others` are words that are valid instead of a codec and handled
     by the caller; errors list them too.
 
     >>> parse("svd(0.6) >> fp16")
@@ -123,7 +123,7 @@ def from_flags(
     int4: bool = False,
     basis: str = "shared",
 ) -> Codec | None:
-    """The codec that flags of `nb.compress` stand for, or None where none is set.
+    """The codec of the flags of `nb.compress`; None if none is set.
 
     >>> str(from_flags(svd=0.6, fp16=True))
     'svd(0.6) >> fp16'
@@ -143,7 +143,7 @@ def from_flags(
 
 
 def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
-    """Make a structure with one parameter; an error names the flag that was written."""
+    """Make a structure with one parameter; an error names the given flag."""
     try:
         return kind(value)
     except OptionError as error:

@@ -1,12 +1,12 @@
 """Encoded size in bytes of a tensor, from its shape and codec alone; used by plans and links alike.
 
-Before what was encoded stand `PREFIX` bytes: which rung of the ladder it is, and what else is in it. What depends on
-the values (rows that a mask leaves out, whole numbers in as many bits as they need, zstd) is not foreseen: the
-payload is at most this.
+The encoded bytes follow a header of `PREFIX` bytes: the rung of the ladder, and the optional parts. Savings that depend
+on the values (rows omitted by a mask, integers in as many bits as they need, zstd) are not counted: the size is an
+upper bound.
 
-Of differences (`nb.compress(delta=...)`) it says what a sample takes that was seen before, which is what a run goes on
-with. The first time each that is held crosses whole, in half precision: in the first epoch a step takes about twice as
-much with int8, and nearly four times as much with int4.
+For differences (`nb.compress(delta=...)`) it is the size for samples that were sent before, which applies after the
+first epoch. New samples are sent whole, in half precision: in the first epoch a step takes about twice as much with
+int8, and nearly four times as much with int4.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def fitting(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool = False)
     """The codec that is used for a tensor: the codec itself, its precision only if its structure would not save bytes,
     or None.
 
-    The structure of a gradient that returns is used just where the tensor crossed by it (`taken`).
+    A structure that returns is used for the gradient only if the tensor was encoded by it (`taken`).
 
     >>> from whale_nebula.codec import FP16, INT4, SVD, TopK
     >>> str(fitting(SVD(0.6) >> FP16(), "float32", (8192, 768))), str(fitting(SVD(0.6) >> FP16(), "float32", (4, 1)))
@@ -70,15 +70,15 @@ def _size(codec: Codec | None, dtype: str, dims: Dims) -> int:
     return nbytes((codec or PLAIN).arrays(dims, dtype))
 
 
-_SLACK = 64  # bytes: what is said before packed numbers and in front of zstd
-_MARKS = 1 << 16  # bytes: a bit for each row or sample, of which only a step knows how many there are
+_SLACK = 64  # bytes: headers of packed numbers and of zstd
+_MARKS = 1 << 16  # bytes: a bit for each row or sample, whose number is known only in a step
 
 
 @lru_cache(maxsize=65536)
 def payload_bytes(text: str, dtype: str, dims: Dims, forward: str | None = None) -> int:
-    """Bytes of a micro-batch of a boundary; of its gradient, where `forward` says how the tensor itself crosses.
+    """Bytes of a micro-batch of a boundary; of its gradient, if `forward` is the encoding of the tensor itself.
 
-    It is counted on the last rung of the way, once it has begun.
+    It is the size on the last rung of the way, after its first step.
 
     >>> payload_bytes("none", "float32", (8, 64)), payload_bytes("fp16", "float32", (8, 64))
     (2048, 1024)
@@ -109,7 +109,7 @@ def used_codec(way: Way, dtype: str, dims: Dims, forward: Way | None = None) -> 
 
 
 def marks_bytes(way: Way, dims: Dims) -> int:
-    """Bytes of the mask that says which samples, along the first axis, cross as differences.
+    """Bytes of the mask of the samples, along the first axis, that are sent as differences.
 
     >>> marks_bytes(parse_way("int8, delta ids"), (12, 64)), marks_bytes(parse_way("int8"), (12, 64))
     (2, 0)
@@ -118,26 +118,26 @@ def marks_bytes(way: Way, dims: Dims) -> int:
 
 
 def extra_bytes(way: Way, dims: Dims) -> int:
-    """Upper bound of a payload's bytes beside the tensor: header, and news of a state."""
+    """Upper bound of a payload's bytes other than the tensor's: header, and news of a state."""
     news = () if way.structure is None else way.structure.news(dims)
     marks = 0 if way.mask is None and way.delta is None else _MARKS
     return PREFIX + _SLACK + marks + nbytes(news)
 
 
-_BITS = Cost(2.6e-9, 7.5e-9)  # a whole number's
+_BITS = Cost(2.6e-9, 7.5e-9)  # of an integer
 
 _PASSES = Cost(16, 13)
-"""How often differences of samples go over all numbers, beside encoding integers. Both sides fetch what they hold (1),
-make the integers wide, multiply, add, cut off and round (8), and write it, checked, with a sum over it (4); who sends
-looks for NaN and takes the difference before (3). Counted in the code, not measured.
+"""Passes over all numbers for differences of samples, in addition to encoding integers. Both sides fetch the cached
+rows (1), widen the integers, multiply, add, clip and round (8), and write the result, checked, with a checksum (4); the
+sender first checks for NaN and subtracts (3). Counted in the code, not measured.
 """
 
 
 def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = False) -> Cost | None:
     """Cost to encode and decode a tensor of these sizes, or its gradient; None if unknown.
 
-    Of the papers' codec nearly all is the decomposition; a basis that both sides hold costs a ninth of that. With
-    `delta` differences of samples are sent that both sides hold.
+    The papers' codec spends nearly all of it on the decomposition; a basis that both sides hold costs a ninth of that.
+    With `delta` differences of cached samples are sent.
 
     >>> from whale_nebula.codec import parse
     >>> for text in ("fp16", "int8", "svd(0.9) >> fp16", "rank(96) >> int8"):
@@ -165,8 +165,8 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
 
 
 def renewing(codec: Codec | None, dims: Dims) -> float:
-    """Seconds a step by which the sender updates a shared basis: it samples rows of the first micro-batch, and renews
-    the basis from time to time.
+    """Seconds a step in which the sender updates a shared basis: it samples rows of the first micro-batch, and renews
+    the basis at intervals.
 
     >>> from whale_nebula.codec import parse
     >>> [round(1e3 * renewing(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]

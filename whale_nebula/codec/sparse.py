@@ -1,11 +1,11 @@
 """Top-k sparsification by row, and its gradient: all other entries are zero.
 
-The choice is by magnitude, row by row: over the whole tensor it takes seven times as long, and one loud row would
-silence the others. The same positions serve the gradient, so they cross once.
+Entries are selected by magnitude, row by row: over the whole tensor it takes seven times as long, and a row of large
+entries would displace the others. The gradient uses the same positions, so they are sent once.
 
-The choice is made on the host, by numpy: it finds the k-th largest number of a row without sorting, which takes a
-fifth of the time of TensorFlow's `top_k`, and what is as large or larger comes out in order. XLA does not help here:
-call these functions as they are.
+The selection runs on the host, by numpy: it finds the k-th largest number of a row without sorting, in a fifth of the
+time of TensorFlow's `top_k`, and entries at least as large are in order of position. XLA gives no benefit here: call
+these functions eagerly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Positions = npt.NDArray[np.int32]
 def largest(x: Any, k: int) -> Positions:
     """The positions [m, k] of the `k` numbers of largest magnitude in each row of `x` [m, n], ascending.
 
-    Of equal ones the first are taken; NaN is larger than infinity.
+    Among equal ones the first are selected; NaN is larger than infinity.
 
     >>> largest(tf.constant([[3.0, -5.0, 1.0, 5.0, 5.0]]), 2).tolist()
     [[1, 3]]
@@ -50,7 +50,7 @@ def gather(x: Any, positions: Any) -> Any:
 
 
 def scatter(values: Any, positions: Any, n: int) -> Any:
-    """A tensor [m, n] that is zero but for these values [m, k] at their positions.
+    """A tensor [m, n] that is zero except for these values [m, k] at their positions.
 
     >>> scatter(tf.constant([[3.0, -5.0]]), tf.constant([[0, 1]]), 3).numpy().tolist()
     [[3.0, -5.0, 0.0]]
@@ -68,7 +68,7 @@ def _rank_magnitudes(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _drop_ties(chosen: npt.NDArray[Any], magnitude: npt.NDArray[Any], least: npt.NDArray[Any], k: int) -> None:
-    """Where ties leave more than k entries in a row, drop the last ones."""
+    """If ties leave more than k entries in a row, drop the last ones."""
     rows = np.flatnonzero(np.count_nonzero(chosen, axis=1) > k)
     tied = magnitude[rows] == least[rows]
     above = np.count_nonzero(magnitude[rows] > least[rows], axis=1)
@@ -105,7 +105,7 @@ def pack(positions: npt.NDArray[Any], n: int) -> Bytes:
 
 
 def unpack(data: Bytes, m: int, n: int, k: int) -> Positions:
-    """Unpack positions [m, k]; raises for bytes that are no valid positions.
+    """Unpack positions [m, k]; raises for invalid positions.
 
     >>> unpack(np.array([13], np.uint8), 1, 8, 3).tolist()
     [[0, 2, 3]]
@@ -171,7 +171,7 @@ def _from_indices(data: Bytes, m: int, n: int, k: int) -> Positions:
 
 
 def _chunk_starts(table: Bytes, m: int, n: int, k: int) -> Any:
-    """The first column of the chunk that each of the [m, k] indices is counted from."""
+    """The first column of the chunk to which each of the [m, k] indices is relative."""
     if not table.size:
         return np.int32(0)
     counts = np.ascontiguousarray(table).view("<u2").reshape(m, -1).astype(np.int64)

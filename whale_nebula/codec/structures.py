@@ -18,14 +18,14 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.tf import tf
 
 BASES = ("shared", "learned", "svd")
-RENEWED = 50  # steps, after which a shared basis is made anew
-LOOKED_AT = 256  # rows of a step that the running Gram matrix sees
+RENEWED = 50  # steps, after which a shared basis is renewed
+LOOKED_AT = 256  # rows of a step that enter the running Gram matrix
 _ITERATIONS, _SVD = 2, 20  # steps of subspace iteration in float64; a singular value decomposition, by eigenvectors
 _TOP = Cost(8.8e-9, 7.3e-9)  # to find the largest numbers of each row, and to put them back
 
 
 class Shared(NamedTuple):
-    """A basis [n, r] in float16, and on the side that makes it the running Gram matrix of what crossed."""
+    """A basis [n, r] in float16, and on the encoding side the running Gram matrix of sent tensors."""
 
     q: Any = None
     gram: Any = None
@@ -47,7 +47,7 @@ class SVD(Structure):
         check_share("SVD", "ratio", self.ratio)
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """Two thin factors."""
+        """The sizes of the two thin factors."""
         m, n = rows_and_columns(dims)
         k = rank_of(m, n, self.ratio)
         return ((m, k), (n, k)) if k else None
@@ -59,22 +59,22 @@ class SVD(Structure):
         return Cost(m * n * short / SPEED + EIGEN * short**3 + product, product + COPY * m * n)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
-        """The two factors."""
+        """Compute the two factors."""
         m, n = rows_and_columns(x.shape)
         return Reduced(tuple(low_rank.factor(tf.reshape(x, (m, n)), rank_of(m, n, self.ratio))))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
-        """Their product."""
+        """Multiply the factors."""
         return tf.reshape(low_rank.restore(*numbers), dims), None
 
 
 @dataclass(frozen=True)
 class Rank(Structure):
     """Projection of each row on `r` directions: a basis that both sides hold ("shared"), or one that is trained as a
-    part of the model from a random start ("learned") or from the singular vectors of the layer whose output crosses
+    part of the model from a random start ("learned") or from the singular vectors of the layer whose output is sent
     ("svd").
 
-    With a learned basis `norm` puts a LayerNorm before it.
+    With a learned basis `norm` adds a LayerNorm before it.
 
     >>> str(Rank(96)), str(Rank(96, basis="svd"))
     ('rank(96)', 'rank(96, svd)')
@@ -101,7 +101,7 @@ class Rank(Structure):
         return self.basis != "shared"
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """Its coordinates, row by row."""
+        """The sizes of the coordinates, row by row."""
         return ((*dims[:-1], self.r),) if self.r < dims[-1] else None
 
     def cost(self, m: int, n: int) -> Cost:
@@ -115,7 +115,7 @@ class Rank(Structure):
         return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
 
     def init(self, dims: Dims) -> Shared:
-        """No basis yet."""
+        """The initial state, without a basis."""
         return Shared()
 
     def fits(self, state: Shared, dims: Dims) -> bool:
@@ -123,7 +123,7 @@ class Rank(Structure):
         return state.q is None or tuple(state.q.shape) == (dims[-1], self.r)
 
     def news(self, dims: Dims) -> tuple[Part, ...]:
-        """The basis."""
+        """The array of the basis."""
         return (Part("float16", (dims[-1], self.r)),)
 
     def refresh(self, state: Shared, x: Any, step: int) -> tuple[Shared, tuple[Any, ...] | None]:
@@ -140,7 +140,7 @@ class Rank(Structure):
         return made, (made.q,)
 
     def learn(self, state: Shared, news: Sequence[Any], dims: Dims) -> Shared:
-        """Take the basis that was received."""
+        """Adopt the received basis."""
         return Shared(news[0])
 
     def reduce(self, state: Shared, x: Any) -> Reduced:

@@ -22,19 +22,19 @@ from whale_nebula.errors import OptionError
 NONE, AUTO = "none", "auto"
 AUTO_LADDER = ("none", "fp16", "int8", "int4")
 SKIP = "skip"
-"""The value of `nonfinite` with which a step with a NaN is skipped."""
+"""The value of `nonfinite` by which a step with a NaN is skipped."""
 NONFINITE = ("raise", SKIP)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How one direction of a boundary is encoded: the `codec` (None: not at all), and its conditions.
+    """How one direction of a boundary is encoded: the `codec` (None: unencoded), and its conditions.
 
-    `start` is the first step of training that uses it. `ladder` are the precisions that are used before the codec's
-    own one, each until the error of the next is at most `bound`. With `auto` the line decides which of the ladder is
-    used. `delta` names the input whose ids the differences are kept by, `mask` the input that marks rows that are sent
-    ("" is the mask that Keras gives the tensor). With `zstd` bytes are packed once more, if that makes them fewer.
-    `nonfinite` says what is done about a NaN or an infinity that would enter a state.
+    `start` is the first step of training that uses it. `ladder` are the precisions that are used before the codec's own
+    one, each until the error of the next is at most `bound`. With `auto` the rung is chosen by the measured line.
+    `delta` names the input with the sample ids of differences, `mask` the input that marks the rows to be sent ("" is
+    the tensor's Keras mask). With `zstd` the bytes are also compressed, if that makes them fewer. `nonfinite` is the
+    handling of a NaN or an infinity that would enter a state.
     """
 
     codec: Codec | None = None
@@ -70,9 +70,9 @@ class Way:
     @cached_property
     def by_number(self) -> Mapping[int, Codec | None]:
         """The codecs that may be used, by their numbers on the wire, never 0: those of the ladder, their precisions
-        alone, and None, which encodes nothing but may omit rows.
+        alone, and None, which is unencoded but may omit rows.
 
-        Two whose texts give the same 16 bits have neighbouring numbers: the order is the way's.
+        Two with equal 16-bit hashes of their texts have consecutive numbers, in the order of the way.
         """
         found: dict[int, Codec | None] = {}
         alone = (None if codec is None else codec.precision for codec in self.rungs)
@@ -108,12 +108,12 @@ class Way:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the tensor crosses unencoded."""
+        """Whether the tensor is sent unencoded."""
         return self.codec is None and not self.auto and self.mask is None and not self.zstd
 
     @cached_property
     def cast(self) -> str | None:
-        """The codec's name if it is a mere cast from the first step on, with which the tensor crosses as an array."""
+        """The codec's name if it is a mere cast from the first step on, so that the tensor is sent as an array."""
         simple = replace(self, codec=None) == Way()
         return str(self.codec) if simple and str(self.codec) in ("fp16", "bf16") else None
 
@@ -135,7 +135,7 @@ class Way:
 
 @lru_cache(maxsize=4096)
 def parse_way(text: str) -> Way:
-    """Parse a way's text form; `str` gives it back.
+    """Parse a way's text form, the inverse of `str`.
 
     >>> parse_way("int4, ramp fp16 int8 below 0.05, delta ids").delta
     'ids'
@@ -209,7 +209,7 @@ def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way
 
 
 def mirror_options(codec: str) -> dict[str, Any]:
-    """The scope's options by which a tensor and its gradient have the same precision.
+    """The scope's options for the same precision of a tensor and its gradient.
 
     >>> [str(way) for way in ways(mirror_options("fp16"))]
     ['fp16', 'fp16']
@@ -288,7 +288,7 @@ _RENEWED = {"rank": "the basis itself", "axes": "the axes themselves"}
 
 
 def describe_bytes(amount: str, text: str) -> str:
-    """A short text of the bytes that cross, and their encoding; `details` has the rest.
+    """A short text of the sent bytes, and their encoding; `details` has the rest.
 
     >>> [describe_bytes("32 KiB", text) for text in ("none", "int8, from step 100", "none, mask", "auto", "bits")]
     ['32 KiB', '32 KiB as int8', 'at most 32 KiB, only marked rows', 'at most 32 KiB', 'at most 32 KiB']
@@ -311,8 +311,8 @@ def has_open_size(text: str) -> bool:
 
 
 def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
-    """The details that `describe_bytes` leaves out; "" if there are none. With `back` it is a gradient's way; `rungs`
-    are the bytes of each rung of its ladder but the last.
+    """The details that `describe_bytes` omits; "" if there are none. With `back` it is a gradient's way; `rungs` are
+    the bytes of each rung of its ladder but the last.
 
     >>> details("int8"), details("none, mask"), details("int8, from step 100, zstd")
     ('', '', 'from step 100 on, then zstd where that helps')
@@ -324,7 +324,7 @@ def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
 
 
 def words(text: str, *, back: bool = False) -> str:
-    """The full text of a way: codec and conditions; "" for a tensor that crosses unencoded.
+    """The full text of a way: codec and conditions; "" for an unencoded tensor.
 
     >>> words("rank(96) >> int4, from step 9, mask tokens"), words("none")
     ('as rank(96) >> int4, from step 9 on, with the basis itself every 50 steps, only rows that tokens marks', '')

@@ -45,7 +45,7 @@ _EXAMPLE = "clusters: {gpu: {}, npu: {}}"
 
 
 def read(path: Path, what: str = "the config", example: str = _EXAMPLE) -> Place:
-    """The values in a file of YAML; a key that is given twice is refused, because YAML would drop the first."""
+    """Read the values in a YAML file; a duplicate key is refused, because YAML would drop the first one."""
     try:
         text = path.read_text("utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -66,7 +66,7 @@ def read(path: Path, what: str = "the config", example: str = _EXAMPLE) -> Place
 
 
 def _lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
-    """Each path of keys, as a `Place` has it, with the line on which it stands."""
+    """Each path of keys, as in a `Place`, with its line in the file."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             below = f"{path}.{key.value}" if path else str(key.value)
@@ -97,12 +97,12 @@ DTYPES = (
     "bfloat16", "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32",
     "int64", "string", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
-_SEEDS = 2**32 - 1  # NumPy takes no larger ones
-_NAME = re.compile(r"\w([\w.-]*\w)?")  # as in a scope
+_SEEDS = 2**32 - 1  # the largest that NumPy accepts
+_NAME = re.compile(r"\w([\w.-]*\w)?")  # the syntax of names in scopes
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, written: str = "") -> Config:
-    """The config in a file or a dict; none at all is one in which nothing is said. `written` is the line with the dict.
+    """Load the config from a file or a dict; None is an empty config. `written` is the line of the dict.
 
     >>> load({"clutsers": {}})
     Traceback (most recent call last):
@@ -174,7 +174,7 @@ def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
 
 
 def _data_home(name: str, place: Place, clusters: Mapping[str, Cluster]) -> DataHome:
-    """Parse where a cluster's data is read; by default at the cluster's gateway."""
+    """Parse the place where a cluster's data is read; by default the cluster's gateway."""
     table = place.table(field.name for field in fields(DataHome))
     found = DataHome(
         table.key("at").read_or(address, None),
@@ -190,7 +190,7 @@ def _data_home(name: str, place: Place, clusters: Mapping[str, Cluster]) -> Data
 
 
 def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic]:
-    """How many workers clusters may have."""
+    """Parse the allowed numbers of workers of clusters."""
     found = {}
     for name, each in place.entries().items():
         if name not in clusters:
@@ -206,7 +206,7 @@ def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic
 
 
 def parse_checkpoint(place: Place) -> Checkpointing:
-    """Where and how often checkpoints are written: a folder, or a table with more.
+    """Parse where and how often checkpoints are written: a folder, or a table.
 
     >>> parse_checkpoint(Place({"folder": "runs/a", "every": "30s"})).seconds
     30.0
@@ -235,7 +235,7 @@ def parse_checkpoint(place: Place) -> Checkpointing:
 
 
 def _often(place: Place) -> tuple[int | None, float | None]:
-    """A frequency: a number of steps, or seconds."""
+    """Parse a frequency: a number of steps, or seconds."""
     if place.value is None:
         return None, None
     if isinstance(place.value, int) and not isinstance(place.value, bool):
@@ -247,7 +247,7 @@ def _often(place: Place) -> tuple[int | None, float | None]:
 
 
 _OUTPUTS = ("metrics", "tensorboard")
-"""Outputs that have a key of their own; others stand in `outputs`."""
+"""Outputs with keys of their own; others are listed in `outputs`."""
 
 
 def _cluster(name: str, place: Place) -> Cluster:
@@ -299,7 +299,7 @@ def _worker(place: Place) -> WorkerSpec:
 
 def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     pairs: dict[tuple[str, str], Line] = {}
-    if isinstance(place.value, str | Mapping):  # the list that was meant
+    if isinstance(place.value, str | Mapping):  # probably a list was meant
         raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")
     for each in place.items():
         if isinstance(each.value, str):
@@ -313,7 +313,7 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
 
 
 def _line(table: Place) -> Line:
-    """The line that the keys of a table describe."""
+    """Parse the line in the keys of a table."""
     return Line(
         rate=table.key("rate").read_or(quantities.rate, None),
         delay=table.key("delay").read_or(quantities.seconds, 0.0),
@@ -323,7 +323,9 @@ def _line(table: Place) -> Line:
 
 
 def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
-    """A link as a config has it, of a line such as "60mbit,20ms" or of what stood where the list belongs."""
+    """The suggested link in a config's syntax, for a line such as "60mbit,20ms" or an invalid value in place of the
+    list.
+    """
     ends = list(clusters)[:2] if len(clusters) > 1 else ["gpu", "npu"]
     words = value.split(",") if isinstance(value, str) else ()
     said = {kind: word.strip() for word in words if (kind := quantities.kind(word.strip())) is not None}
@@ -338,7 +340,7 @@ def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
     names = [place.text()] if isinstance(place.value, str) else [each.text() for each in place.items()]
     if len(names) != 2 or names[0] == names[1]:
         given = [name for name in names if not clusters or name in clusters]
-        first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])  # the pair that was probably meant
+        first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])  # the suggested pair
         raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{first}, {second}]")
     for name in names:
         if clusters and name not in clusters:
@@ -353,7 +355,7 @@ def _security(place: Place) -> Security:
 
 
 def _restarts(place: Place) -> Restarts:
-    """A number, or a table with that and the wait before the first of them."""
+    """Parse the restarts: their number, or a table with that and the delay before the first."""
     if not isinstance(place.value, Mapping):
         return Restarts(place.read_or(_count_restarts, 0))
     table = place.table(field.name for field in fields(Restarts))
@@ -376,5 +378,5 @@ def _input(place: Place) -> InputSpec:
 
 
 def _paths(place: Place) -> tuple[str, ...]:
-    """A path, or several."""
+    """Parse a path, or several."""
     return (place.text(),) if isinstance(place.value, str) else tuple(each.text() for each in place.items())

@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Place:
     """A value with its path of keys, "clusters.gpu.workers[0]", and the file's name.
 
-    `lines` gives the line in the file by path, where known.
+    `lines` maps paths to lines of the file, if known.
     """
 
     value: Any
@@ -90,7 +90,7 @@ class Place:
         return self.value
 
     def truth(self) -> bool:
-        """A boolean; the mend of an invalid value suggests false, which is the safer one."""
+        """A boolean; the mend of an invalid value suggests false, the safer one."""
         if not isinstance(self.value, bool):
             raise self.wrong(f"{self.value!r} is neither true nor false", mend=f"{self._key}: false")
         return self.value

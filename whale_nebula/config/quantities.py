@@ -1,4 +1,4 @@
-"""Parse rates, times, sizes and speeds as people write them: "60mbit", "20ms", "16GiB", "5T"."""
+"""Parse rates, times, sizes and speeds with units: "60mbit", "20ms", "16GiB", "5T"."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def flops(place: Place) -> float:
 
 
 def loss(place: Place) -> float:
-    """The loss in the text of a line: "1%"."""
+    """Parse the loss in the text of a line: "1%"."""
     return share(place, '"60mbit,20ms,1%"')
 
 
 def share(place: Place, mend: str = "") -> float:
-    """A share below one: 0.01 or "1%".
+    """Parse a share below one: 0.01 or "1%".
 
     >>> share(Place(0)), share(Place("1%"))
     (0.0, 0.01)
@@ -173,7 +173,7 @@ def meant(word: str) -> str | None:
 
 
 def _meant(place: Place, units: dict[str, float], example: str) -> str:
-    """The quantity that a number without a unit probably meant."""
+    """The suggested quantity for a number without a unit."""
     value = place.value
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
         return f"say in what: {', '.join(f'{value:g}{unit}' for unit in list(units)[:4])} ..."

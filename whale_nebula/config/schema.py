@@ -15,8 +15,8 @@ from whale_nebula.errors.text import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link: bits a second (None: as fast as memory), seconds of delay, packet loss, and cost of a
-    gigabyte (10^9 bytes).
+    """One direction of a link: bits a second (None: unlimited), seconds of delay, packet loss, and cost of a gigabyte
+    (10^9 bytes).
 
     >>> str(Line(60e6, 0.02)), str(Line())
     ('60mbit, 20ms', 'free')
@@ -54,7 +54,7 @@ class Links:
         return tuple(dict.fromkeys(end for pair in self.pairs for end in pair))
 
     def between(self, a: str, b: str) -> Line:
-        """The line from cluster `a` to cluster `b`; one named in one direction holds for both.
+        """The line from cluster `a` to cluster `b`; one given in one direction applies to both.
 
         >>> links = parse_links({("gpu", "npu"): "60mbit,20ms"})
         >>> links.between("npu", "gpu").delay, links.between("gpu", "gpu") is FREE
@@ -68,7 +68,7 @@ class Links:
 def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") -> Links:
     """The `links` of `nb.init`: a line for all pairs, or a dict from pairs to lines.
 
-    If `clusters` are known, the ends of a link must be among them. `source` is where it was written.
+    If `clusters` are known, the ends of a link must be among them. `source` is the position of the value, for errors.
 
     >>> parse_links("60mbit,20ms").default
     Line(rate=60000000.0, delay=0.02, loss=0.0, cost=0.0)
@@ -165,10 +165,10 @@ def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, s
 PATIENCE_SECONDS = 120.0
 GATEWAY_GRACE_SECONDS = 30.0
 MEASURE_SECONDS = 10.0
-"""For so long the planner measures blocks of a program at most."""
+"""The most seconds in which the planner measures blocks of a program."""
 MOST_RESTARTS = 9999
 SHOWS = ("none", "lines", "live")
-"""What may be shown of the steps of a run while it trains."""
+"""The displays of the steps of a run while it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Files of the certificates; `insecure` turns TLS off, and every start says so.
+    """Files of the certificates; `insecure` turns TLS off, and every start warns of that.
 
     `revoked` is the deny list, by default `revoked.json` beside `ca`; "none" if there is none.
     """
@@ -218,7 +218,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """An input that this cluster may leave out of its dataset: its shape (None: unknown) and element type."""
+    """An input that this cluster may omit from its dataset: its shape (None: unknown) and element type."""
 
     shape: tuple[int | None, ...]
     dtype: str = "float32"
@@ -255,7 +255,9 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """How many workers a cluster may have during a run; one with none has left, and others run its stages."""
+    """The numbers of workers that a cluster may have during a run; without workers it has left, and others run its
+    stages.
+    """
 
     least: int
     most: int
@@ -273,14 +275,14 @@ class DataHome:
 
 
 ITSELF, DERIVED, GRADIENT, NUMBER = DEPENDS = ("itself", "derived", "gradient", "number")
-"""How something depends on an input: it is the input, or made of inputs alone; it is made of it with the model's
-weights; it is a gradient of what is; or it is a single number made of it, such as a loss or a norm.
+"""How a value depends on an input: it is the input, or computed from inputs only; it is computed from it with the
+model's weights; it is a gradient of such a value; or it is a single number computed from it, such as a loss or a norm.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Forbid:
-    """An input from which nothing may go to a cluster, except in the ways of `allow`; "*" is every input.
+    """An input of which no data may go to a cluster, except the kinds in `allow`; "*" is every input.
 
     >>> str(Forbid("y", "npu", (GRADIENT,)))
     'y -> npu, but gradient'
@@ -341,5 +343,5 @@ class Config:
 
     @property
     def private(self) -> bool:
-        """Whether inputs, results or weights stay in the cluster that has them."""
+        """Whether inputs, results or weights remain in their cluster."""
         return bool(self.inputs or self.forbid) or self.results == "owner" or self.weights == "own"

@@ -1,6 +1,6 @@
 """The frames between an owner's data service and its readers: a header, JSON, and rows as plain bytes.
 
-Headers are checked against what is expected before memory is allocated.
+Headers are checked against the expected sizes before memory is allocated.
 """
 
 from __future__ import annotations

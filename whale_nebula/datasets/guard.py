@@ -31,7 +31,7 @@ _MOST_RUNS = 10_000  # whose versions are remembered; for others each record has
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The reader: account ("" is the owner) and certificate, and its statements on run, program, purpose and versions."""
+    """The reader: account ("" is the owner) and certificate, and its stated run, program, purpose and versions."""
 
     account: str
     actor: str

@@ -61,7 +61,7 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class Direct:
-    """Reads on the owner's machine: no row crosses a line; checks and records are the same."""
+    """Reads on the owner's machine: no row is sent over a line; checks and records are the same."""
 
     guard: Guard
     reader: Reader

@@ -23,7 +23,7 @@ _AT_ONCE = 65536
 
 
 class Tokenise(NamedTuple):
-    """Step that converts texts to ids of a WordPiece vocabulary: rows of one length, truncated or padded with `[PAD]`."""
+    """Step from texts to ids of a WordPiece vocabulary: rows of one length, truncated or padded with `[PAD]`."""
 
     column: str
     to: str
@@ -85,7 +85,7 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Means and sums over groups with at least `least` rows, and the number of these rows; smaller groups are omitted."""
+    """Means and sums over groups with at least `least` rows, and their number of rows; smaller groups are omitted."""
 
     by: str
     least: int

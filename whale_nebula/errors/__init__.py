@@ -1,7 +1,7 @@
 """All errors and warnings, as one tree: a class for each cause.
 
-Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. An error raised
-without a mend has its class's. `NebulaWarning` (NB-900) is for conditions that do not stop the program.
+Every error has four parts: *what* happened, *where*, *why*, and the *mend*: the line to write instead. Without a mend,
+the class's default is used. `NebulaWarning` (NB-900) is for conditions that do not stop the program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whale_nebula.errors.text import NebulaWarning as NebulaWarning
 
 
 class NotYetError(NebulaError):
-    """A feature that has a name in the API, but no implementation yet; it never falls back to another one.
+    """A feature with a name in the API, but no implementation yet; it never falls back to another one.
 
     >>> error = NotYetError("nb.split")
     >>> error.feature, error.what
@@ -39,7 +39,7 @@ class NotYetError(NebulaError):
 
 
 class ScopeError(NebulaError):
-    """Scopes that are written wrongly."""
+    """Invalid use of scopes."""
 
     code = "NB-100"
     recurs = True
@@ -61,7 +61,7 @@ class StageOrderError(ScopeError):
 
 
 class StageIdentityError(ScopeError):
-    """Two stages that cannot be told apart, or a stage that is defined in two ways."""
+    """Two stages that cannot be distinguished, or a stage with two definitions."""
 
     code = "NB-103"
     usual_mend = "give each stage a name of its own: nb.stage(cluster=..., name=...)"
@@ -113,7 +113,7 @@ class BoundaryInBodyError(CaptureError):
 class BatchCoupledError(CaptureError):
     """Rows of a batch that depend on each other and would be divided.
 
-    `op` and `line` say which operation couples them, `mends` holds the possible mends.
+    `op` and `line` identify the operation that couples them, `mends` are the possible mends.
 
     >>> error = BatchCoupledError("the loss couples the rows of a batch", op="loss/MatMul", line="train.py:7")
     >>> error.where
@@ -183,7 +183,7 @@ class PlacementError(PlanError):
 
 
 class ForbiddenCrossingError(PlanError):
-    """A step that would send to a cluster data that depends on an input which the config forbids to go there."""
+    """A step that would send a cluster data that depends on an input which the config forbids there."""
 
     code = "NB-213"
     usual_mend = "keep the stages that read it in its own cluster, or allow in the config what may go there"
@@ -227,7 +227,7 @@ class RunError(NebulaError):
 class StageFailedError(RunError):
     """An exception of the user's model inside a stage.
 
-    `torn` says whether an update had begun: if not, variables, metrics and seeds are as before the step.
+    `torn` is true if an update had begun: if not, variables, metrics and seeds are as before the step.
 
     >>> error = StageFailedError("division by zero", stage="decoder", micro_batch=2)
     >>> print(error)
@@ -305,7 +305,7 @@ class AbsentInputError(RunError):
 class NonFiniteError(RunError):
     """A NaN or an infinity that would have entered the state of a boundary's codec.
 
-    Nothing was updated, as this is found while stages compute.
+    Nothing was updated, as this is detected before the update.
 
     >>> print(NonFiniteError("b0 gpu->npu has a NaN", boundary="b0 gpu->npu", stage="gpu", step=3, micro_batch=1))
     NB-307 b0 gpu->npu has a NaN (step 3, micro-batch 1 of stage 'gpu')
@@ -372,7 +372,7 @@ class DeadlineError(TransportError):
 
 
 class WireError(TransportError):
-    """Invalid bytes on a link; the two subclasses say which side is at fault."""
+    """Invalid bytes on a link; the two subclasses distinguish the side at fault."""
 
     code = "NB-410"
     usual_mend = "run the same version of this library in every cluster"
@@ -393,14 +393,14 @@ class RemoteProtocolError(WireError):
 
 
 class DamagedFrameError(RemoteProtocolError):
-    """A frame that was damaged on its way: the connection is made again and the frame is sent again."""
+    """A frame that was damaged in transmission: the link reconnects and the frame is retransmitted."""
 
     code = "NB-413"
     usual_mend = "look at the line and at what relays it: TCP alone lets such damage through rarely"
 
 
 class PeerRestartedError(RemoteProtocolError):
-    """A worker at the other end that is another process than before, without the state of this run."""
+    """A worker that was replaced by another process, without the state of this run."""
 
     code = "NB-414"
     usual_mend = "start all workers again, from the last checkpoint"
@@ -414,14 +414,14 @@ class EpochOverError(RemoteProtocolError):
 
 
 class StaleWorkerError(RemoteProtocolError):
-    """A worker at the other end from an earlier epoch, which is refused. A `fresh` one is in no session."""
+    """A worker at the other end from an earlier epoch, which is refused. A `fresh` one has no session."""
 
     code, fresh = "NB-416", False
     usual_mend = "end what is left of an earlier epoch at the other end, and start its worker again"
 
 
 class OtherWorkersError(RemoteProtocolError):
-    """Clusters with other numbers of workers (`counts`) than this process was told; it must be restarted."""
+    """Clusters with other numbers of workers (`counts`) than this process has; it must be restarted."""
 
     code = "NB-417"
     counts: Mapping[str, int] = MappingProxyType({})
@@ -476,7 +476,7 @@ class NoCertificateError(IdentityError):
 
 
 class PlaintextError(IdentityError):
-    """A side that speaks without TLS where the other requires it."""
+    """A side that connects without TLS while the other requires it."""
 
     code = "NB-426"
     usual_mend = "take insecure: true out of clusters.yaml; both sides must have the same"
@@ -511,7 +511,7 @@ class AccountError(NebulaError):
 
 
 class LoginError(AccountError):
-    """A refused login. The client is not told why: `reason` is for the owner's log."""
+    """A refused login. The reason is not sent to the client: `reason` is for the owner's log."""
 
     code, reason = "NB-432", ""
     usual_mend = "try again in some minutes, or ask the owner of the cluster"

@@ -59,7 +59,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Names as messages list them.
+    """Names as a list in a message.
 
     >>> list_names(["gpu", "npu"])
     "'gpu', 'npu'"
@@ -79,10 +79,10 @@ _AFTER = re.compile(rf"[{_ENDS}]|$")
 
 
 def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False) -> str:
-    r"""Escape another process's text to printable characters of one line, at most `limit` of them; counts the rest.
+    r"""Escape another process's text to printable characters of one line, at most `limit` of them; the rest is counted.
 
-    Unprintable characters are written as Python's escapes: control characters, line ends, and those that change
-    the direction of writing. `lines` keeps line ends and tabs.
+    Unprintable characters become Python's escapes: control characters, line ends, and those that change the text
+    direction. `lines` keeps line ends and tabs.
 
     >>> escape_foreign_text("x\x1b[2J\ny"), escape_foreign_text("a" * 9, limit=4), escape_foreign_text("señal")
     ('x\\x1b[2J\\ny', 'aaaa... (5 characters more)', 'señal')
@@ -132,7 +132,7 @@ def remove_folders(text: str, known: Iterable[str] = ()) -> str:
 
 
 def _shorten_path(found: re.Match[str]) -> str:
-    """Remove all before a file's name, or before the last folder's if the path ends with a folder."""
+    """Remove everything before a file's name, or before the last folder's name if the path ends with a folder."""
     if not _AFTER.match(found.string, found.end()):
         return ""
     return _last_name(found.group())
@@ -163,7 +163,7 @@ class _FourParts(Exception):
 
     code: ClassVar[str] = "NB-000"
     usual_mend: ClassVar[str] = "report this with the script that shows it"
-    # Keras makes a new error from the first argument of one that a layer raises, unless it has this attribute.
+    # Keras replaces an error of a layer by a new one made of its first argument, unless it has this attribute.
     _keras_call_info_injected: ClassVar[bool] = True
     # AutoGraph converts every error to a StagingError, unless it has this one.
     ag_pass_through: ClassVar[bool] = True
@@ -177,7 +177,7 @@ class _FourParts(Exception):
         self.mend = what.partition(MEND)[2] or to_printable(mend or self.usual_mend)
 
     def __str__(self) -> str:
-        if MEND in self.what:  # Keras made it from our text, while it inferred a layer's output
+        if MEND in self.what:  # made by Keras from our text, while it inferred a layer's output
             return self.what
         lines = [f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")]
         for name, text in (("why", self.why), ("mend", self.mend)):
@@ -210,9 +210,9 @@ class NebulaError(_FourParts):
 
 
 class NebulaWarning(_FourParts, UserWarning):
-    """A condition that does not stop the program, but is probably not what was intended.
+    """A condition that does not stop the program, but is probably unintended.
 
-    Python prints the line of the script before it, so its text leaves that line out.
+    Python prints the line of the script before it, so its text omits that line.
 
     >>> print(NebulaWarning("stage 'gpu' runs uncut", where="train.py:3", mend="call it in a step"))
     NB-900 stage 'gpu' runs uncut

@@ -88,7 +88,8 @@ class ControlStream:
 class ControlStreams:
     """All streams to one other gateway: messages are sent on each of them, and handled once.
 
-    `gone(worker, why)` is called for lost workers of the other side; `noted(action, **said)` records the fate of heads.
+    `gone(worker, why)` is called for lost workers of the other side; `noted(action, **said)` records whether heads were
+    stored.
     """
 
     def __init__(
@@ -151,13 +152,13 @@ class ControlStreams:
             drop(lane.why)
 
     def send_head(self, head: Head) -> None:
-        """Send a head of our log to be kept by the other side."""
+        """Send a head of our log to be stored by the other side."""
         with self._changed:
             self._last_head = head
         self._say(_encode_head(head))
 
     def send_gone(self, worker: str, why: str) -> None:
-        """Announce that one of our workers is gone: now, and on every later stream while it is."""
+        """Announce that one of our workers is lost: now, and on every later stream until it is back."""
         said = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
         with self._changed:
             self._of_gone[worker] = encode_control(said)
@@ -169,7 +170,7 @@ class ControlStreams:
             self._of_gone.pop(worker, None)
 
     def wait_kept(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the other gateway has kept the last head of our log."""
+        """Wait at most `seconds` until the other gateway has stored the last head of our log."""
         with self._changed:
             wanted = self._last_head.seq if self._last_head is not None else -1
             self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._streams, seconds)

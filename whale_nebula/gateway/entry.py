@@ -93,8 +93,8 @@ _SECONDS = 10.0
 
 
 class FinalErrors:
-    """Errors that end a pair of workers, by the requesting and the requested worker. They are kept for seconds, within
-    which a worker retries, so that a new run with the same workers is not affected.
+    """Errors that end a pair of workers, by the requesting and the requested worker. They are stored for some seconds,
+    within which a worker retries, so that a new run with the same workers is not affected.
 
     >>> final_errors = FinalErrors(now=lambda: 0.0)
     >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
@@ -116,7 +116,7 @@ class FinalErrors:
         self._gone: set[str] = set()
 
     def give(self, asks: str, wanted: str, error: NebulaError) -> bool:
-        """Store an error for the next request of `asks` for `wanted`; False if `asks` has gone."""
+        """Store an error for the next request of `asks` for `wanted`; False if `asks` is lost."""
         with self._lock:
             if asks in self._gone:
                 return False

@@ -62,7 +62,7 @@ class Front:
         self._listening: list[socket.socket] = []
         self._guests: dict[int, _Guest] = {}  # by their files, the oldest first
         self._pipes: set[Pipe] = set()
-        self._peers: dict[str, str] = {}  # the other end of each connection to gRPC, by the name of ours
+        self._peers: dict[str, str] = {}  # the remote end of each connection to gRPC, by the name of our end
         self._notes: queue.Queue[tuple[str, NebulaError] | None] = queue.Queue(_NOTES)
         self._folder, self._door = "", -1  # the door is the socket at which gRPC listens behind
         self._most, self._lost, self._paused = 0, 0, 0.0

@@ -84,7 +84,7 @@ class Liveness:
             self._start(worker, self._look_twice)
 
     def _start(self, worker: str, run: Callable[[str], None]) -> None:
-        """Start a probe or, if one is running, another one after it, as the running one may have missed later changes."""
+        """Start a probe or, if one is running, another one after it, as that may have missed later changes."""
         with self._lock:
             looks = worker in self._looking
             self._looking[worker] = run

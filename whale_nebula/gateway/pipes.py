@@ -39,7 +39,7 @@ class Poll:
             self._epoll.unregister(line)
 
     def handle(self, seconds: float) -> None:
-        """Wait for events for so long, and handle them. An event may belong to a closed file that had the same number."""
+        """Wait for events for so long, and handle them. An event may be of a closed file with the same number."""
         for file, events in self._epoll.poll(seconds):
             handler = self._handlers.get(file)
             if handler is not None:

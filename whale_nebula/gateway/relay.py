@@ -263,7 +263,7 @@ class Pair:
 
     @contextlib.contextmanager
     def attempt(self, half: Half, near: Half) -> Iterator[bool]:
-        """Context of an attempt to dial the other gateway, with `half`, for `near`; yields False if it is not needed."""
+        """Context of an attempt to dial the other gateway, with `half`, for `near`; yields False if unneeded."""
         with self._lock:
             needed = near.fresh
             if needed:
@@ -322,7 +322,7 @@ class Pair:
         return True
 
     def _check_crossed(self) -> None:
-        """Resolve a crossing with a call of the other gateway. If that calls again, it has lost our stream."""
+        """Raise if an attempt of the other gateway crosses ours and loses. If it repeats, our stream is lost there."""
         far, now = self._halves.get(Side.FAR), self._now()
         standing = far is not None and far.dialled and not far.connection.over
         opening = any(

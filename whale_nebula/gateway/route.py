@@ -32,7 +32,7 @@ FREE_BYTES = 512
 _FREE_SHARE, _FREE_BURST = 0.05, 64 << 10  # of the line's rate for such frames, and their burst in bytes
 _BURST_SECONDS = 0.02
 _STEP_SECONDS = 0.002
-_OVERHEAD = 1.04  # what TLS, HTTP/2, TCP and IP add to a frame
+_OVERHEAD = 1.04  # overhead of TLS, HTTP/2, TCP and IP on a frame
 
 
 Flow = Sequence[Hashable]
@@ -62,11 +62,11 @@ class Queue:
         self._waiting.append(turn)
 
     def peek(self) -> Turn:
-        """The frame that is next."""
+        """Return the next frame."""
         return self._waiting[0]
 
     def pop(self) -> Turn:
-        """Take the frame that is next."""
+        """Remove and return the next frame."""
         return self._waiting.popleft()
 
 
@@ -106,11 +106,11 @@ class Turns:
         heapq.heappush(self._order, (begin, next(self._number), first))
 
     def peek(self) -> Turn:
-        """The frame that is next."""
+        """Return the next frame."""
         return self._flows[self._order[0][2]].peek()
 
     def pop(self) -> Turn:
-        """Take the frame that is next."""
+        """Remove and return the next frame."""
         self._begun, _, first = heapq.heappop(self._order)
         turn = self._flows[first].pop()
         end = self._begun + turn.size

@@ -1,4 +1,4 @@
-"""The hardware of a run as data: devices, workers, clusters, the links between them, and where each number is from."""
+"""The hardware of a run as data: devices, workers, clusters, links between them, and the provenance of numbers."""
 
 from whale_nebula.hardware.clusters import (
     ClusterInfo,

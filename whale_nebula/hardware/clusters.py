@@ -1,6 +1,6 @@
-"""The cluster object: what a planner knows of devices and links, as frozen records with their units in their names.
+"""The cluster object: a planner's data on devices and links, as frozen records with units in their fields' names.
 
-A number is None where nobody has said or measured it.
+A number is None if it is neither configured nor measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whale_nebula.plain import from_plain, to_plain, write_json
 
 FORMAT = "whale_nebula clusters 1"
 ANY = "any"
-"""The kind of a device of which the config says nothing: what TensorFlow takes there."""
+"""The kind of a device without one in the config: TensorFlow's choice."""
 HERE = "localhost"
 """The machine of workers without an address, and of those at a loopback address."""
 
@@ -29,10 +29,10 @@ HERE = "localhost"
 class Device:
     """The device of a worker: its `kind` is "cpu", "gpu" or, if unknown, "any".
 
-    `flops_per_s` is what the config says, or the rate of products of matrices that was measured; `rates` are FLOP/s by
-    kind of kernel ("matmul", "conv", "elementwise") as measured, and empty where the config says `flops`.
-    `call_seconds` is what one call of a compiled function takes that does nothing. `cores` is 1 where it is not known.
-    `price_per_hour` is in the currency of the links' `cost_per_gb`.
+    `flops_per_s` is from the config, or the measured rate of matrix products; `rates` are the measured FLOP/s by kind
+    of kernel ("matmul", "conv", "elementwise"), and empty if the config has `flops`. `call_seconds` is the time of one
+    call of an empty compiled function. `cores` is 1 if unknown. `price_per_hour` is in the
+    currency of the links' `cost_per_gb`.
 
     >>> Device(rates={"matmul": 2e11}, flops_per_s=1e11).rate_of("matmul"), Device(flops_per_s=5e12).rate_of("conv")
     (200000000000.0, 5000000000000.0)
@@ -48,8 +48,8 @@ class Device:
     price_per_hour: float | None = None
 
     def complete_from(self, other: Device) -> tuple[Device, list[str]]:
-        """With what it lacks taken from another record of it, and the names of what was taken: none where that one is
-        of another kind. Rates by kernel come with `flops_per_s`, and are left out where that is known here.
+        """Fill in missing values from another record of the device; returns the names of these, too: none if that one
+        is of another kind. Rates by kernel belong to `flops_per_s`, and are not taken if that is known here.
         """
         if ANY not in (self.kind, other.kind) and self.kind != other.kind:
             return self, []
@@ -66,13 +66,13 @@ class Device:
         return made, [*taken, *(f"rates.{kernel}" for kernel in rates if kernel not in self.rates)]
 
     def rate_of(self, kernel: str) -> float | None:
-        """FLOP/s of one kind of kernel, or of all where that one was not measured."""
+        """FLOP/s of one kind of kernel, or the overall rate if that one was not measured."""
         return self.rates.get(kernel, self.flops_per_s)
 
 
 @dataclass(frozen=True)
 class LinkRate:
-    """One direction of a link. A rate of None takes no time at all.
+    """One direction of a link. With a rate of None transfers take no time.
 
     >>> LinkRate(7.5e6, 0.02).seconds(1_500_000), str(LinkRate(7.5e6, 0.02, 0.01, 0.08))
     (0.22, '60mbit, 20ms, 1%, 0.08 per GB')
@@ -85,18 +85,18 @@ class LinkRate:
 
     @classmethod
     def of(cls, line: Line) -> LinkRate:
-        """The same as a line of a config, in bytes."""
+        """Convert a line of a config, to bytes."""
         return cls(None if line.rate is None else line.rate / 8, line.delay, line.loss, line.cost)
 
     def complete_from(self, other: LinkRate) -> LinkRate:
-        """The same, where it has a rate; else with that of another record of it, and with what else it lacks."""
+        """Return it unchanged if it has a rate; otherwise with the rate and missing values of another record of it."""
         if self.rate_bytes_per_s is not None:
             return self
         loss, cost = self.loss or other.loss, self.cost_per_gb or other.cost_per_gb
         return LinkRate(other.rate_bytes_per_s, self.delay_s or other.delay_s, loss, cost)
 
     def seconds(self, nbytes: float) -> float:
-        """From the first byte sent to the last one received, where nothing else is on the line."""
+        """Seconds from the first byte sent to the last one received, on an otherwise idle line."""
         return self.delay_s + (nbytes / self.rate_bytes_per_s if self.rate_bytes_per_s else 0.0)
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class Collective:
         return self.alpha_s + self.beta_s_per_byte * nbytes
 
     def among(self, workers: int) -> Collective:
-        """The same among another number of workers, as a ring has it: n - 1 rounds, and (n - 1) / n of the bytes."""
+        """The model for another number of workers, for a ring: n - 1 rounds, and (n - 1) / n of the bytes."""
         rounds = (workers - 1) / (self.workers - 1)
         beta = self.beta_s_per_byte * rounds * self.workers / workers
         return Collective(self.kind, self.alpha_s * rounds, beta, workers)
@@ -131,9 +131,9 @@ class Collective:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker: its name ("gpu/0"), the machine that it is on, its device, and its speed beside that of the others.
+    """A worker: its name ("gpu/0"), its machine, its device, and its relative speed.
 
-    Workers on one machine share it: its cores and memory are in the device of each.
+    Workers on one machine share it: the device of each has all of its cores and memory.
     """
 
     name: str
@@ -144,7 +144,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """A cluster: its workers, what joins two of them, and its collectives."""
+    """A cluster: its workers, the link between two of them, and its collectives."""
 
     name: str
     workers: tuple[WorkerInfo, ...]
@@ -169,8 +169,8 @@ class ClusterInfo:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a measured number is from: the date (ISO), the spread of its runs (the distance between the quartiles, as a
-    share of the median; None where it was measured once), and the machine's fingerprint.
+    """The provenance of a measured number: the date (ISO), the spread of its runs (the interquartile range, as a share
+    of the median; None if it was measured once), and the machine's fingerprint.
     """
 
     date: str
@@ -180,11 +180,11 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Clusters:
-    """All clusters of a run, each way of each link between two, and what codecs take.
+    """All clusters of a run, the links between them in each direction, and the costs of codecs.
 
-    `codecs` are seconds that one core takes for a byte of a tensor, at both ends together, by the text of a codec.
-    `measured` says where numbers are from that were measured: by "codecs.int8", "gpu/0.rates.matmul",
-    "gpu/0.memory_bytes", "gpu.collectives.all-reduce", "gpu>npu"; what is not named there was said in the config.
+    `codecs` are the seconds of one core for a byte of a tensor, at both ends together, by the text of a codec.
+    `measured` has the provenance of measured numbers, by "codecs.int8", "gpu/0.rates.matmul", "gpu/0.memory_bytes",
+    "gpu.collectives.all-reduce", "gpu>npu"; numbers without an entry are from the config.
 
     >>> from whale_nebula.config import load, parse_links
     >>> config = {"clusters": {"gpu": {"flops": "5T"}, "npu": {}}}
@@ -230,11 +230,11 @@ class Clusters:
         raise ConfigError(f"no cluster is called {name!r}", mend=did_you_mean(name, self.names))
 
     def between(self, a: str, b: str) -> LinkRate:
-        """The link from cluster `a` to cluster `b`; within one, what joins its workers."""
+        """The link from cluster `a` to cluster `b`; within one, the link between its workers."""
         return self.cluster(a).inside if a == b else self.links.get((a, b), LinkRate())
 
     def complete_from(self, other: Clusters) -> Clusters:
-        """With what it lacks taken from another cluster object, by names; what it has stays.
+        """Fill in missing values from another cluster object, by names; existing ones are kept.
 
         >>> lacks = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device(flops_per_s=5e12)),)),))
         >>> knows = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device("gpu", 8, 1e12, 2**34)),)),))
@@ -267,12 +267,12 @@ class Clusters:
 
     # ------------------------------------------------------------------ as text
     def to_json(self) -> str:
-        """As text for a file or another program; numbers are in bytes and seconds."""
+        """Serialise as JSON; numbers are in bytes and seconds."""
         return json.dumps({"format": FORMAT, **to_plain(self)}, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any], where: str | None = None) -> Clusters:
-        """What `to_json` wrote, or the same as a dict."""
+        """Parse the output of `to_json`, or the same as a dict."""
         try:
             document = json.loads(text) if isinstance(text, str) else text
             if document.get("format", FORMAT) != FORMAT:
@@ -286,7 +286,7 @@ class Clusters:
         return made
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, which `load` reads."""
+        """Write it to a file for `load`."""
         try:
             write_json(path, json.loads(self.to_json()))
         except OSError as error:
@@ -299,7 +299,7 @@ class Clusters:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Clusters:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         try:
             text = Path(path).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -309,7 +309,7 @@ class Clusters:
         return cls.from_json(text, where=str(path))
 
     def to_mermaid(self) -> str:
-        """A picture, as a Mermaid flowchart: clusters with their workers, and what joins them."""
+        """A Mermaid flowchart: clusters with their workers, and the links between them."""
         return mermaid(self)
 
     def __str__(self) -> str:
@@ -317,7 +317,7 @@ class Clusters:
 
 
 def _cluster(told: Cluster, size: int) -> ClusterInfo:
-    """A cluster as a config describes it, with this number of workers."""
+    """A cluster of a config, with this number of workers."""
     specs = [*told.workers, *[None] * (size - len(told.workers))]
     workers = tuple(_worker(f"{told.name}/{number}", spec, told) for number, spec in enumerate(specs))
     return ClusterInfo(told.name, workers, LinkRate.of(told.inside))
@@ -365,7 +365,7 @@ _WORDS = frozenset({"name", "machine", "kind", "date"})
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What stands where numbers belong, with its path of keys; None is left out."""
+    """The values of numeric fields, each with its path of keys; None is omitted."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in items:
         if isinstance(each, dict | list):
@@ -396,9 +396,8 @@ def add_prefix(number: float | None, unit: str, step: float = 1000.0) -> str:
 
 
 def table(clusters: Clusters) -> str:
-    """Workers, links, collectives and codecs, a line each, with the date of what was measured."""
-    priced = any(worker.device.price_per_hour is not None for worker in clusters.workers)
-    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call", *["an hour"] * priced]]
+    """Workers, links, collectives and codecs, a line each, with the date of measured numbers."""
+    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call"]]
     for worker in clusters.workers:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
@@ -431,7 +430,9 @@ def _rates(device: Device) -> str:
 
 
 def mermaid(clusters: Clusters) -> str:
-    """A flowchart: a box for each cluster with its workers, and an arrow for each link; one for both ways alike."""
+    """A flowchart: a box for each cluster with its workers, and an arrow for each link; one arrow if both directions
+    are equal.
+    """
     lines = ["flowchart LR"]
     for number, cluster in enumerate(clusters.clusters):
         lines.append(f'    subgraph c{number}["{cluster.name}"]')

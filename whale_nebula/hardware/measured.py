@@ -1,5 +1,5 @@
-"""What was measured on this machine: a record, its file in the user's cache, and how it completes a cluster object; and
-what runs have shown of how long clusters compute.
+"""Measurements of this machine: a record, its file in the user's cache, and completion of a cluster object by it; and
+the slowdowns of clusters that runs have measured.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from whale_nebula.hardware.clusters import ClusterInfo, Clusters, Collective, De
 from whale_nebula.plain import from_plain, to_plain, write_json
 
 FORMAT, BLOCKS, SLOWNESS = "whale_nebula measured 1", "whale_nebula blocks 1", "whale_nebula slowness 2"
-"""What the files of this version begin with."""
+"""The format lines of the files of this version."""
 MOST_BLOCKS = 4000
-"""So many subgraphs are remembered, those that were measured last."""
+"""The most subgraphs that are stored, the latest ones."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured on a machine, and is not said in a config. `sources` has the provenance of each number, by
+    """Measurements of a machine that are not in a config. `sources` has the provenance of each number, by
     "device.rates.matmul", "codecs.int8" or "collectives.all-reduce".
 
     >>> from whale_nebula.hardware import ClusterInfo, WorkerInfo
@@ -46,7 +46,7 @@ class Measurement:
     sources: Mapping[str, Provenance] = field(default_factory=dict)
 
     def complete(self, clusters: Clusters, here: Callable[[str], bool]) -> Clusters:
-        """Fill in missing values of workers whose machine is `here`."""
+        """Fill in missing values of workers for whose machine `here` is true."""
         local = cache(here)
         sources = {f"codecs.{name}": source for name, source in self._sources("codecs")}
         made = []
@@ -69,7 +69,9 @@ class Measurement:
 # ---------------------------------------------------------------------- the machine
 @cache
 def fingerprint() -> str:
-    """The machine as numbers depend on it: processor, cores, GPUs, version and threads of TensorFlow."""
+    """The properties of the machine that affect measurements: processor, cores, GPUs, version and threads of
+    TensorFlow.
+    """
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
     threads = [f"{name}={value}" for name in _THREADS if (value := os.environ.get(name))]
     cores = count_cores()
@@ -106,7 +108,7 @@ def _tensorflow() -> str:
 
 # ---------------------------------------------------------------------- the files
 def cache_path() -> Path:
-    """The file of what was measured here: in XDG_CACHE_HOME, or in ~/.cache."""
+    """The file of measurements of this machine: in XDG_CACHE_HOME, or in ~/.cache."""
     told = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(told) if os.path.isabs(told) else Path.home() / ".cache"
     return folder / "whale_nebula" / "measured.json"
@@ -114,11 +116,11 @@ def cache_path() -> Path:
 
 _Kept = TypeVar("_Kept")
 _BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError)
-"""What reading a file raises that is not there, or is not what was written."""
+"""The exceptions of reading a missing or invalid file."""
 
 
 def _read(kind: type[_Kept], path: Path, written_as: str) -> _Kept:
-    """What a file holds, by the fields of its kind; it raises one of `_BROKEN`."""
+    """Read a file by the fields of its kind; raises one of `_BROKEN`."""
     document = json.loads(path.read_text("utf-8"))
     if document["format"] != written_as:
         raise ValueError(f"its format is {document['format']!r}, and not {written_as!r}")
@@ -132,15 +134,15 @@ def _write(found: object, path: Path, written_as: str) -> None:
 
 
 def keep(found: Measurement, path: Path | None = None) -> Path:
-    """Write a measurement to its file, and give the path."""
+    """Write a measurement to its file; returns the path."""
     target = path or cache_path()
     _write(found, target, FORMAT)
     return target
 
 
 def read_kept() -> tuple[Measurement | None, str]:
-    """The measurement in the file; without one that is of this machine, None and a sentence. There is no sentence
-    where there is no file.
+    """The measurement in the file and ""; if it is not of this machine, None and the reason; without a file, None and
+    "".
     """
     source = cache_path()
     try:
@@ -157,7 +159,7 @@ def read_kept() -> tuple[Measurement | None, str]:
 # ---------------------------------------------------------------------- subgraphs
 @dataclass(frozen=True)
 class BlockTime:
-    """Seconds of one run of a subgraph, the spread of them, and when it was measured."""
+    """Seconds of one run of a subgraph, their spread, and the time of the measurement."""
 
     seconds: float
     spread: float
@@ -171,14 +173,14 @@ class _Blocks:
 
 
 def blocks_path() -> Path:
-    """The file of the subgraphs that were measured here; machines that share a cache have one each."""
+    """The file of the measured subgraphs; machines that share a cache have one each."""
     number = hashlib.sha256(fingerprint().encode()).hexdigest()[:12]
     return cache_path().with_name(f"blocks-{number}.json")
 
 
 def read_blocks() -> dict[str, BlockTime]:
-    """The subgraphs that were measured on this machine, by their keys; none where a file is of another one, or broken:
-    they are measured again.
+    """The subgraphs that were measured on this machine, by their keys; empty if the file is of another machine, or
+    invalid: they are measured again.
     """
     try:
         found = _read(_Blocks, blocks_path(), BLOCKS)
@@ -188,18 +190,18 @@ def read_blocks() -> dict[str, BlockTime]:
 
 
 def keep_blocks(found: Mapping[str, BlockTime]) -> None:
-    """Add to the subgraphs that were measured on this machine."""
+    """Add measured subgraphs to the file."""
     every = {**read_blocks(), **found}
     newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_BLOCKS:])
     _write(_Blocks(fingerprint(), newest), blocks_path(), BLOCKS)
 
 
-# ---------------------------------------------------------------------- what runs have shown
+# ---------------------------------------------------------------------- slowdowns
 @dataclass(frozen=True)
 class Slowness:
-    """How many times as long as was counted a cluster computed in a run on a machine: alone in its processes, or
-    `together` with all others in one. What was counted were seconds of blocks that were `measured`, or estimates; of
-    the other, and of a cluster with other `workers`, it says nothing.
+    """The ratio of a cluster's time in a run on a machine to the predicted one: alone in its processes, or `together`
+    with all others in one. The prediction was from `measured` blocks, or from estimates; the ratio applies only to the
+    same kind of prediction, and to the same number of `workers`.
     """
 
     machine: str
@@ -212,7 +214,7 @@ class Slowness:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What it is of."""
+        """The fields that identify the ratio."""
         return self.machine, self.cluster, str(to_plain(self.workers)), self.together, self.measured
 
 
@@ -222,7 +224,7 @@ class _Shown:
 
 
 def slowness_path() -> Path:
-    """The file of what runs have shown, beside that of what was measured."""
+    """The file of slowdowns, beside that of measurements."""
     return cache_path().with_name("slowness.json")
 
 
@@ -243,7 +245,7 @@ def read_slowness(clusters: Clusters, together: bool, measured: Collection[str])
 
 
 def keep_slowness(found: Mapping[str, float], clusters: Clusters, together: bool, measured: Collection[str]) -> None:
-    """Write what a run has shown of clusters; where that cannot be written, the next run plans without it."""
+    """Store the slowdowns of a run; if they cannot be written, the next run plans without them."""
     date, known = datetime.now(UTC).isoformat(timespec="seconds"), _load_slowness()
     for each in clusters.clusters:
         if each.name in found:

@@ -1,4 +1,4 @@
-"""Time calls, and fit a line through what was timed."""
+"""Time calls, and fit a line through the times."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ RUNS, _FEWEST = 10, 3
 WARM_UP = 2
 _MOST_SECONDS = 2.0
 _LEAST_SECONDS = 2e-3
-"""A run of calls takes at least so long, or the clock and one interruption would be much of it."""
+"""The least duration of a run of calls, so that clock resolution and interruptions matter little."""
 
 
 class Timed(NamedTuple):
-    """The median seconds of a call over some runs, and the distance between their quartiles as a share of it."""
+    """The median seconds of a call over some runs, and their interquartile range as a share of it."""
 
     seconds: float
     spread: float
@@ -63,7 +63,7 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Fitted:
     >>> fit_line([(1.0, 1.0), (10.0, 100.0)]).alpha
     0.0
     """
-    # seconds/t = 1 is to hold: weights are 1/t
+    # relative errors: weights are 1/t
     rows = [(1 / seconds, work / seconds) for work, seconds in points]
     one = sum(a * a for a, _ in rows)
     both = sum(a * b for a, b in rows)
@@ -74,6 +74,6 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Fitted:
         alpha, beta = (left * two - right * both) / determinant, (right * one - left * both) / determinant
         if alpha >= 0 and beta >= 0:
             return Fitted(alpha, beta)
-        if beta < 0:  # the work does not show
+        if beta < 0:  # no measurable effect of the work
             return Fitted(left / one, 0.0)
     return Fitted(0.0, right / two)

@@ -33,7 +33,7 @@ class Identity:
     addresses `listen`, and have certificate files unless the config is `insecure`; with a `gateway`, other clusters are
     reached through it. `config` is the path of that config. `everywhere` is true if the launcher started the workers of
     all clusters (`--all`). `device` is the worker's device on its host, if the config names one. If the launcher has a
-    terminal, `terminal` is its descriptor, and `drawing` the pipe for what a worker draws on it. `epoch` counts the
+    terminal, `terminal` is its descriptor, and `drawing` the pipe for a worker's drawings on it. `epoch` counts the
     restarts of the workers, `memory` is an in-memory folder of this host that exists while the launcher runs, and
     `ended` is when the previous start ended, in seconds since 1970. The launcher reads the last report of each worker
     from the folder `reports`. In elastic runs, `absent` are the addresses of the workers that the run continues
@@ -74,7 +74,7 @@ class Identity:
     home: str | None = None
 
     def to_json(self) -> str:
-        """The text that goes into the variable."""
+        """The value of the environment variable."""
         files = self.security and self.security.as_dict()
         return json.dumps({**asdict(self), "security": files}, sort_keys=True)
 
@@ -121,7 +121,7 @@ class Identity:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of workers of all clusters, where they may change."""
+        """The numbers of workers of all clusters, if they may change."""
         if self.asked is None:
             return {}
         running = Counter(map(cluster_of, self.workers))

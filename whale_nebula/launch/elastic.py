@@ -69,7 +69,7 @@ class Sizes:
                 )
 
     def _check_launchers(self) -> None:
-        """Refuse what is not supported where several launchers start workers."""
+        """Refuse options that are not supported if several launchers start workers."""
         torn = next((c for c in self.config.elastic if 0 < self._count_here(c) < self.listed.get(c, 0)), None)
         if torn is not None:
             raise NotYetError(
@@ -156,7 +156,7 @@ class Sizes:
         away = missed in self.listed and missed not in self.own
         worker = failure.lost if away else failure.worker
         self.needed = set() if further else self.needed
-        who = missed if away else worker  # a site has no constant first
+        who = missed if away else worker  # of a lost site any worker may be missed first
         before = [] if further else self._failed[-1:]
         self._failed = [*self._failed, who] if who in before else [who]
         cluster = cluster_of(worker)
@@ -181,7 +181,7 @@ class Sizes:
         return Placement(tuple(worker for worker in self.placement.here if worker in kept), kept)
 
     def find_absent(self) -> dict[str, str]:
-        """The addresses of absent workers, without which the run goes on."""
+        """The addresses of absent workers, without which the run continues."""
         return {worker: address for worker, address in self.placement.addresses.items() if not self._runs(worker)}
 
     def _runs(self, worker: str) -> bool:

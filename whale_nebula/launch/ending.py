@@ -79,7 +79,7 @@ class Departure:
         return bool(self._settled)
 
     def ask(self, why: str) -> None:
-        """Leave after the next step that all take; at once if no step was taken yet. A signal handler may call it."""
+        """Leave after the next step that all take, at once before the first one. Safe to call in a signal handler."""
         self.asked = why
         if not self._stepping:
             raise Leaving(f"it was asked to end before its first step: {why}")
@@ -238,7 +238,7 @@ class Kept:
         self._ends = self._within = False
 
     def keeps(self, line: str) -> bool:
-        """Whether the next line that the worker has written on its standard error is kept back."""
+        """Whether the next line of the worker's standard error is held back."""
         line = line.rstrip("\r\n")
         self._within = self._ends and bool(_OUR_ERRORS.match(line) or (self._within and _UNDER.match(line)))
         self._ends = self._ends or line == self._head

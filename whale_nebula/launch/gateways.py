@@ -33,7 +33,7 @@ _LOCK = "in-use"
 def make_private_folder(home: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """A fresh folder that only this user can enter, removed at the end; `home` is where it is made.
 
-    What runs that were killed have left there is removed first.
+    Leftovers of killed runs there are removed first.
 
     >>> with make_private_folder() as folder:
     ...     sorted(path.name for path in folder.iterdir())
@@ -84,7 +84,7 @@ def remove_abandoned(home: Path) -> None:
 
 
 def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, Files]:
-    """The files that the config names for each worker, or their usual names beside it; none if the config is insecure."""
+    """The files that the config names for each worker, or their usual names beside it; none if it is insecure."""
     if config.security.insecure:
         return {}
     run, base = config.run_name, find_base(path)
@@ -135,7 +135,7 @@ def listen_here(config: Config, placement: Placement, tell: Callable[[str], None
 
 
 def check_names(config: Config, workers: Iterable[str]) -> None:
-    """Whether certificates can hold the names of the run and of its clusters."""
+    """Check that certificates can hold the names of the run and of its clusters."""
     if not config.security.insecure:
         name(config.run_name, "run")
         for cluster in dict.fromkeys(map(cluster_of, workers)):

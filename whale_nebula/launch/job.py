@@ -211,7 +211,7 @@ class Job:
         return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved, self._excess)
 
     def _next(self) -> str | None:
-        """The next worker that has ended; "" if the deadline has changed, None if it has passed."""
+        """The next worker that has ended; "" to check the deadline again, None if it has passed."""
         left = self._limit - time.monotonic()
         try:
             return self._ended.get(timeout=max(0.0, min(left, 3600.0)))

@@ -93,7 +93,8 @@ class RoundTrips(NamedTuple):
 
 
 class End:
-    """One end of the measurement. One of the two `leads`: it comes first in all that both do not do at once.
+    """One end of the measurement. One of the two `leads`: it comes first in everything that is not done by both at
+    once.
 
     `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end. `tell`
     is called with a line on each stage of the measurement.

@@ -35,7 +35,7 @@ class Output:
     board: Board | None = None
 
     def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
-        """A reader that forwards a worker's output and, from the pipe `picture`, what it draws."""
+        """A reader that forwards a worker's output and, from the pipe `picture`, its drawings."""
         relay = Relay(worker, process, self.sinks, dict.fromkeys(self.named, f"[{worker}] "))
         if picture is None or self.board is None:
             return relay

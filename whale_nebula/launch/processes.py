@@ -200,7 +200,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Board:
-    """The launcher's terminal, and the screen that draws on it."""
+    """The descriptor of the launcher's terminal, and the screen that draws on it."""
 
     fd: int
     screen: Screen
@@ -217,7 +217,7 @@ class Shown:
         self._thread.start()
 
     def close(self) -> tuple[str, str]:
-        """Called when the process has ended: returns what the inner reader retained."""
+        """Called when the process has ended: returns the output retained by the inner reader."""
         self._thread.join(REST_SECONDS)
         return self._reader.close()
 

@@ -329,7 +329,7 @@ def open_tenancy(
     security: Mapping[str, Files],
     tell: Callable[[str], None],
 ) -> Iterator[Tenancy | None]:
-    """Open the resources of an account, and `tell` what is not isolated; None for a run without an account."""
+    """Open the resources of an account, and `tell` the missing isolation; None for a run without an account."""
     if tenant is None:
         yield None
         return

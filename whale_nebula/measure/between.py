@@ -82,7 +82,7 @@ def main(words: Sequence[str]) -> None:
     found: dict[str, list[list[float]]] = {kind: [] for kind in halves}
     key = itertools.count(1)
     with joined.explain_failures("measuring the collectives"), tf.device(device):
-        for kind, (do, rows, parts) in halves.items():  # each process has half of a tensor
+        for kind, (do, rows, parts) in halves.items():  # each process holds half of a tensor
             for size in sizes:
                 x = tf.ones([rows, size // 4 // parts])
                 run = tf.function(functools.partial(do, size=WORKERS, group=1, instance=next(key)), autograph=False)

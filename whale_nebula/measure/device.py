@@ -25,8 +25,8 @@ _CHANNELS, _IMAGES = 32, 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the measured operands: sides of square matrices, sides of images, numbers of element-wise kernels and of
-    the memory's, rows and columns of the tensor for codecs; and runs of each.
+    """Sizes of the measured operands: sides of square matrices, sides of images, elements of element-wise kernels and
+    of memory copies, rows and columns of the tensor for codecs; and runs of each.
     """
 
     matmul: tuple[int, ...] = (256, 512, 1024)
@@ -62,7 +62,7 @@ def measure_device(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Found
         tell(f"{kernel}: {rates[kernel] / 1e9:.3g} GFLOP/s, spread {largest.spread:.0%}")
     spreads["flops_per_s"] = spreads["rates.matmul"]
     moved = _time(_compile(tf.negative, sizes.memory), sizes)
-    memory = 2 * 4 * sizes.memory / moved.seconds  # each number is read and written
+    memory = 2 * 4 * sizes.memory / moved.seconds  # each element is read and written
     spreads["memory_bytes_per_s"] = moved.spread
     tell(f"memory: {memory / 1e9:.3g} GB/s, spread {moved.spread:.0%}")
     call = _time(_compile(lambda x: x, 1), sizes)
@@ -132,7 +132,7 @@ class Coding:
 
 
 def measure_codecs(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Coding:
-    """Measure all codecs of the registry that can be used alone, and need no state of a run but a basis."""
+    """Measure all codecs of the registry that can be used alone, and need no state of a run other than a basis."""
     x = tf.constant(_draw(*sizes.codec))
     found, spreads = {}, {}
     for codec in _codecs(sizes.codec[1]):
@@ -148,7 +148,7 @@ def _codecs(columns: int) -> Iterator[Codec]:
     usual = (SVD(0.6), TopK(0.1), Rank(min(96, columns // 2)) >> INT8())
     for kind in CODECS.values():
         if issubclass(kind, Precision) and not kind.lossless:
-            with suppress(TypeError, NebulaError):  # it has no default
+            with suppress(TypeError, NebulaError):  # it has required arguments
                 yield kind()
     yield from usual
 

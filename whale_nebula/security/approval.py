@@ -1,11 +1,11 @@
-"""Approvals of programs: what the owner of a cluster has reviewed and signed, in a folder for each.
+"""Approvals of programs by the owner of a cluster, reviewed and signed, in a folder for each.
 
     approvals/
       train-1f3a.../
-        approval.json           what was approved, signed by the run's authority
+        approval.json           the program's digests, signed by the run's authority
         train_step.plan.json    the plan of each step
 
-The authority's key signs them, where certificates are issued; a worker needs `ca.pem` to read them.
+The authority's key signs them, on the host that issues certificates; a worker needs `ca.pem` to read them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def plan_file(step: str) -> str:
 
 
 def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None) -> Sequence[Found]:
-    """All approvals in a folder, the newest first; `fault` is set for those that are invalid on workers of a cluster."""
+    """All approvals in a folder, the newest first; `fault` is set for those invalid on workers of a cluster."""
     found = [_read(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
     return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
 
@@ -172,7 +172,7 @@ def read_plan(found: Found, step: str) -> bytes:
 
 def read_approvals(config: Config, source: str | None, cluster: str | None) -> tuple[Path, Sequence[Found]]:
     """The folder of a config's approvals, and those that an authority in `ca.pem` has signed for a cluster, or why they
-    are invalid. The authority is the one that the config names, also where a launcher makes certificates for one run.
+    are invalid. The authority is the one in the config, even if a launcher makes certificates for one run.
     """
     base = Path(source or "").parent
     folder = base / Path(config.approvals or "approvals").expanduser()
@@ -215,8 +215,8 @@ def check_process(folder: Path, found: Sequence[Found]) -> Found:
 def choose_approval(
     folder: Path, found: Sequence[Found], script: Path | None, compare: Callable[[Approval], str | None]
 ) -> Found:
-    """The newest approval from which nothing differs, by `compare`; without one, a refusal that names the first
-    difference from the nearest.
+    """The newest approval without differences, by `compare`; if there is none, a refusal with the first difference from
+    the nearest.
     """
     digest = None if script is None else code.digest_file(script)
     differences: list[tuple[int, str]] = []

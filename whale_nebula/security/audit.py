@@ -94,7 +94,7 @@ class AuditLog:
     ) -> int:
         """Write a record; returns its number. `decision` is "allow", "deny" or ""; `more` is plain JSON.
 
-        `target` is the line's `object`: what the action was about.
+        `target` is the line's `object`: the subject of the action.
         """
         if not _OURS.isdisjoint(more):
             raise AuditError(f"{sorted(_OURS & set(more))} are fields of every record", mend="choose another name")
@@ -277,7 +277,7 @@ class AuditLog:
         self._file = -1
 
     def _rotate(self) -> None:
-        """Rename the full file, and continue in a new one. The lock on the file goes with it."""
+        """Rename the full file, and continue in a new one. The file's lock remains with it."""
         self._sync()
         named = piece(self.path, self._first)
         try:

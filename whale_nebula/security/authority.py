@@ -2,15 +2,15 @@
 and key.
 
     certs/              0700
-      ca.pem            its certificate: every host gets a copy
-      ca.key            its key, 0600: it stays here
-      authority.json    which clusters there are, if that was said
-      revoked.json      the deny list: every host gets a copy
-      issued/           every certificate that was ever issued, by its serial number
-      gpu-worker-0.pem  a worker's certificate and key: its host gets them
+      ca.pem            its certificate: copied to every host
+      ca.key            its key, 0600: never copied
+      authority.json    the clusters, if they are restricted
+      revoked.json      the deny list: copied to every host
+      issued/           every issued certificate, by its serial number
+      gpu-worker-0.pem  a worker's certificate and key: copied to its host
       gpu-worker-0.key
 
-Nothing else is kept anywhere: the folder is the authority.
+The authority has no other state.
 
 Keys are P-256: the TLS of gRPC supports these by default, and not Ed25519. A certificate is valid from five minutes
 ago, for hosts whose clocks are slightly behind.
@@ -276,7 +276,7 @@ def save_clusters(folder: Path, authority: Authority) -> None:
 
 
 def load(folder: Path) -> Authority:
-    """The authority in a folder, with its key, which only the host has where it was made."""
+    """The authority in a folder, with its key, which exists only on the host that made it."""
     known = authorities(folder)
     if not (folder / KEY).exists():
         raise CredentialsError(

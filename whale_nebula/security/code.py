@@ -176,7 +176,7 @@ def normalize_name(name: str) -> str:
 
 
 def first_difference(here: Mapping[str, str], approved: Mapping[str, str]) -> str | None:
-    """Describe the first file or package that differs from what was approved.
+    """Describe the first file or package that differs from the approved one.
 
     >>> first_difference({"__main__": "ab" * 32}, {"__main__": "cd" * 32})
     'the script is abababababab here, and cdcdcdcdcdcd was approved'

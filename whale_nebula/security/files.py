@@ -122,7 +122,7 @@ def read(
 def is_private(found: os.stat_result) -> bool:
     """Whether a key file's owner and mode keep it from other users.
 
-    0600 or less; where root owns the file and this process is not root, its group may read it too (0640 or less), as
+    0600 or less; if root owns the file and this process is not root, its group may read it too (0640 or less), as
     Kubernetes projects a secret for a pod with `fsGroup`.
     """
     given_by_root = found.st_uid == 0 and os.geteuid() != 0

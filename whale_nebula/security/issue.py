@@ -170,7 +170,7 @@ def _renew(folder: Path, authority: Authority, old: Peer, days: float, at: datet
 
 
 def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
-    """Issue a new certificate for the authority's key: what it signed remains valid."""
+    """Issue a new certificate for the authority's key: certificates that it signed remain valid."""
     moment = at or files.now()
     old = home.load(folder)
     made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment, old.bound)

@@ -2,8 +2,8 @@
 host trusts.
 
 certs/
-  gpu-worker-0.key   made on the host of the worker by a request: it stays there
-  gpu-worker-0.csr   the request: to the owner of the cluster, who sends gpu-worker-0.pem back
+  gpu-worker-0.key   made on the worker's host by a request: never copied
+  gpu-worker-0.csr   the request, sent to the cluster's owner: the answer is gpu-worker-0.pem
   ca.pem             the certificates of all owners' authorities, each bound to its clusters
   revoked.json       the deny list of one of them
   revoked-npu.json   that of another

@@ -144,7 +144,7 @@ def count_kept(folders: Iterable[Path]) -> int:
     for folder in folders:
         for place, _, names in os.walk(folder):
             for name in names:
-                with contextlib.suppress(OSError):  # gone meanwhile
+                with contextlib.suppress(OSError):  # removed meanwhile
                     found = os.lstat(os.path.join(place, name))
                     sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
     return sum(sizes.values())

@@ -1,8 +1,8 @@
 """Private parts of TensorFlow and Keras that this package uses, by subject; each function has a contract test.
 
-`tf` is TensorFlow itself, loaded when it is first used, for modules that hosts without TensorFlow import too. What is
-private moves from version to version: versions of TensorFlow and Keras that are not supported are refused at first use.
-Importing this package checks nothing, because it loads neither of them.
+`tf` is TensorFlow itself, loaded when it is first used, for modules that hosts without TensorFlow import too. Private
+parts change between versions: unsupported versions of TensorFlow and Keras are refused at first use. Importing this
+package checks nothing, because it loads neither of them.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class _Lazy:
 tf: Any = _Lazy("tensorflow")
 
 RANGES = {"tensorflow": ("2.21", "2.22"), "keras": ("3.15", "3.16")}
-"""From the first of each, up to but not including the second."""
+"""Supported versions: from the first of each pair, up to but not including the second."""
 BACKEND = "tensorflow"
 
 
 def require_supported() -> None:
-    """Raise where TensorFlow or Keras is out of its range, or Keras runs on something else than TensorFlow."""
+    """Raise if TensorFlow or Keras is out of its range, or Keras has another backend than TensorFlow."""
     refusal = find_unsupported()
     if refusal is not None:
         raise refusal
 
 
 def find_unsupported() -> NebulaError | None:
-    """Why the TensorFlow and Keras at hand cannot be used, or None where they can."""
+    """The error for unsupported versions of TensorFlow and Keras; None if they are supported."""
     for name in RANGES:
         found = _version(name)
         if found is not None and not is_in_range(name, found):
@@ -75,7 +75,7 @@ def find_unsupported() -> NebulaError | None:
 
 
 def is_in_range(name: str, version: str) -> bool:
-    """Whether a version of TensorFlow or Keras is one that we are made for.
+    """Whether a version of TensorFlow or Keras is supported.
 
     >>> is_in_range("tensorflow", "2.21.3"), is_in_range("tensorflow", "2.22.0-rc1"), is_in_range("keras", "2.15.0")
     (True, False, False)
@@ -89,7 +89,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _version(name: str) -> str | None:
-    """The version that is loaded, else the one that would be."""
+    """The loaded version, otherwise the installed one."""
     loaded: Any = sys.modules.get(name)
     if loaded is not None:
         return str(getattr(loaded, "__version__", "0.0"))

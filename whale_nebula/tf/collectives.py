@@ -1,9 +1,9 @@
-"""Everything private of TensorFlow that its collectives need, beside `tf_private`: they are between processes.
+"""Private parts of TensorFlow for its collectives between processes.
 
-A process is one task of a TensorFlow cluster, and the names of its devices say which. They are given when TensorFlow's
-runtime starts: variables, iterators and functions that were made before are on devices that there are no more. So
-`prepare` says which task this process will be before anything runs, and `serve` says where the others are, whenever
-that is known. Each function has a contract test in tests/contract.
+A process is one task of a TensorFlow cluster, which is part of its devices' names. These are assigned when TensorFlow's
+runtime starts: variables, iterators and functions made before would be on devices that no longer exist. So `prepare`
+sets the task of this process before the runtime starts, and `serve` sets the addresses of the others once they are
+known. Each function has a contract test in tests/contract.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import tensorflow as tf
 
 from whale_nebula.tf import require_supported
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from tensorflow.core.protobuf import tensorflow_server_pb2  # noqa: E402
 from tensorflow.python import pywrap_tfe  # noqa: E402
 from tensorflow.python.eager import context as context_lib  # noqa: E402
 
 JOB = "worker"
-_START = "ensure_initialized"  # what everything calls that needs the runtime, and what starts it
+_START = "ensure_initialized"  # the function that starts the runtime, called by all that need it
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Which of how many tasks a process is, and where it listens."""
+    """The number of a process's task, the number of tasks, and its address."""
 
     index: int
     count: int
@@ -49,7 +49,7 @@ def task() -> Task | None:
 
 
 def prepare(index: int, addresses: Sequence[str], started: Callable[[], object]) -> None:
-    """Be task `index` as soon as TensorFlow's runtime starts, which it does not by this; then call `started`.
+    """Set this process to be task `index` once TensorFlow's runtime starts, and call `started` then; does not start it.
 
     Until then a script may set threads and devices as always.
     """
@@ -65,12 +65,12 @@ def prepare(index: int, addresses: Sequence[str], started: Callable[[], object])
 
 
 def serve(index: int, addresses: Sequence[str]) -> None:
-    """Start TensorFlow's server as task `index`, or let the one that runs know where the others are now."""
+    """Start TensorFlow's server as task `index`, or update the addresses of the others in the running one."""
     context = context_lib.context()
-    vars(context).pop(_START, None)  # what was prepared is done now
+    vars(context).pop(_START, None)  # the prepared start is done
     server = tensorflow_server_pb2.ServerDef(protocol="grpc", job_name=JOB, task_index=index)
     server.default_session_config.CopyFrom(context.config)
-    # the first task knows which devices are in which group
+    # the first task resolves the devices of each group
     server.default_session_config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
     job = server.cluster.job.add(name=JOB)
     for number, address in enumerate(addresses):
@@ -79,7 +79,7 @@ def serve(index: int, addresses: Sequence[str]) -> None:
         context.enable_collective_ops(server)
         context.ensure_initialized()
         return
-    context._collective_ops_server_def = server  # `enable_collective_ops` does the same, and warns
+    context._collective_ops_server_def = server  # as `enable_collective_ops` does, without its warning
     with context._initialize_lock:
         pywrap_tfe.TFE_EnableCollectiveOps(context._handle, server.SerializeToString())
         context._initialize_logical_devices()
@@ -87,7 +87,7 @@ def serve(index: int, addresses: Sequence[str]) -> None:
 
 
 def abort(message: str) -> None:
-    """Let every collective that waits in this process fail, in whatever thread, and every later one."""
+    """Let every waiting collective of this process fail, in any thread, and every later one."""
     context_lib.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
@@ -96,12 +96,12 @@ CPU, _GPU = "/CPU:0", "/GPU:0"
 
 @functools.cache
 def find_device() -> str:
-    """Where collectives run: on the GPU where there is one."""
+    """The device of collectives: the GPU if there is one."""
     return _GPU if tf.config.list_logical_devices("GPU") else CPU
 
 
 def hash_key(text: str) -> int:
-    """A positive int32 that stands for a text."""
+    """A positive int32 as the hash of a text."""
     return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 or 1
 
 
@@ -111,8 +111,8 @@ def _member(size: int, group: int, instance: Any) -> dict[str, Any]:
 
 
 def reduce(tensor: Any, size: int, group: int, instance: Any, op: str) -> Any:
-    """The sum ("Add") or the maximum ("Max") over the members of a group; all give the same shape. TensorFlow's own
-    timeout is not used: it keeps memory for each sum until it ends.
+    """The sum ("Add") or the maximum ("Max") over the members of a group; all have the same shape. TensorFlow's own
+    timeout is not used: it holds memory for each sum until it expires.
     """
     member = _member(size, group, instance)
     found = tf.raw_ops.CollectiveReduceV2(input=tensor, ordering_token=[], merge_op=op, final_op="Id", **member)
@@ -121,24 +121,24 @@ def reduce(tensor: Any, size: int, group: int, instance: Any, op: str) -> Any:
 
 
 def gather(tensor: Any, size: int, group: int, instance: Any) -> Any:
-    """What all members have, one behind the other along the first axis, which has one entry of each."""
+    """The tensors of all members, concatenated along the first axis, of which each has one entry."""
     found = tf.raw_ops.CollectiveGatherV2(input=tensor, ordering_token=[], **_member(size, group, instance))
     found.set_shape(tf.TensorShape([size]).concatenate(tensor.shape[1:]))
     return found
 
 
 def exchange(tensor: Any, size: int, group: int, instance: Any) -> Any:
-    """From each member the entry of the first axis that is for this one; that axis is as long as the group."""
+    """All-to-all: from each member the entry of the first axis for this one; that axis has the size of the group."""
     found = tf.raw_ops.CollectiveAllToAllV2(input=tensor, ordering_token=[], **_member(size, group, instance))
     found.set_shape(tensor.shape)
     return found
 
 
 def send(tensor: Any, size: int, group: int, instance: Any) -> Any:
-    """Give a tensor to all other members."""
+    """Broadcast a tensor to all other members."""
     return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_member(size, group, instance))
 
 
 def receive(shape: Any, dtype: Any, size: int, group: int, instance: Any) -> Any:
-    """Take what another member sends; its shape has to be known."""
+    """Receive the broadcast of another member; its shape must be known."""
     return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_member(size, group, instance))

@@ -1,8 +1,6 @@
-"""Everything private of tf.data that `nb.shard` needs, beside `tf_private`: what a dataset is made of, and how to make
-it anew on other rows.
+"""Private parts of tf.data for `nb.shard`: the structure of a dataset, and its reconstruction on other rows.
 
-A dataset of a kind that is not listed here is not understood, and nothing is asked of it. Each function has a contract
-test in tests/contract.
+Only datasets of the kinds listed here are analysed. Each function has a contract test in tests/contract.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import tensorflow as tf
 from whale_nebula.tf import require_supported
 from whale_nebula.tf.private import list_op_types
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from tensorflow.python.data.ops import (  # noqa: E402
     batch_op,
@@ -52,16 +50,16 @@ _LASTS_NOT = frozenset({
     "Placeholder", "Print", "PrintV2", "PyFunc", "ReadFile", "ReadVariableOp", "ResourceGather",
     "StatefulPartitionedCall", "VarHandleOp", "While",
 })  # fmt: skip
-"""The stateful ops that neither draw nor write: a row that they are not run for leaves all other rows as they are."""
+"""The stateful ops that neither draw nor write: skipping a row does not affect others."""
 
 
 def kind(dataset: Any) -> str:
-    """By which method of tf.data a dataset was made, or "" where it is none of those that we know."""
+    """The method of tf.data that made a dataset; "" for an unknown one."""
     return _KINDS.get(type(dataset), "")
 
 
 def below(dataset: Any) -> tf.data.Dataset:
-    """What a dataset of a known kind takes its elements from."""
+    """The input dataset of a dataset of a known kind."""
     return dataset._input_dataset
 
 
@@ -74,7 +72,7 @@ class Mapping(NamedTuple):
 
 
 def mapping(dataset: Any) -> Mapping | None:
-    """What a dataset maps by; None where that is no function that can be called again."""
+    """The mapping of a dataset; None if its function cannot be called again."""
     function = dataset._map_func.function
     if not isinstance(function, ConcreteFunction):
         return None
@@ -98,7 +96,7 @@ class Batching(NamedTuple):
 
 
 def batching(dataset: Any) -> Batching:
-    """How a dataset makes batches."""
+    """The batching of a dataset."""
     options: dict[str, Any] = {"name": dataset._name, "drop_remainder": dataset._drop_remainder}
     if isinstance(dataset, padded_batch_op._PaddedBatchDataset):
         shapes, values = nest.flatten(dataset._padded_shapes), nest.flatten(dataset._padding_values)
@@ -110,7 +108,7 @@ def batching(dataset: Any) -> Batching:
 
 
 class _Shuffled(dataset_ops.UnaryUnchangedStructureDataset):
-    """Another dataset in the order in which one is shuffled: by its very seeds, and none is drawn for it."""
+    """Another dataset in the shuffled order of a given one: with the same seeds, without drawing new ones."""
 
     def __init__(self, source: Any, like: Any) -> None:
         self._input_dataset, self._name = source, like._name
@@ -135,16 +133,16 @@ _AGAIN: dict[str, Callable[[Any, Any], Any]] = {
     "options": lambda source, like: source.with_options(like.options()),
 }
 MOVES = frozenset(_AGAIN)
-"""The kinds that do the same whatever the elements are."""
+"""The kinds that do not depend on the elements."""
 
 
 def apply_again(dataset: Any, source: Any) -> tf.data.Dataset:
-    """What a dataset of a kind in `MOVES` does, done to another one."""
+    """Apply the transformation of a dataset of a kind in `MOVES` to another one."""
     return _AGAIN[kind(dataset)](source, dataset)
 
 
 def lasting(function: Any) -> str:
-    """The type of an op in a function that draws or writes, so that a call changes later ones; "" where none does."""
+    """The type of an op in a function that draws or writes, so that a call changes later ones; "" if there is none."""
     for op_type in list_op_types(function.graph):
         known = op_def_registry.get(op_type)
         if known is None or (known.is_stateful and op_type not in _LASTS_NOT):
@@ -153,7 +151,7 @@ def lasting(function: Any) -> str:
 
 
 def leaves(structure: Any) -> list[Any]:
-    """The parts of an element, or of its spec, as tf.data counts them: a list is one part."""
+    """The parts of an element, or of its spec, as in tf.data: a list is one part."""
     return list(nest.flatten(structure))
 
 
@@ -168,12 +166,12 @@ def nothing(spec: Any) -> bool:
 
 
 class Same(dataset_ops.UnaryUnchangedStructureDataset):
-    """A dataset that is another one, for a class of ours to be a `tf.data.Dataset`."""
+    """An identical dataset, as a base of our classes that must be a `tf.data.Dataset`."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset, dataset._variant_tensor)
 
 
 def describe_iterator(iterator: Any) -> tuple[Any, Any]:
-    """How an iterator is given to a function of TensorFlow's: what describes it, and its handle."""
+    """The arguments for passing an iterator to a TensorFlow function: its description and its handle."""
     return iterator._type_spec, iterator._iterator_resource

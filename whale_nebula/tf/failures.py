@@ -15,7 +15,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.tf import require_supported
 from whale_nebula.tf.patch import Patch, apply_patches
 
-require_supported()  # what follows depends on these versions
+require_supported()  # the following imports depend on these versions
 
 from tensorflow.python.eager import core  # noqa: E402
 from tensorflow.python.framework import error_interpolation  # noqa: E402
@@ -37,15 +37,15 @@ def carry_errors() -> Iterator[None]:
         with _lock:
             if not _carried:
                 _applied.enter_context(apply_patches(_PATCHES))
-            elif len(_carried) == _MOST:  # those that TensorFlow raised nowhere
+            elif len(_carried) == _MOST:  # errors that TensorFlow never raised
                 del _carried[next(iter(_carried))]
-            _carried[str(error)] = copy.copy(error)  # without its traceback, which holds what its frames do
+            _carried[str(error)] = copy.copy(error)  # without its traceback, which would keep its frames' objects alive
         raise
 
 
 @contextlib.contextmanager
 def leave_errors() -> Iterator[None]:
-    """Context of a step of ours, which explains TensorFlow's errors itself, so that they are not replaced."""
+    """Context of a step of ours, which translates TensorFlow's errors itself, so that they are not replaced."""
     token = object()
     _running.add(token)
     try:
@@ -55,7 +55,7 @@ def leave_errors() -> Iterator[None]:
 
 
 def _find_carried(message: str) -> NebulaError | None:
-    """The error of ours that a message of TensorFlow's refers to; None while a step runs, which raises it itself."""
+    """Our error to which a TensorFlow message refers; None while a step runs, which raises it itself."""
     with _lock:
         found = next((said for said in _carried if said in message), None)
         error = None if found is None else _carried.pop(found)

@@ -67,7 +67,7 @@ def _list_constants(tensors: Sequence[Any]) -> list[Any]:
 
 
 def trace_variables(function: Any, specs: Sequence[Any]) -> None:
-    """Trace a tf.function for the variables that it creates alone: once, where a call would trace it again."""
+    """Trace a tf.function for the variables that it creates alone: once, while a call would trace it again."""
     pairs: list[tuple[Any, Any]] = []
     function._initialize(tuple(specs), {}, add_initializers_to=pairs)
     function._initialize_uninitialized_variables(pairs)

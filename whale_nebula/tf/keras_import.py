@@ -1,6 +1,6 @@
 """The only wrapper on Keras, installed when Keras is loaded, whichever package is imported first.
 
-Importing this package loads no TensorFlow (a gateway's host has none), and yet a subclassed model whose first action is
+Importing this package loads no TensorFlow (a gateway's host has none), but a subclassed model whose first action is
 `fit` needs the wrapper before Keras traces it. So it is installed at once if Keras is loaded, and otherwise by an
 import finder that waits for that one module and then removes itself.
 """
@@ -53,7 +53,7 @@ def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..
     def make(model: Any, force: bool = False) -> Any:
         from whale_nebula.tf import find_unsupported
 
-        if find_unsupported() is not None:  # scopes report it when they are entered, and this model has none
+        if find_unsupported() is not None:  # scopes report it when they are entered, but this model has none
             return original(model, force)
         return hook().make_function(kind, original, model, force)
 

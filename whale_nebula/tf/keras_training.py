@@ -1,5 +1,5 @@
-"""Everything private of Keras's training that we touch, beside `tf_private`: what its own train step does before its
-gradients, which callbacks a `fit` calls, and what those do that write files.
+"""Private parts of Keras's training: its train step before the gradients, the callbacks of a `fit`, and callbacks that
+write files.
 
 Each function has a contract test in tests/contract.
 """
@@ -25,15 +25,15 @@ def trains_as_keras(model: Any) -> bool:
 
 
 def lacks_variables(model: Any) -> bool:
-    """Whether the first call of a compiled model's own train step makes variables: its optimizer has none yet."""
+    """Whether a compiled model's optimizer has no variables yet, so that its first train step makes them."""
     optimizer = model.optimizer
     return isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built
 
 
 def create_variables(model: Any, data: Any) -> None:
-    """Do all that makes variables in Keras's own train step: forward, loss, optimizer and metrics, in this order.
+    """Run the parts of Keras's train step that make variables: forward, loss, optimizer and metrics, in this order.
 
-    Variables of metrics get their values at once; the tf.function that is traced gives all others theirs.
+    Variables of metrics are initialised at once; all others by the tf.function that is being traced.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
@@ -45,14 +45,14 @@ def create_variables(model: Any, data: Any) -> None:
 
 
 def build_optimizer(optimizer: Any, variables: Any) -> None:
-    """Make the slots of an optimizer under the names that they get in a step: its own is around them."""
+    """Make the slots of an optimizer under the names that they get in a step, with its own name as prefix."""
     with keras.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
 
 
 def _create_at_once(create: Callable[..., Any], **options: Any) -> Any:
-    """Create a variable outside of the function that is traced, which would put its initialisation in a condition. One
-    whose initial value is a tensor of that function is created inside.
+    """Create a variable outside of the traced function, which would put its initialisation in a condition. One whose
+    initial value is a tensor of that function is created inside.
     """
     inside = tf.is_symbolic_tensor(options.get("initial_value"))
     with contextlib.nullcontext() if inside else tf.init_scope():
@@ -67,13 +67,13 @@ _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith
 
 
 def list_fit_callbacks() -> list[Any]:
-    """The callbacks of the innermost `fit` of Keras that is running: it has them nowhere else."""
+    """The callbacks of the innermost running `fit` of Keras: they are only among its local variables."""
     innermost = next(_find_fits(), None)
     return [] if innermost is None else list(innermost["callbacks"].callbacks)
 
 
 def _find_fits() -> Iterator[dict[str, Any]]:
-    """The variables of each `fit` of Keras that is running and has its callbacks, the innermost first."""
+    """The local variables of each running `fit` of Keras that has its callbacks, the innermost first."""
     for frame in python_frames():
         found = frame.f_locals if frame.f_code.co_name == "fit" else {}
         if isinstance(found.get("callbacks"), keras.callbacks.CallbackList):
@@ -81,8 +81,8 @@ def _find_fits() -> Iterator[dict[str, Any]]:
 
 
 class Fit(NamedTuple):
-    """A running `fit` of Keras: its callbacks, in their list object, its data, the requested epochs, and all variables
-    by name.
+    """A running `fit` of Keras: its callbacks, in their list object, its data, the requested epochs, and all local
+    variables by name.
     """
 
     container: Any
@@ -99,8 +99,8 @@ class Fit(NamedTuple):
 
 
 def find_fit() -> Fit | None:
-    """The `fit` of Keras that runs and has not begun its first epoch; None if there is no such, or if a callback of
-    another `fit` has called it.
+    """The running `fit` of Keras that has not begun its first epoch; None if there is none, or if a callback of another
+    `fit` has called it.
     """
     fits = list(_find_fits())
     if len(fits) != 1 or "epoch_iterator" not in fits[0]:
@@ -110,15 +110,15 @@ def find_fit() -> Fit | None:
 
 
 def add_callback(fit: Fit, callback: Any, model: Any) -> None:
-    """Let a `fit` call one more callback, after all others."""
+    """Add a callback to a `fit`, after all others."""
     callback.set_model(model)
     callback.set_params(fit.container.params)
     fit.container.callbacks.append(callback)
 
 
 def pass_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:
-    """Read the data of a `fit` up to the epoch `until`, as training and validation would read it. `begin` is given the
-    iterator first, and takes the batches of an execution.
+    """Read the data of a `fit` up to the epoch `until`, as training and validation would read it. `begin` is called
+    with the iterator first, and takes the batches of an execution.
     """
     for epoch in range(fit.initial_epoch, until):
         _pass_data(fit.data, begin if epoch == fit.initial_epoch else None)
@@ -136,8 +136,8 @@ def _pass_data(data: Any, begin: Callable[[Any], Any] | None = None) -> None:
 
 
 def _pass_validation(seen: Mapping[str, Any], epoch: int) -> None:
-    """Go through the validation data of a `fit` with these variables, if it validates after an epoch. The data goes on
-    from there: the `fit` makes none anew.
+    """Read the validation data of a `fit` with these variables, if it validates after an epoch. The `fit` continues to
+    use that data and its position.
     """
     model = seen["self"]
     if seen["validation_data"] is None or not model._should_eval(epoch, seen["validation_freq"]):
@@ -158,8 +158,8 @@ def _pass_validation(seen: Mapping[str, Any], epoch: int) -> None:
 
 
 def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
-    """The next `count` batches, or fewer where the data ends, and an iterator of the same form that gives these and
-    then the rest. In place of an iterator of TensorFlow it gives these alone.
+    """The next `count` batches, or fewer at the end of the data, and an iterator of the same form that yields these and
+    then the rest. In place of an iterator of TensorFlow it yields only these.
     """
     batches = list(itertools.islice(iterator, count))
     if not isinstance(iterator, tf.data.Iterator):
@@ -168,8 +168,8 @@ def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
 
 
 def trace_step(function: Callable[[Any], Any], batches: Any) -> Any:
-    """The graph of what Keras's train function does with an iterator of TensorFlow's, or with a batch, traced unless it
-    was: all variables are there then. None where nothing is traced, as with `run_eagerly=True`.
+    """The graph of Keras's train function for an iterator of TensorFlow, or for a batch, traced if it was not: after
+    that all variables exist. None if nothing is traced, as with `run_eagerly=True`.
     """
     wanted = "multi_step_on_iterator" if isinstance(batches, tf.data.Iterator) else "one_step_on_data"
     found = {each._python_function.__name__: each for each in _find_traced(function)}
@@ -189,13 +189,13 @@ def _find_traced(function: Callable[..., Any]) -> Iterator[Any]:
 
 
 def list_captured(graph: Any) -> list[Any]:
-    """The variables that a graph reads or writes, in the order in which it has met them."""
+    """The variables that a graph reads or writes, in the order of their first use."""
     known = {id(variable.handle): variable for variable in graph.variables}
     return [known[id(outer)] for outer, _ in graph.captures if id(outer) in known]
 
 
 def build_model(model: Any, batch: Any) -> None:
-    """Make all variables of a compiled model, its metrics and its optimizer, for batches of such a form."""
+    """Make all variables of a compiled model, its metrics and its optimizer, for batches of this form."""
 
     def make_input(spec: Any) -> Any:
         return None if spec is None else keras.KerasTensor(tuple(spec.shape), spec.dtype)
@@ -203,7 +203,7 @@ def build_model(model: Any, batch: Any) -> None:
     optimizer = model.optimizer
     lacks = lacks_variables(model)
     if lacks:
-        optimizer.built = True  # not yet: its own name must be around its variables, as it is in a step
+        optimizer.built = True  # prevents building here: its variables must have its name as prefix, as in a step
     try:
         model._symbolic_build(data_batch=tf.nest.map_structure(make_input, batch))
     finally:
@@ -219,20 +219,20 @@ def begin_with(model: Any, epoch: int) -> None:
 
 
 def keep_logs(fit: Fit) -> None:
-    """Let the callbacks of a `fit` go on with the files of logs that they wrote before, instead of beginning anew."""
+    """Let the callbacks of a `fit` append to their earlier log files instead of replacing them."""
     for callback in fit.callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True
 
 
 def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> None:
-    """Let a method of one callback be what `change` makes of it: "begin", "save" or "end"."""
+    """Replace a method of one callback ("begin", "save" or "end") by the result of `change`."""
     method = {"begin": "on_train_begin", "save": "_save_model", "end": "on_train_end"}[name]
     setattr(callback, method, change(getattr(callback, method)))
 
 
 def silence(callback: Any, silent: Callable[[], bool]) -> None:
-    """Let a callback do nothing where `silent` says so, and take back what it has written already."""
+    """Disable a callback while `silent` is true, and remove what it has written already."""
     for name in _HOOKS:
         setattr(callback, name, _silence_method(getattr(callback, name), silent))
     if isinstance(callback, keras.callbacks.TensorBoard) and silent():
@@ -258,7 +258,7 @@ def backup_path(callback: Any) -> str:
 
 
 def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Make the folder of what a callback is about to save, with these arguments of its "save"; it may be there."""
+    """Make the folder of the file that a callback is about to save, by the arguments of its "save"; it may exist."""
     if isinstance(callback, BACKUP):
         folder = str(callback.backup_dir)
     else:
@@ -268,5 +268,5 @@ def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def initial_epoch(model: Any) -> int:
-    """The epoch that a restored backup lets `fit` begin with; 0 where there was none."""
+    """The initial epoch of `fit` by a restored backup; 0 if there was none."""
     return int(model._initial_epoch or 0)

@@ -1,12 +1,12 @@
-"""`Patch`: an attribute of TensorFlow or Keras that is replaced for a while, by any number of threads. And everything
-private of them that ops need which a step replaces, beside `tf_private`: random draws and synchronized moments. Each
-function has a contract test in tests/contract.
+"""`Patch`: temporary replacement of an attribute of TensorFlow or Keras, by any number of threads; and private parts of
+both for ops that a step replaces: random draws and synchronized moments. Each function has a contract test in
+tests/contract.
 
-What `tf.random.normal`, `tf.nn.dropout` and the like are made of keeps how much it has drawn in a kernel, where nobody
-can read it. The kernel is a Philox generator: its key is the op's first seed, its counter begins at the second, and
-each draw moves the counter on as `RngReadAndSkip` does. So the same numbers can be had from a variable.
+The ops of `tf.random.normal`, `tf.nn.dropout` and the like keep their position in a kernel, where it is unreadable. The
+kernel is a Philox generator: its key is the op's first seed, its counter begins at the second, and each draw advances
+the counter as `RngReadAndSkip` does. So a variable can produce the same numbers.
 
-Keras asks one function of its TensorFlow backend for the moments of `BatchNormalization(synchronized=True)`: without a
+Keras calls one function of its TensorFlow backend for the moments of `BatchNormalization(synchronized=True)`: without a
 `tf.distribute` strategy they are those of the batch.
 """
 
@@ -24,14 +24,14 @@ import tensorflow as tf
 
 from whale_nebula.tf import require_supported
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from keras.src.backend.tensorflow import nn  # noqa: E402
 from tensorflow.python.ops import gen_random_ops, resource_variable_ops  # noqa: E402
 
 
 class Patch:
-    """A replacement for an attribute of a class or module. `count` says how often it is applied right now.
+    """A replacement for an attribute of a class or module. `count` is how often it is currently applied.
 
     >>> class Dense:
     ...     def call(self): return "Keras's"
@@ -97,7 +97,7 @@ Asked = Callable[[int, int], Any]
 def patch_draws(asked: Asked) -> list[Patch]:
     """Call `asked(seed, seed2)` for a variable of `fresh_state` wherever a seeded random op is created.
 
-    The op then draws from that; where the answer is None, the op is made as ever.
+    The op then draws from that; if the result is None, the op is created as usual.
     """
     return [Patch(gen_random_ops, name, functools.partial(_draw_counter, name, asked)) for name in _MAKERS]
 
@@ -113,16 +113,16 @@ def _draw_counter(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
     with tf.name_scope(given["name"] or name):
         shape = tf.convert_to_tensor(given["shape"])
         resource_variable_ops.variable_accessed(state)
-        many = tf.cast(tf.reduce_prod(shape), tf.uint64)  # the next draw gets other numbers
+        many = tf.cast(tf.reduce_prod(shape), tf.uint64)  # advances the counter for the next draw
         before = tf.raw_ops.RngReadAndSkip(resource=state.handle, alg=_PHILOX, delta=many)
         counter, key = tf.split(tf.bitcast(before, tf.uint64), [2, 1])
         return _STATELESS[name](shape=shape, counter=counter, key=key, alg=_PHILOX, **kept)
 
 
 def fresh_state(seed: int, seed2: int, name: str) -> Any:
-    """A variable with what a kernel with these seeds begins with: the counter's two numbers, and the key.
+    """A variable with the initial state of a kernel with these seeds: the counter's two numbers, and the key.
 
-    It is no variable of the function that is traced, so nobody is asked how to make it.
+    It is not created by the traced function, so that variable creators are not called.
     """
     with tf.init_scope():
         first = tf.constant([0, seed2, seed], tf.int64)
@@ -135,9 +135,9 @@ Answer = Callable[[Any, Sequence[int], bool], tuple[Any, Any] | None]
 
 
 def patch_moments(answer: Answer) -> Patch:
-    """Ask `answer(tensor, axes, keepdims)` for the mean and the variance of synchronized moments.
+    """Call `answer(tensor, axes, keepdims)` for the mean and the variance of synchronized moments.
 
-    Where it is None, Keras goes on.
+    If it returns None, Keras computes them.
     """
 
     def compute(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
@@ -148,11 +148,11 @@ def patch_moments(answer: Answer) -> Patch:
 
 
 def unmark(op: Any, name: str) -> None:
-    """Take an attribute off an op of the graph being traced."""
+    """Remove an attribute of an op of the graph being traced."""
     op._clear_attr(name)
 
 
 def readers(tensor: Any) -> list[tuple[Any, int]]:
-    """The ops of a graph that read a tensor, each with the number of the input where it does."""
+    """The ops of a graph that read a tensor, each with the number of that input."""
     found = dict.fromkeys(tensor.consumers())
     return [(op, place) for op in found for place, read in enumerate(op.inputs) if read is tensor]

@@ -1,5 +1,5 @@
 # ruff: noqa: E402
-"""Everything private of TensorFlow and Keras that this package touches, one small function each.
+"""Private parts of TensorFlow and Keras that this package uses, one small function each.
 
 Each has a contract test in tests/contract, so that an upgrade of TensorFlow or Keras fails in one place.
 """
@@ -22,7 +22,7 @@ import tensorflow as tf
 from whale_nebula.tf import require_supported
 from whale_nebula.tf.patch import Patch
 
-require_supported()  # what follows is where it is in these versions only
+require_supported()  # the following imports depend on these versions
 
 from keras.src import backend as keras_backend
 from keras.src import tree as keras_tree
@@ -69,7 +69,7 @@ FuncGraph = func_graph_lib.FuncGraph
 
 
 def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractContextManager[None]:
-    """While open, every op made in `graph` carries these attributes."""
+    """While open, every op made in `graph` has these attributes."""
     values = {
         name: attr_value_pb2.AttrValue(**{"i": value} if isinstance(value, int) else {"s": value.encode()})
         for name, value in stamps.items()
@@ -84,7 +84,7 @@ _gradients_helper = gradients_util._GradientsHelper
 def patch_gradients(asked: Callable[..., list[Any] | None]) -> Patch:
     """Call `asked(targets, sources, seeds, stops, unconnected)` in place of `tf.gradients`.
 
-    So is every v1 optimizer's `compute_gradients` of a tensor. Where the answer is None, TensorFlow goes on.
+    This includes every v1 optimizer's `compute_gradients` of a tensor. If the result is None, TensorFlow computes them.
     """
 
     def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ _build_cond = cond_v2._build_cond
 
 
 def patch_cond(takes: Callable[[Any, Sequence[Any]], bool]) -> Patch:
-    """Ask `takes(predicate, branches)` before a cond is built; where it has built one itself, nothing more is done."""
+    """Call `takes(predicate, branches)` before a cond is built; if it returns true, it has built one itself."""
 
     def build(
         pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,
@@ -132,7 +132,7 @@ _create_op = func_graph_lib.FuncGraph._create_op_internal
 
 
 def patch_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]]) -> Patch:
-    """Ask `given(graph, op_type, inputs)` what an op reads, before it is made in any FuncGraph."""
+    """Call `given(graph, op_type, inputs)` for an op's inputs, before it is made in any FuncGraph."""
 
     def create(graph: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return _create_op(graph, op_type, list(given(graph, op_type, list(inputs))), *args, **kwargs)
@@ -141,7 +141,7 @@ def patch_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]]) -> Patc
 
 
 def tape_records() -> bool:
-    """Whether some gradient tape records right now."""
+    """Whether a gradient tape is recording."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
@@ -152,7 +152,7 @@ def stop_recording() -> contextlib.AbstractContextManager[None]:
 
 
 def tape_follows(tensor: Any) -> bool:
-    """Whether some tape that records has followed this tensor from something that it watches."""
+    """Whether a recording tape has traced this tensor from a watched one."""
     return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
 
 
@@ -162,10 +162,10 @@ def tape_told(
     results: Sequence[Any],
     asked: Callable[[frozenset[int] | None], None],
 ) -> None:
-    """Tell the open tapes that `results` are made of variables and tensors, and that nothing flows back through them.
+    """Record on the open tapes that `results` depend on variables and tensors, without a gradient.
 
-    Whoever asks all the same has `asked` called, with the ids of what the gradient is asked for: tensors, and handles
-    of variables; with None where that cannot be told.
+    A request for such a gradient calls `asked` with the ids of its sources: tensors, and handles of variables; with
+    None if they are unknown.
     """
     tape_lib.variables_accessed(variables)
 
@@ -193,7 +193,7 @@ def tape_stop(tape: tf.GradientTape) -> None:
 
 
 def tape_finish(tape: tf.GradientTape) -> None:
-    """Do what `gradient` does last: a plain tape forgets what it recorded."""
+    """Do what `gradient` does last: a plain tape discards its records."""
     if not tape._persistent:
         tape._watched_variables = tape._tape.watched_variables()
         tape._tape = None
@@ -201,7 +201,9 @@ def tape_finish(tape: tf.GradientTape) -> None:
 
 @contextlib.contextmanager
 def tape_reopened(tape: tf.GradientTape) -> Iterator[Callable[[Any], bool]]:
-    """Ask a tape whether it has followed a tensor: ops outside its block, or unwatched, it has not."""
+    """Context with a function that returns whether a tape has traced a tensor: it has not traced ops outside its block,
+    or unwatched.
+    """
     again = not tape._recording
     if again:
         tape_lib.push_tape(tape._tape)
@@ -230,11 +232,11 @@ def list_op_types(graph: Any) -> list[str]:
 
 
 def function_graph(graph: Any, name: str) -> Any:
-    """The FuncGraph of a function that an op of `graph` calls; those of a body may be known to a graph around it."""
+    """The FuncGraph of a function that an op of `graph` calls; those of a body may be registered in an outer graph."""
     while not graph._is_function(name) and getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
     found = graph._get_function(name)
-    with graph.as_default():  # where the functions are that it calls by name
+    with graph.as_default():  # the graph of the functions that it calls by name
         return found.graph if hasattr(found, "graph") else function_def_to_graph.function_def_to_graph(found.definition)
 
 
@@ -249,7 +251,7 @@ def user_frames(op: Any) -> list[tuple[str, int]]:
 
 
 def stamp_of(op: Any, name: str) -> str:
-    """What `stamp_ops` wrote on an op, as text; empty where it wrote nothing."""
+    """The attribute that `stamp_ops` wrote on an op, as text; "" if there is none."""
     try:
         return bytes(op.get_attr(name)).decode()
     except ValueError:
@@ -257,7 +259,7 @@ def stamp_of(op: Any, name: str) -> str:
 
 
 def number_on(op: Any, name: str) -> int | None:
-    """The whole number that `stamp_ops` wrote on an op, if it wrote one."""
+    """The integer that `stamp_ops` wrote on an op, if any."""
     try:
         return int(op.get_attr(name))
     except ValueError:
@@ -267,7 +269,7 @@ def number_on(op: Any, name: str) -> int | None:
 def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
     """The names of the Keras layers whose calls created an op, outermost first, and the file of the innermost.
 
-    Each call opens a name scope; TensorFlow numbers those that it has seen before.
+    Each call opens a name scope; TensorFlow numbers repeated ones.
     """
     frames = [(frame.filename, frame.name) for frame in op.traceback or ()]
     calls = sum(name == "__call__" and file.endswith(_LAYER_FILE) for file, name in frames)
@@ -286,7 +288,7 @@ _LAYERS, _LAYER_FILE = "/keras/src/layers/", "/keras/src/layers/layer.py"
 
 
 def call_flat(function: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
-    """Call a ConcreteFunction with its tensors in order: half the price of the friendly call."""
+    """Call a ConcreteFunction with its tensors in order: half the cost of the ordinary call."""
     return list(function._call_flat(list(tensors), captured) or ())
 
 
@@ -303,7 +305,7 @@ def layers_running() -> list[Any]:
 
 
 def add_variable(layer: Any, name: str, values: Any) -> Any:
-    """Give a layer that is built already one more variable, as its own `build` would have made it."""
+    """Add a variable to a layer that is built already, as its own `build` would have made it."""
     with tf.init_scope():
         variable = keras.Variable(values, dtype=layer.variable_dtype, name=name)
     variable._path = f"{layer.path or layer.name}/{name}"
@@ -321,7 +323,7 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def sublayers(layer: Any) -> list[Any]:
-    """The layers directly inside a layer or model, in the order in which it got them, each once."""
+    """The layers directly inside a layer or model, in the order of their assignment, each once."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
@@ -332,7 +334,7 @@ def nodes_by_depth(function: Any) -> dict[int, list[Any]]:
 
 
 def call_on_run(node: Any, hear: Callable[[Any], None]) -> None:
-    """Tell `hear` of the arguments whenever a functional model runs this node, whatever it runs it for."""
+    """Call `hear` with the arguments whenever a functional model runs this node, for any purpose."""
     fill_in = node.arguments.fill_in
 
     def wrapper(tensors: Any) -> Any:
@@ -353,12 +355,12 @@ def find_original(node: Any) -> Any:
 
 
 def call_on_config(operation: Any, hear: Callable[[], None]) -> None:
-    """Tell `hear` whenever a layer or operation gives its config, which is all that copies are made from."""
+    """Call `hear` whenever a layer or operation returns its config, from which copies are made."""
     _wrap_method(operation, "get_config", before=hear)
 
 
 def call_on_build(sequential: Any, hear: Callable[[], None]) -> None:
-    """Tell `hear` whenever a Sequential has built the functional model inside it."""
+    """Call `hear` whenever a Sequential has built the functional model inside it."""
     _wrap_method(sequential, "build", after=hear)
 
 
@@ -378,7 +380,7 @@ def _wrap_method(
 
 
 def python_frames() -> Iterator[FrameType]:
-    """The frames of Python that run now, innermost first, from the caller's on."""
+    """The running Python frames, innermost first, from the caller's on."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -386,7 +388,7 @@ def python_frames() -> Iterator[FrameType]:
 
 
 class KerasCall(NamedTuple):
-    """A function of Keras that runs now: its name, its first argument, and its frame."""
+    """A running function of Keras: its name, its first argument, and its frame."""
 
     name: str
     given: Any
@@ -394,7 +396,7 @@ class KerasCall(NamedTuple):
 
 
 def keras_calls() -> list[KerasCall]:
-    """The functions of Keras that run now, innermost first."""
+    """The running functions of Keras, innermost first."""
     found: list[KerasCall] = []
     for frame in python_frames():
         code = frame.f_code
@@ -404,17 +406,17 @@ def keras_calls() -> list[KerasCall]:
 
 
 def is_in_custom_gradient() -> bool:
-    """Whether a function under `tf.custom_gradient` runs now, while a graph is made."""
+    """Whether a function under `tf.custom_gradient` is running, while a graph is built."""
     return any(frame.f_code is custom_gradient._graph_mode_decorator.__code__ for frame in python_frames())
 
 
 def exporting() -> bool:
-    """Whether a model is being written as a SavedModel: what is traced then is never trained."""
+    """Whether a model is being written as a SavedModel: its traces are never trained."""
     return any(part in frame.filename for frame in tf_stack.extract_stack() for part in _EXPORTERS)
 
 
 def ops_watched() -> bool:
-    """Whether a debugger of TensorFlow's adds ops of its own to every op that is made in this thread."""
+    """Whether a TensorFlow debugger adds its own ops to every op that is made in this thread."""
     return bool(op_callbacks.should_invoke_op_callbacks())
 
 
@@ -422,7 +424,7 @@ _EXPORTERS = ("/keras/src/export/", "/tensorflow/python/saved_model/")
 
 
 def apply_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What tf.function would make of a function: Python control flow becomes TensorFlow's."""
+    """Convert a function as tf.function would: Python control flow becomes TensorFlow's."""
     context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=None)
     converted: Callable[..., Any] = autograph.tf_convert(function, context, user_requested=True)
     return converted
@@ -434,19 +436,19 @@ def compiled_by_xla(function: Any) -> bool:
 
 
 def can_inline(function: Any) -> bool:
-    """Whether a tf.function means no more than the Python function behind it."""
+    """Whether a tf.function is equivalent to its Python function."""
     return not function._attributes and not function._run_functions_eagerly
 
 
 def run_inline(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the Python function behind a tf.function in the current graph, as tracing it would.
 
-    Arguments are cast to its signature, AutoGraph rewrites it, op seeds are those of a graph of its own, and what
-    it returns becomes tensors.
+    Arguments are cast to its signature, AutoGraph rewrites it, op seeds are those of a separate graph, and its results
+    become tensors.
     """
     bound = function_type_utils.bind_function_inputs(args, kwargs, function._function_type, function._default_values)
 
-    def as_traced(leaf: Any) -> Any:  # Python's own values stay
+    def as_traced(leaf: Any) -> Any:  # Python values are unchanged
         return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
     def as_returned(leaf: Any) -> Any:
@@ -466,7 +468,7 @@ def run_inline(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 @contextlib.contextmanager
 def _number_random_ops() -> Iterator[None]:
-    """Number the random ops that are made inside as a graph of their own would: it is the number that seeds them."""
+    """Number the random ops that are made inside as a separate graph would: the number determines their seeds."""
     graph, counts = tf.compat.v1.get_default_graph(), random_seed._graph_to_seed_dict
     before, counts[graph] = counts.get(graph, 0), 0
     try:
@@ -487,16 +489,16 @@ VARIABLE_WRITES = ("assign", "assign_add", "assign_sub", "_restore_from_tensors"
 """Methods of a resource variable through which Keras and checkpoints write."""
 
 VARIABLE_OVERWRITES = ("assign", "_restore_from_tensors")
-"""Those of them that do not ask what the variable was before."""
+"""Those of them that do not depend on the previous value."""
 
 
 def written_value(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """What one of these is to write: `assign` is given a value, `_restore_from_tensors` one by a name."""
+    """The value that one of these is to write: `assign` has it as argument, `_restore_from_tensors` by a name."""
     return next(iter(value.values())) if isinstance(value, Mapping) else value
 
 
 VARIABLE_HANDLE = "_handle"
-"""Attribute that eager ops in C++ read a variable by, past its methods, if it is an EagerTensor and nothing else."""
+"""Attribute by which eager ops in C++ read a variable, bypassing its methods, only if it is an EagerTensor."""
 
 
 def runtime_started() -> bool:
@@ -506,12 +508,12 @@ def runtime_started() -> bool:
 
 
 not_rewritten = autograph.autograph_artifact
-"""Decorates a class of ours whose objects AutoGraph calls as they are when it rewrites the caller."""
+"""Decorator of our classes whose objects AutoGraph calls unconverted when it rewrites the caller."""
 
 
 @functools.cache
 def xla_takes(op_type: str, gpu: bool) -> bool:
-    """Whether XLA has a kernel for an op type. It registers its kernels when it compiles for the first time."""
+    """Whether XLA has a kernel for an op type. It registers its kernels at its first compilation."""
     _start_xla()
     wanted = "XLA_GPU_JIT" if gpu else "XLA_CPU_JIT"
     return any(kernel.device_type == wanted for kernel in kernels.get_registered_kernels_for_op(op_type).kernel)
@@ -524,13 +526,13 @@ def _start_xla() -> None:
 
 
 def forward_op(op: Any) -> Any:
-    """The op that `op` is a part of the gradient of; an op of the forward itself."""
+    """The forward op to whose gradient `op` belongs; `op` itself if it belongs to the forward."""
     return forward_op(op._original_op) if op._original_op is not None else op
 
 
 @contextlib.contextmanager
 def caching_device_kept() -> Iterator[None]:
-    """Put back what tf.scan and tf.map_fn set in the one variable scope of all graphs, and leave if a body raises."""
+    """Restore what tf.scan and tf.map_fn set in the variable scope of all graphs, and do not reset if a body raises."""
     scope = tf.compat.v1.get_variable_scope()
     before = scope._caching_device
     try:
@@ -554,7 +556,7 @@ def patch_masks(hear: Callable[[Any, Any], None]) -> Patch:
 
 
 def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
-    """Let `answer` do what a function of TensorFlow's cannot with arguments of a class of ours.
+    """Let `answer` implement a TensorFlow function for arguments of one of our classes.
 
     The public way for classes, `dispatch_for_api`, does not reach functions that are called without annotations.
     """
@@ -562,16 +564,16 @@ def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
 
 
 def traced_often(function: Any) -> Any:
-    """The same tf.function, without TensorFlow's warning that it is traced too often.
+    """Return a tf.function without TensorFlow's warning about frequent retracing.
 
-    TensorFlow counts traces by the line of a function, and a line of ours makes another function each time.
+    TensorFlow counts traces by the line of a function, and one of our lines makes many functions.
     """
     function._omit_frequent_tracing_warning = True
     return function
 
 
 def copy_op(op: Any, inputs: Sequence[Any]) -> Any:
-    """The same op on other inputs, in the graph that is being traced; its shapes are inferred anew."""
+    """Copy an op with other inputs, in the graph that is being traced; its shapes are inferred anew."""
     attributes = {name: value for name, value in op.node_def.attr.items() if name not in ("_class", "_output_shapes")}
     graph = tf.compat.v1.get_default_graph()
     dtypes = [tensor.dtype for tensor in op.outputs]

@@ -144,7 +144,7 @@ class Link(ABC):
         return self._inbox.take_message(kind, deadline)
 
     def totals(self) -> LinkTotals:
-        """Statistics of what was sent from this end."""
+        """Statistics of this end's transmissions."""
         return self._totals
 
     def begin_session(self, epoch: int) -> None:
@@ -202,7 +202,7 @@ def closed_here_error(here: str, there: str) -> NebulaError:
 
 
 def lost_error(there: str, why: str) -> NebulaError:
-    """The other worker disappeared without a farewell."""
+    """The other worker was lost without a farewell."""
     return LinkClosedError(
         f"worker '{there}' is gone", why=why, mend=f"look at the output of '{there}': its process has ended"
     )

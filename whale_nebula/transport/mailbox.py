@@ -303,7 +303,7 @@ class Mailbox:
             self._apart = 0
 
     def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, promised: bool = False) -> bool:
-        """Wait for a condition; returns whether it held in time."""
+        """Wait for a condition; returns whether it became true in time."""
         start = self._clock.now()
         limit = start + deadline
         while True:

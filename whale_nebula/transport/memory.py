@@ -1,4 +1,4 @@
-"""Links inside one process with emulated lines: full duplex, serialised, delayed.
+"""Links inside one process with emulated lines: full duplex, with rate and delay.
 
 A tensor is passed by reference. The times on a real line are only computed: when its last byte leaves (after everything
 sent before it over the same line), and when that byte arrives. The receiver waits until then.

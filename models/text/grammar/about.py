@@ -1,4 +1,4 @@
-"""Sentences of what things and people are: ser and estar, hay, gustar, comparisons, ages."""
+"""Sentences about properties of things and people: ser and estar, hay, gustar, comparisons, ages."""
 
 from __future__ import annotations
 

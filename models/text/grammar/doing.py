@@ -1,4 +1,4 @@
-"""Sentences of what somebody does, did, will do or wants to do: persons, tenses, negation."""
+"""Sentences about actions of persons: present, past, future and wishes, with negation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HE = 2
 
 
 class Modal(NamedTuple):
-    """A verb that goes with an infinitive: the Spanish forms, and the English ones: I, he, I not, he not."""
+    """A verb that takes an infinitive: the Spanish forms, and the English ones: I, he, I not, he not."""
 
     es: tuple[str, ...]
     en: tuple[str, str, str, str]

@@ -14,7 +14,7 @@ _ORDINALS["twelve"] = "twelfth"
 
 
 def plural(word: str) -> str:
-    """The plural of a noun that is regular; also the third person of a verb.
+    """The plural of a regular noun; also the third person of a verb.
 
     >>> [plural(word) for word in ("cat", "box", "city", "key", "go")]
     ['cats', 'boxes', 'cities', 'keys', 'goes']
@@ -36,7 +36,7 @@ def with_a(phrase: str) -> str:
 
 
 def third(verb: str) -> str:
-    """What he, she or it does; only the first word of a verb changes.
+    """The third person of a verb; only its first word changes.
 
     >>> third("look at"), third("carry"), third("have")
     ('looks at', 'carries', 'has')
@@ -65,7 +65,7 @@ def number(value: int) -> str:
 
 
 def ordinal(value: int) -> str:
-    """The place that a number stands for.
+    """The ordinal of a number, in words.
 
     >>> ordinal(1), ordinal(12), ordinal(20), ordinal(31)
     ('first', 'twelfth', 'twentieth', 'thirty-first')
@@ -77,7 +77,7 @@ def ordinal(value: int) -> str:
 
 
 def year(value: int) -> str:
-    """A year from 1900 to 2099, as it is said.
+    """A year from 1900 to 2099 in words.
 
     >>> year(1900), year(1905), year(1999), year(2005), year(2021)
     ('nineteen hundred', 'nineteen oh five', 'nineteen ninety-nine', 'two thousand and five', 'twenty twenty-one')

@@ -1,7 +1,7 @@
 """A small grammar of English, German, Spanish and French: each meaning has one sentence in each of the four.
 
-All nouns are in the plural, so that few forms are needed and every sentence is as people write it. What a sentence
-says is a `Meaning`; a meaning of which one part is changed is what a reader has to tell from the right one.
+All nouns are in the plural, so that few forms are needed and every sentence is natural. The content of a sentence is a
+`Meaning`; a wrong translation has a meaning with one changed part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LANGUAGES = ("en", "de", "es", "fr")
 
 
 class Word(NamedTuple):
-    """The same in the four languages; `feminine` are those in which a noun is so, of Spanish and French."""
+    """A word in the four languages; `feminine` are those of Spanish and French in which a noun is feminine."""
 
     en: str
     de: str
@@ -25,7 +25,7 @@ class Word(NamedTuple):
 
 
 def _list(text: str) -> tuple[Word, ...]:
-    """Entries `en=de=es=fr`, and for nouns the languages in which they are feminine."""
+    """Parse entries `en=de=es=fr`, for nouns followed by the languages in which they are feminine."""
     return tuple(Word(*entry.strip().split("=")) for entry in text.split(","))
 
 
@@ -68,7 +68,7 @@ _PARTS: dict[str, tuple[tuple[object, ...], ...]] = {
     "compared": (COLOURS, NOUNS, QUALITIES, COLOURS, NOUNS),
 }
 FORMS = tuple(_PARTS)
-"""There are things somewhere; somebody does something or does not; some are more so than others."""
+"""The forms: existence of things at a place, an action or its negation, and a comparison."""
 _CHANGES: dict[str, dict[str, tuple[int, ...]]] = {
     "there": {"number": (0,), "colour": (1,), "thing": (2,)},
     "does": {"number": (3,), "negation": (1,), "colour": (4,)},
@@ -77,7 +77,7 @@ _CHANGES: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 class Meaning(NamedTuple):
-    """What a sentence says: its form, and which word stands for each of its parts.
+    """The content of a sentence: its form, and the number of the word for each of its parts.
 
     >>> [Meaning("compared", (0, 1, 0, 3, 0)).said(language) for language in ("en", "fr")]
     ['The red dogs are smaller than the black cats.', 'Les chiens rouges sont plus petits que les chats noirs.']
@@ -87,17 +87,17 @@ class Meaning(NamedTuple):
     parts: tuple[int, ...]
 
     def said(self, language: str) -> str:
-        """As a sentence."""
+        """The meaning as a sentence."""
         options = _PARTS[self.form]
         found = [options[place][which] for place, which in enumerate(self.parts)]
         return _ended(_SAY[self.form](language, found))
 
     def changes(self) -> tuple[str, ...]:
-        """The parts of which another meaning can be made: number, negation, order, ..."""
+        """The parts that can be changed: number, negation, order, ..."""
         return tuple(_CHANGES[self.form])
 
     def changed(self, what: str, by: int) -> Meaning:
-        """Another meaning: with another number, the opposite, or the two that are compared in the other order.
+        """Return a changed meaning: with another number, negated, or with the compared things swapped.
 
         >>> Meaning("there", (1, 0, 0, 0)).changed("number", 2).said("en")
         'There are six red cats in the garden.'
@@ -112,13 +112,13 @@ class Meaning(NamedTuple):
 
 
 def meaning(form: str, number: int) -> Meaning:
-    """The meaning that a number stands for."""
+    """The meaning with this number."""
     pick = Pick(number)
     return Meaning(form, tuple(pick(range(len(options))) for options in _PARTS[form]))
 
 
 def size(form: str) -> int:
-    """How many meanings a form has.
+    """The number of meanings of a form.
 
     >>> size("there")
     12800
@@ -130,7 +130,7 @@ def size(form: str) -> int:
 
 
 def _things(language: str, colour: Word, noun: Word, *, number: Word | None = None, the: bool = False) -> str:
-    """Black cats; three black cats; the three black cats."""
+    """A noun phrase: black cats; three black cats; the three black cats."""
     count = "" if number is None else f"{getattr(number, language)} "
     own, tint, feminine = getattr(noun, language), getattr(colour, language), language in noun.feminine
     if language == "en":

@@ -1,4 +1,4 @@
-"""Parts of sentences: a thing with its article and adjectives, who does something, when."""
+"""Parts of sentences: nouns with articles and adjectives, subjects, and times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .words import MEN, PEOPLE, WEEKDAYS, WOMEN, Noun
 
 
 class Way(NamedTuple):
-    """How a noun is determined: the four Spanish forms, the English word, one or many."""
+    """A determiner of a noun: the four Spanish forms, the English word, and whether it is plural."""
 
     es: tuple[str, str]
     en: str
@@ -19,7 +19,7 @@ class Way(NamedTuple):
 
 
 class Phrase(NamedTuple):
-    """A noun with all that belongs to it. English parts subject and verb by `many`, Spanish agrees with `feminine`."""
+    """A noun phrase. English verbs agree with `many`, Spanish adjectives also with `feminine`."""
 
     es: str
     en: str
@@ -27,16 +27,16 @@ class Phrase(NamedTuple):
     many: bool
 
     def agreed(self, adjective: str) -> str:
-        """A Spanish adjective as this wants it."""
+        """A Spanish adjective that agrees with this phrase."""
         return spanish.agreed(adjective, self.feminine, self.many)
 
     def does(self, one: Both, many: Both) -> Both:
-        """The verb for one or for many."""
+        """The singular or the plural form of a verb."""
         return many if self.many else one
 
 
 class Subject(NamedTuple):
-    """Who does something. `person`: yo, tú, él, nosotros, ellos; Spanish leaves out what the verb says."""
+    """The subject of a sentence. `person`: yo, tú, él, nosotros, ellos; Spanish omits pronouns that verbs imply."""
 
     es: str
     en: str
@@ -131,7 +131,7 @@ PRESENT = (
 
 
 def anyone(pick: Pick) -> Subject:
-    """Someone who does something: often a pronoun, sometimes a name."""
+    """Pick a subject: often a pronoun, sometimes a name."""
     return pick(SUBJECTS)
 
 

@@ -1,4 +1,4 @@
-"""Choices read off a number: every number below a pattern's size is another sentence of it."""
+"""Choices decoded from a number: every number below a pattern's size gives another sentence of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ T = TypeVar("T")
 
 
 class Both(NamedTuple):
-    """The same in both languages."""
+    """A text in both languages."""
 
     es: str
     en: str
 
 
 class Pick:
-    """Gives one of some options at each call, by the digits of a number whose base is how many options there are.
+    """Returns one of some options at each call, by the mixed-radix digits of a number, whose bases are the numbers of
+    options.
 
     >>> pick = Pick(7)
     >>> pick("ab"), pick(range(10)), pick.size
@@ -34,7 +35,7 @@ class Pick:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text, for lists that read well."""
+    """The words of a text, for readable lists."""
     return tuple(text.split())
 
 
@@ -42,7 +43,7 @@ Pattern = Callable[[Pick], Both]
 
 
 def size(pattern: Pattern) -> int:
-    """How many sentences a pattern has; how many options there are may not depend on earlier choices.
+    """The number of sentences of a pattern; numbers of options must not depend on earlier choices.
 
     >>> size(lambda pick: Both(pick(["uno", "dos"]), pick("abc")))
     6

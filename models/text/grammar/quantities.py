@@ -1,4 +1,4 @@
-"""Sentences of numbers: prices, dates, times of day, counts, in words and in digits."""
+"""Sentences with numbers: prices, dates, times of day, counts, in words and in digits."""
 
 from __future__ import annotations
 

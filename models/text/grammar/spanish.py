@@ -35,7 +35,7 @@ def plural(word: str) -> str:
 
 
 def agreed(adjective: str, feminine: bool, many: bool) -> str:
-    """An adjective as its noun wants it; one that is written with + takes an -a in spite of its consonant.
+    """An adjective that agrees with its noun; one that is written with + takes an -a despite its consonant.
 
     >>> agreed("rojo", True, True), agreed("azul", True, False), agreed("inglés+", True, False)
     ('rojas', 'azul', 'inglesa')
@@ -59,7 +59,7 @@ def conjugated(infinitive: str, tense: str, person: int) -> str:
 
 
 def after(preposition: str, phrase: str) -> str:
-    """A phrase after `a` or `de`, which run together with `el`.
+    """A phrase after `a` or `de`, which contract with `el`.
 
     >>> after("de", "el gato"), after("a", "la casa")
     ('del gato', 'a la casa')

@@ -1,4 +1,4 @@
-"""The words: each Spanish one has one English one, and the other way round, so that a translation is right or wrong."""
+"""The words: each Spanish one has exactly one English one, and vice versa, so that a translation is right or wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .pick import Both
 
 
 class Noun(NamedTuple):
-    """A noun that can be counted."""
+    """A countable noun."""
 
     es: str
     feminine: bool
@@ -18,11 +18,11 @@ class Noun(NamedTuple):
 
     @property
     def gender(self) -> str:
-        """The gender as numbers want it."""
+        """The gender as an argument of numbers."""
         return "f" if self.feminine else "m"
 
     def number(self, many: bool) -> Both:
-        """The noun alone, one or many."""
+        """The noun alone, singular or plural."""
         return Both(spanish.plural(self.es), self.en_many) if many else Both(self.es, self.en)
 
 
@@ -35,7 +35,7 @@ class Verb(NamedTuple):
 
 
 def _nouns(text: str) -> tuple[Noun, ...]:
-    """Lines of `es gender en`, with the English plural after a slash where it is not regular."""
+    """Parse lines of `es gender en`, with an irregular English plural after a slash."""
     found = []
     for entry in text.split(","):
         es, gender, en = entry.strip().split(" ", 2)
@@ -49,7 +49,7 @@ def _verbs(text: str) -> tuple[Verb, ...]:
 
 
 def both(text: str) -> tuple[Both, ...]:
-    """Lists of `es=en`."""
+    """Parse lists of `es=en`."""
     return tuple(Both(*entry.strip().split("=")) for entry in text.split(","))
 
 

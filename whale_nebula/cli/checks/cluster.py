@@ -55,7 +55,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Host:
-    """The workers of a cluster that are on this host, and its gateway if that is here.
+    """The workers of a cluster on this host, and its gateway if that is here.
 
     `workers` are the addresses of all workers of the run.
     """
@@ -96,7 +96,7 @@ class Host:
         return Files.of(self.config.security, self.identity(name), os.path.dirname(os.path.abspath(self.path)))
 
     def credentials(self, name: str) -> Credentials | None:
-        """The credentials of an identity of this host; None if they are invalid, which is a check of its own."""
+        """The credentials of an identity of this host; None if they are invalid, which another check reports."""
         files = self.files(name)
         try:
             return None if files is None else Credentials.of(files)
@@ -121,7 +121,7 @@ class Host:
 
 
 def host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
-    """Determine which host this is. Without `worker` or `gateway` by its network addresses."""
+    """Determine which host of the config this is, by `worker` or `gateway`, otherwise by its network addresses."""
     if config.clusters and cluster not in config.clusters:
         resolve(config, os.environ, Asked(cluster))  # its error suggests a cluster
     own = config.clusters[cluster].gateway if cluster in config.clusters else None
@@ -162,7 +162,7 @@ def certificate_checks(host: Host) -> Iterator[Check]:
         who = f"--cluster {identity.cluster} --role {identity.role} --index {identity.index}"
         mend = f"whale-nebula certs renew {who}, and copy its .pem here; a run goes on meanwhile"
         yield _time_left(f"certificate of {name}", ends, identity.uri, mend)
-        mode = stat.S_IMODE(os.stat(files.key).st_mode)  # others cannot read it: its certificate was read
+        mode = stat.S_IMODE(os.stat(files.key).st_mode)  # readable by the owner only, as its credentials were loaded
         yield Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
         yield from _check_other_keys(host, name, files)
         authority = list(_authority(credentials))
@@ -185,8 +185,8 @@ def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
 
 
 def _authority(credentials: Credentials) -> Iterator[Check]:
-    """Checks of the authority: its dates; its key, which belongs only where certificates are issued; and its deny list,
-    whose number is the same on all up-to-date hosts.
+    """Checks of the authority: its dates; its key, which must be only on the host that issues certificates; and its
+    deny list, whose number is the same on all up-to-date hosts.
     """
     ca = credentials.files.ca
     ends = max(each.not_valid_after_utc for each in credentials.trust.authorities)

@@ -160,7 +160,7 @@ NEEDED = {
     "rich": "rich",
 }
 FOR_TRAINING = ("tensorflow", "keras", "tensorflow-text")
-"""What the host of a gateway does without."""
+"""Packages that the host of a gateway does not need."""
 
 
 def within(version: str, wanted: str) -> bool:

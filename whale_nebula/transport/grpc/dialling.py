@@ -29,7 +29,7 @@ _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, gr
 
 
 class Target(NamedTuple):
-    """The address to dial, the certificate expected there, and the one that this side shows.
+    """The address to dial, the certificate expected there, and the one that this side presents.
 
     Without `credentials` nothing is encrypted or authenticated. `gateway`: the address is that of a gateway, so its
     refusals do not mean that the worker is dead.

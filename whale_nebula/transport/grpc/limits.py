@@ -65,7 +65,7 @@ class TokenBucket:
 
     @property
     def full(self) -> bool:
-        """Whether nothing was taken for long enough to forget it."""
+        """Whether it is full, so that it may be dropped."""
         with self._lock:
             return self._left + (self._now() - self._at) * self._rate >= self._burst
 
