@@ -31,8 +31,8 @@ class Device:
 
     `flops_per_s` is from the config, or the measured rate of matrix products; `rates` are the measured FLOP/s by kind
     of kernel ("matmul", "conv", "elementwise"), and empty if the config has `flops`. `call_seconds` is the time of one
-    call of an empty compiled function. `cores` is 1 if unknown. `price_per_hour` is in the
-    currency of the links' `cost_per_gb`.
+    call of an empty compiled function. `cores` is 1 if unknown. `price_per_hour` is in the currency of the links'
+    `cost_per_gb`.
 
     >>> Device(rates={"matmul": 2e11}, flops_per_s=1e11).rate_of("matmul"), Device(flops_per_s=5e12).rate_of("conv")
     (200000000000.0, 5000000000000.0)
@@ -397,7 +397,8 @@ def add_prefix(number: float | None, unit: str, step: float = 1000.0) -> str:
 
 def table(clusters: Clusters) -> str:
     """Workers, links, collectives and codecs, a line each, with the date of measured numbers."""
-    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call"]]
+    priced = any(worker.device.price_per_hour is not None for worker in clusters.workers)
+    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call", *["an hour"] * priced]]
     for worker in clusters.workers:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
