@@ -50,7 +50,7 @@ def decide(
     run: Run,
     tensors: Sequence[Any] | None,
 ) -> Decision | None:
-    """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
+    """Search for a plan among clusters; None if the step has nothing to assign to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
     clusters, rows, able = _agree(name, find_clusters(limits, said, run), rows, run)
@@ -94,7 +94,7 @@ def check_said(said: Constraints, limits: Limits, run: Run) -> None:
 
 
 def _explain_whole(captured: Captured, layers: Layers) -> str:
-    """Why a batch is not cut unless the user says so."""
+    """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
         return "the step asks for gradients more than once"
     if layers.draws:
@@ -107,8 +107,8 @@ def _explain_whole(captured: Captured, layers: Layers) -> str:
 
 
 def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
-    """With the seconds of split stages by the bytes that the passes have found; with another plan, where that is faster
-    then.
+    """Recompute the seconds of split stages by the bytes that the passes have found; returns another plan if that is
+    then faster.
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)

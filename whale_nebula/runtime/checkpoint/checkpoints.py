@@ -1,8 +1,8 @@
 """The checkpoints of a run: what is saved, when, and how all processes agree on one.
 
-A checkpoint is taken before a step of training, so it contains all that was done after the step before. The lead
-announces in a step's sheet that it is due; all receive that by the end of the step, and save before the next one. Each
-then writes its part beside training, and announces in a later sheet that it has; once all have, it is committed.
+A checkpoint is taken before a step of training, so it includes all changes after the previous step. The lead announces
+in a step's sheet that it is due; all receive that by the end of the step, and save before the next one. Each then
+writes its part concurrently with training, and announces in a later sheet that it has; once all have, it is committed.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _AWAY = 32
-"""After so many steps of another program without one of the leading program, that one leads."""
+"""After this many steps of another program without one of the leading program, that one leads."""
 _MEMORY_FIRST = 5.0
-"""Seconds until the first saving in memory, which tells what one costs."""
+"""Seconds until the first saving in memory, by which the cost is measured."""
 _MEMORY_KEPT = 2
 
 
 class Training(Protocol):
-    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title` tells it
-    from other steps of its name, which train other variables.
+    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title`
+    distinguishes it from other steps of its name, which train other variables.
     """
 
     name: str
@@ -80,11 +80,11 @@ class Training(Protocol):
 @dataclass
 class Checkpoints:
     """The checkpoints of one run, written to `levels`, of which the first is the disk. `source` is the checkpoint that
-    the run goes on from, if any, and `resumed` its position.
+    the run resumes from, if any, and `resumed` its position.
 
     If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
     variables are restored. `skips` counts the batches of a `fit` that were trained already. `forms` are the shapes for
-    which programs were traced, as in the manifest. `read`: a program has come, or `nb.restore` was called.
+    which programs were traced, as in the manifest. `read`: a program was registered, or `nb.restore` was called.
     """
 
     run: Run
@@ -119,7 +119,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ the beginning
     def open(self) -> None:
-        """Choose the checkpoint that the run goes on from, together with all other processes."""
+        """Choose the checkpoint that the run resumes from, together with all other processes."""
         folders = [level.folder for level in self.levels]
         if self.group.commits:
             folders[0].lock()
@@ -147,9 +147,9 @@ class Checkpoints:
         self.memories.restore_codecs()
         _LOG.info("%s: goes on from %s", self.group.worker, self.source.path)
 
-    # ------------------------------------------------------------------ what there is to save
+    # ------------------------------------------------------------------ variables
     def take_in(self, engine: Engine) -> None:
-        """Register the variables of a program, and restore them if the run goes on from a checkpoint."""
+        """Register the variables of a program, and restore them if the run resumes from a checkpoint."""
         program, self.read = engine.name, True
         self._turns[program] = self.known.turns
         if isinstance(engine.runner, BetweenClusters):
@@ -175,22 +175,22 @@ class Checkpoints:
         failpoint("checkpoint.restored")
 
     def note_form(self, program: str, shapes: Shapes) -> None:
-        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run traces
-        alike.
+        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run makes
+        the same traces.
         """
         known = self.forms.get(program, ())
         if shapes not in known:
             self.forms[program] = (*known, shapes)
 
     def count_saved(self, engine: Training) -> int:
-        """The number of steps of a program in the checkpoint that the run goes on from."""
+        """The number of steps of a program in the checkpoint that the run resumes from."""
         if self.source is None or not engine.trains:
             return 0
         return self.position.programs.get(self._find_title(engine), 0)
 
     def _find_title(self, engine: Training) -> str:
         """The title of a program: in a `fit` its name; in custom loops, where several steps may share a name, it
-        depends on the trained variables too.
+        also depends on the trained variables.
         """
         if self.position.fit and not self.position.ended:
             return engine.name
@@ -231,7 +231,7 @@ class Checkpoints:
         self._reset_metrics(program)
 
     def _reset_metrics(self, program: str) -> None:
-        """Reset metrics after a program's variables were restored, if a `fit` goes on after its end."""
+        """Reset metrics after a program's variables were restored, if a `fit` continues after its end."""
         if self.source is not None and self.reset_metrics is not None and program in self.position.programs:
             self.reset_metrics()
             self.reset_metrics = None
@@ -263,7 +263,9 @@ class Checkpoints:
 
     @property
     def notices(self) -> Notices | None:
-        """How workers agree on savings if clusters in several processes train the leading program apart."""
+        """The notices by which workers agree on savings if clusters in several processes train the leading program
+        apart.
+        """
         return self._notices if self.position.program in self._apart else None
 
     @cached_property
@@ -300,11 +302,11 @@ class Checkpoints:
         self._away.append(program)
         if not self.position.program or len(self._away) > _AWAY:
             self._lead_on()
-            if program == self.position.program:  # this step is not done yet
+            if program == self.position.program:  # this step is not finished
                 self.position = replace(self.position, step=self.position.step - 1)
 
     def _lead_on(self) -> None:
-        """Replace a leading program that trains no more by the first that trained since, and count its steps."""
+        """Replace a leading program that no longer trains by the first that trained since, and count its steps."""
         away, self._away, self._beside = self._away, [], set()
         self.position = replace(self.position, program=away[0], step=self.position.step + away.count(away[0]))
         for program in away:
@@ -315,12 +317,12 @@ class Checkpoints:
                 self._away.append(program)
 
     def count_last(self) -> None:
-        """At the end of a loop: count the last program's steps if it trained after the leading one, not beside it."""
+        """At the end of a loop: count the last program's steps if it trained after the leading one, not alternately."""
         while self._away and self._beside.isdisjoint(self._away) and self._has_led():
             self._lead_on()
 
     def _has_led(self) -> bool:
-        """Whether the leading program has done several steps, so that it is known what trains beside it."""
+        """Whether the leading program has done several steps, so that programs that train alternately are known."""
         return self.position.programs.get(self.position.program, 0) > 1
 
     def _check_batch(self, tensors: Sequence[Any]) -> None:
@@ -354,7 +356,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def note_failure(self) -> Iterator[None]:
-        """Context of a step: after a failed one nothing is saved any more, unless another one succeeds."""
+        """Context of a step: after a failed one nothing is saved until another one succeeds."""
         self.failed = True
         with self.spent.count_step():
             yield
@@ -378,7 +380,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ fits of Keras
     def begin_epoch(self, program: str, epoch: int, callbacks: Sequence[Any]) -> None:
-        """Record the begin of an epoch of a `fit` of this program."""
+        """Record the start of an epoch of a `fit` of this program."""
         self.memories.callbacks = callbacks
         self.position = replace(self.position, program=program, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
@@ -405,7 +407,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ saving
     def save(self, levels: Sequence[Level], batch: str = "") -> None:
-        """Take a snapshot and write it beside training; `batch` is the fingerprint of the next batch."""
+        """Take a snapshot and write it concurrently with training; `batch` is the fingerprint of the next batch."""
         with self.spent.count_saving():
             self._save(levels, batch)
 
@@ -428,7 +430,7 @@ class Checkpoints:
                 self.saved = self.position
 
     def finish(self, *, ended: bool = True) -> None:
-        """Save what is not saved yet, and return when it is on the disk. All processes call it at the same point.
+        """Save unsaved steps, and return when they are on the disk. All processes call it at the same point.
         Training has `ended`, unless a step is about to begin.
         """
         with self.spent.count_saving():
@@ -461,7 +463,7 @@ class Checkpoints:
             level.drain()
 
     def end(self) -> None:
-        """At the end of the run: save what is not saved yet, unless a step has failed."""
+        """At the end of the run: save unsaved steps, unless a step has failed."""
         if self.failed:
             return
         if self.run.here().lead:
@@ -473,7 +475,7 @@ class Checkpoints:
             _LOG.warning("step %d is not saved: %s", self.position.step, error)
 
     def heed_sigterm(self) -> None:
-        """Let SIGTERM end a script that nobody has started as a worker after its step, with all saved."""
+        """Let SIGTERM end a script without a launcher after its step, with all saved."""
 
         def ask(name: str) -> None:
             departure.settle({self.group.worker: name})
@@ -571,7 +573,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
     clusters = sorted({*run.workers.values(), *group.gone})
-    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its working folder
+    fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its working directory
     folder = Folder(fixed, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
     pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
     levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]
