@@ -79,8 +79,7 @@ class Raised:
 
     @property
     def line(self) -> str:
-        """The source line as 'file.py:12'; without a line of the user's, that of the call of the step.
-        """
+        """The source line as 'file.py:12'; without a line of the user's, that of the call of the step."""
         return str(script_site()) if self.place is None else f"{self.place[0]}:{self.place[1]}"
 
     @property

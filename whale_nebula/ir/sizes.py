@@ -328,9 +328,7 @@ def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
     for value, of in crossing.items():
         outputs, shape = list(ops[value.op].outputs), sizes.shape(of)
         known = outputs[value.out].shape
-        first = (
-            (None,) if known and known[0] is None else shape[:1]
-        )  # the first axis stays open if it is the batch's
+        first = (None,) if known and known[0] is None else shape[:1]  # the first axis stays open if it is the batch's
         outputs[value.out] = Spec(outputs[value.out].dtype, (*first, *shape[1:]))
         ops[value.op] = replace(ops[value.op], outputs=tuple(outputs))
     return replace(cut, program=replace(program, graph=replace(program.graph, ops=tuple(ops))))

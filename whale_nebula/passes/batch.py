@@ -458,8 +458,7 @@ Refusal = tuple[Fold, str, tuple[str, ...]]
 
 
 def _find_refusals(own: list[Op], once: Collection[int], program: Program, folding: Folding) -> Iterator[Refusal]:
-    """Reasons to refuse: writes of values that a micro-batch has alone, and `output_gradients` that are not by rows.
-    """
+    """Reasons to refuse: writes of values that a micro-batch has alone, and `output_gradients` that are not by rows."""
     graph = program.graph
     for op in own:
         if is_effect(op, graph) and resources(op, graph) and op.index not in once:

@@ -27,8 +27,7 @@ Numbers = frozenset[int]
 
 @dataclass
 class Apart:
-    """The workers that can compute values of inputs only, given that not all workers have the inputs `names`.
-    """
+    """The workers that can compute values of inputs only, given that not all workers have the inputs `names`."""
 
     program: Program
     parts: Parts

@@ -48,8 +48,7 @@ def map_workers(
 
 
 def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
-    """The cut with a process for each cluster, if one has several; unchanged if that is not supported for this step.
-    """
+    """The cut with a process for each cluster, if one has several; unchanged if that is not supported for this step."""
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):

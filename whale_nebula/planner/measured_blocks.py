@@ -110,8 +110,7 @@ WHOLE = -1
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A block's forward, backward or update as a fragment. Subgraphs of the same `text` compute the same.
-    """
+    """A block's forward, backward or update as a fragment. Subgraphs of the same `text` compute the same."""
 
     kind: str
     block: int

@@ -58,7 +58,7 @@ class Carried:
 class PhaseBasis:
     """One phase for one micro-batch: each stage's work, and the hops between stages.
 
-    `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, for both
+    `fused` is, by stage, whether forward and backward are one function; `numbers` belong to `hops`, for both
     directions.
     """
 

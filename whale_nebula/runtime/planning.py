@@ -83,8 +83,7 @@ class Subject:
 
 
 def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subject:
-    """The subject of an example. `tupled` examples are passed to a train step as a tuple, others as `fit` passes them.
-    """
+    """The subject of an example. `tupled` ones are passed to a train step as a tuple, others as `fit` passes them."""
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):

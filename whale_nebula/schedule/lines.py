@@ -60,8 +60,7 @@ class Work:
         return self.backward is not None
 
     def of(self, what: str) -> float:
-        """Seconds of the forward ("F") or backward ("B"), including codecs; or of the gradients of weights ("W").
-        """
+        """Seconds of the forward ("F") or backward ("B"), including codecs; or of the gradients of weights ("W")."""
         if what == "F":
             return self.forward + self.overhead + self.coding
         if what == "W":

@@ -143,7 +143,7 @@ def whole(*literal: Number) -> Fold:
 
 
 def rows(axis: int, per: int = 1, order: tuple[int, ...] = ()) -> Fold:
-    """The batch lies along `axis`."""
+    """The state of a value with the batch along `axis`."""
     return Fold(ROWS, axis=axis, per=per, order=order)
 
 

@@ -121,7 +121,7 @@ class CollectiveGroup:
         return self._run(stacked, lambda tensor, keys: tf_collectives.exchange(tensor, self.count, *keys))
 
     def _run(self, tensor: Any, do: Callable[[Any, tuple[int, Any]], Any]) -> Any:
-        """Run one collective. On GPUs all members must start theirs in the same order, so each waits for the last one."""
+        """Run one collective. On GPUs all members must start theirs in the same order, so each waits for one before."""
         carried = _find_carried_dtype(tensor.dtype)
         self._made += 1
         group = _KEYS.of(f"{self.name} {self._made}")

@@ -57,8 +57,7 @@ class Kept:
 
 
 class Passed(NamedTuple):
-    """A value of an element type and shape (`spec`) that process `source` can `read` and that the `receivers` `store`.
-    """
+    """A value of an element type and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
 
     source: str
     receivers: tuple[str, ...]
