@@ -1,4 +1,4 @@
-"""Input signatures from the config, so that every process traces the same step whichever inputs it was given."""
+"""Input signatures from the config, so that every process traces the same step, independent of which inputs it has."""
 
 from __future__ import annotations
 

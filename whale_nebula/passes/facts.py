@@ -199,7 +199,7 @@ class Facts:
         return self._described[op.index]
 
     def size(self, value: Value) -> float:
-        """Bytes of a value; 0 for a variable's handle, as a sharded variable is not gathered for it."""
+        """Bytes of a value; infinite for a variable's handle, for which a sharded variable is never gathered."""
         if value not in self._sizes:
             self._sizes[value] = self._count_size(value)
         return self._sizes[value]

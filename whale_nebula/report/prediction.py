@@ -280,7 +280,7 @@ _TELLING = 0.3
 
 @dataclass(frozen=True)
 class PlannedReport:
-    """A step of a plan by `nb.auto_parallel`: the prediction before the run, beside the medians of the `steps` measured
+    """A step of a plan by `nb.auto_parallel`: the prediction before the run, with the medians of the `steps` measured
     since it was compiled.
 
     `stages` are the seconds that each computes a step, `links` those for which a step occupies each line, `memory` the

@@ -44,7 +44,7 @@ class Beside:
         return 0.0 if self.predicted is None else self.measured - self.predicted
 
     def text(self, unit: Callable[[float], str], whose: str = "") -> str:
-        """Both in words."""
+        """The measurement and the prediction in words."""
         said = unit(self.measured)
         return said if self.predicted is None else f"{said} (predicted {unit(self.predicted)}{whose})"
 

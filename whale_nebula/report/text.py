@@ -37,7 +37,7 @@ def coded_boundaries(boundaries: Mapping[str, BoundaryReport]) -> dict[str, Boun
 
 
 def describe_crossing(name: str, each: BoundaryReport) -> str:
-    """A direction in a few words.
+    """A short text on a direction.
 
     >>> describe_crossing("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
     'b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)'

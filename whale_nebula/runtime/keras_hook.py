@@ -189,7 +189,7 @@ class _Probe:
         return self._settle(_stepper(self._model, self._kind))(again())
 
     def _try_plainly(self, again: Callable[[], Any]) -> Any:
-        """Run Keras's function; if a scope is entered in it (in a `train_step`, say), stop it and capture the step."""
+        """Run Keras's function; if a scope is entered in it (as in a `train_step`), stop it and capture the step."""
         setattr(self._model, f"{self._kind}_function", None)
         self._original(self._model, True)
         _watch_plain_model(self._model, self._kind)

@@ -236,7 +236,7 @@ class Notices:
         self.due[level] = step
 
     def take_due(self, step: int) -> list[Level]:
-        """Returns and removes the levels to save after a step; raises if an announcement has come too late."""
+        """Returns and removes the levels to save after a step; raises if an announcement has arrived too late."""
         found = []
         for level in [level for level, due in self.due.items() if due <= step]:
             due = self.due.pop(level)

@@ -59,7 +59,7 @@ class Spread(Stateful, Protocol):
 
 
 def encode_value(value: Any, put: Put) -> Any:
-    """Encode a value as JSON, with its arrays beside it.
+    """Encode a value as JSON, with its arrays stored separately.
 
     >>> encode_value({"best": np.float32(0.5), "seen": (1, 2)}, lambda array: "a")
     {'dict': [['best', 0.5], ['seen', {'tuple': [1, 2]}]]}

@@ -153,7 +153,7 @@ class Post:
     @contextlib.contextmanager
     def _coding(self, what: str, crossing: Crossing, lane: Lane, place: Place, seat: Seat) -> Iterator[None]:
         """Context of a codec, whose time counts for the stage that sends, or that reads first. Codec state is used
-        in the order of micro-batches, whichever local replica is faster.
+        in the order of micro-batches, independent of the speeds of local replicas.
         """
         host, value, micro_batch = place
         clock = None if crossing.way.plain else self.clocks.get(seat)

@@ -46,7 +46,7 @@ class Asked:
             self._take(self.worker, program, at, why)
 
     def hear(self) -> None:
-        """Collect the announcements of others. Raises if one of them is gone."""
+        """Collect the announcements of others. Raises if one of them has ended."""
         for peer, link in self.links.items():
             with contextlib.suppress(DeadlineError):  # no announcement
                 said = link.take(_LEAVING, 0.0)
@@ -84,7 +84,7 @@ class LeavesTogether:
 
     def look(self, steps: int) -> None:
         """Before a step, after `steps` others: announce if this worker was asked to leave, and collect announcements.
-        Raises if a peer is gone, and when all have agreed to leave.
+        Raises if a peer has ended, and when all have agreed to leave.
         """
         departure.begin()
         if (word := departure.word) is not None:

@@ -83,7 +83,7 @@ def _number(given: Any) -> float:
 
 
 def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
-    """The orders of replicas that are clearly better than a plan's; the plan's own where there is none.
+    """The orders of replicas that are clearly better than a plan's; otherwise the plan's own.
 
     Speeds in the config take precedence; and stages with codec states, which depend on the micro-batches between two
     workers, are not changed by measurements.

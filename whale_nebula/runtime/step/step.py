@@ -37,7 +37,7 @@ Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
 def shapes_of(tensors: Sequence[Any]) -> Shapes:
-    """The shapes of a batch's tensors; None where there is no tensor."""
+    """The shapes of a batch's tensors; None for other values."""
     return tuple(_shape(tensor) for tensor in tensors)
 
 

@@ -72,7 +72,7 @@ class Ledger:
 
     Variables are held until the run ends, also those of dropped models: Python frees them at different times in each
     process, and exchanges require the same list in all. With `own` no values are exchanged: each process keeps its own
-    parts (`weights: own`). `collectives` are TensorFlow's, between the workers of one's own cluster. `moved`
+    parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's cluster. `moved`
     is the planner's decision by which all variables of a program were moved last.
     """
 
