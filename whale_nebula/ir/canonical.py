@@ -325,7 +325,7 @@ def first_difference(
 
 
 def first_unlike(here: Sequence[str], there: Sequence[str]) -> int:
-    """The number of the first line, from 0 on, that is not the same; the number of lines where all are.
+    """The index of the first line that differs; the number of lines if none does.
 
     >>> first_unlike(["a", "b"], ["a", "c"]), first_unlike(["a"], ["a", "b"]), first_unlike(["a"], ["a"])
     (1, 1, 1)

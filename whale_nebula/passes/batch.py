@@ -84,7 +84,7 @@ _ALL = frozenset({"All", "LogicalAnd", "Identity", "StopGradient", "Reshape", "S
 _BELOW = frozenset({"Less", "LessEqual"})
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _GUARD = "AssertGuard"
-"""A part of the name of TensorFlow's branch for an assertion; its condition is what is asserted."""
+"""A part of the name of TensorFlow's branch for an assertion; its condition is the asserted one."""
 
 
 class Asserted(NamedTuple):

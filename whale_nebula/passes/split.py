@@ -1,7 +1,8 @@
 """Complete the layouts of stages whose variables are sharded over devices.
 
 A stage's forward, backward and update are completed together: the gradient of a variable has the layout that its
-backward gives it, is added up in it over micro-batches, and is read in it by the update. A stage's outputs are whole.
+backward produces; it is accumulated over micro-batches and read by the update in that layout. A stage's outputs are
+whole.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class WorkerReport:
 @dataclass(frozen=True)
 class Span:
     """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
-    that held a line, or what runs once a step.
+    that occupied a line, or a part that runs once a step.
 
     `lane` is the name of the stage or link ("gpu->npu"), or `ONCE`; `micro_batch` may be None, `bytes` are those of a
     message.

@@ -18,7 +18,7 @@ _NOTHING = "-"
 
 
 def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
-    r"""A line for each direction that is encoded, under a line of heads; none where nothing is.
+    r"""A line for each direction that is encoded, under a header line; empty if none is encoded.
 
     Values measured in another process (the error and the encoding of what is only received here) are a dash.
 
@@ -193,7 +193,7 @@ def _explain_overhead(link: LinkReport) -> str:
 
 
 def _describe_once(report: Report) -> str | None:
-    """What ran once a step, if it was timed."""
+    """The parts that ran once a step, if timed."""
     own = [span for span in report.spans if span.lane == ONCE]
     took = sum(span.end - span.start for span in own if span.what != EXCHANGE)
     waited = sum(span.end - span.start for span in own if span.what == EXCHANGE)

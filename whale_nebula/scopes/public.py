@@ -178,7 +178,7 @@ def compress(
     The codec is used from `start_step` on. `ramp` begins with milder precisions and continues with the next as soon as
     its relative error is below a bound. `mask` names the input that marks the rows to send, or is True for Keras's mask
     of a tensor. `delta` names the input with the ids of samples: both sides cache up to 1 GiB of samples a boundary and
-    send differences to them. `zstd` compresses the bytes where that makes them fewer. `nonfinite` is the reaction
+    send differences to them. `zstd` compresses the bytes if that makes them fewer. `nonfinite` is the reaction
     to a NaN that would enter a codec's state: "raise", or "skip" the step in all processes.
 
     >>> import whale_nebula as nb

@@ -1,4 +1,4 @@
-"""Three rewrites used where an op's rule alone would couple the rows or lose a sum.
+"""Three rewrites for inputs with which an op's rule alone would couple the rows or lose a sum.
 
 Feed: a value of inputs only is computed for the whole batch. Grow: a differentiated value is multiplied by rows /
 rows_m; a sum becomes a mean, and a number of rows that of the whole batch. Recount: a model output of which only the

@@ -176,7 +176,7 @@ def config_sheet(config: Config) -> dict[str, Any]:
 
 
 def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse configs that differ where they must not."""
+    """Refuse configs that differ in keys that must be the same."""
     for key, why in _ALIKE.items():
         named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **told}.items())}
         if len(set(named.values())) > 1:

@@ -2,7 +2,7 @@
 
 1. `step.Step.run` lays out the arguments of a call; a new form of them is captured (`capture.step`), compiled
    (`passes.pipeline`) and given an engine (`engine.engine`).
-2. The engine's runner executes it: `local` (all stages in this process: one TensorFlow function where links are free,
+2. The engine's runner executes it: `local` (all stages in this process: one TensorFlow function if links are free,
    else actors over memory links) or `distributed` (this process's stages, links to the others).
 3. `distributed` announces the step to the other processes, and checks what they announce: number, rows, fingerprints.
 4. `once` computes values of the whole batch, and runs the parts before the micro-batches.

@@ -293,7 +293,7 @@ def engine(
     models: Sequence[Any] = (),
 ) -> Engine:
     """Plan a captured step and choose its runner. With `jit`, XLA compiles its stages where possible; with `lazy`,
-    values from other processes are awaited where they are read. `models` are those that the step trains or evaluates.
+    values from other processes are awaited when they are read. `models` are those that the step trains or evaluates.
     """
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))

@@ -43,7 +43,7 @@ class Measured:
     """Median seconds of each stage's forward and backward of a micro-batch over the last steps, and estimates of the
     latency between stages from the first micro-batch of each step.
 
-    `hosts` are what stages run on, as links name them; `slowness` has, for stages whose replicas are not equally
+    `hosts` are those of stages, as named by links; `slowness` has, for stages whose replicas are not equally
     fast, the computing time of each relative to the measured one.
     """
 

@@ -26,7 +26,7 @@ Parts = dict[PartKey, tuple[Any, ...]]
 
 
 class Peers:
-    """The exchange of an update without other workers."""
+    """The exchange of an update in a run without other workers."""
 
     def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge results over all replicas of each stage: sums of gradients, values of micro-batches."""
@@ -36,10 +36,10 @@ class Peers:
         return own
 
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
-        """Send what another worker needs."""
+        """Send values that another worker needs."""
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
-        """Wait for what another worker has made."""
+        """Wait for values from another worker."""
         return ()
 
     def later(self, bundle: Bundle) -> Sequence[Any]:
@@ -67,11 +67,11 @@ class Wires(Peers):
 
     # ------------------------------------------------------------------ values of rounds
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
-        """Send what another worker needs."""
+        """Send values that another worker needs."""
         self.links[bundle.destination].send(self._bundle_key(bundle), bundle_tensors(tensors))
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
-        """Wait for what another worker has made."""
+        """Wait for values from another worker."""
         came = self.links[bundle.source].receive(self._bundle_key(bundle), self.patience)
         return unbundle_tensors(came, bundle.specs)
 

@@ -1,4 +1,4 @@
-"""Roll back a failed step: restore what its forward wrote, and locate the error."""
+"""Roll back a failed step: restore the variables that its forward wrote, and locate the error."""
 
 from __future__ import annotations
 
