@@ -15,10 +15,10 @@ from whale_nebula.site import short_traceback
 
 @check_signature
 def loss_weight(tensor: Any) -> Any:
-    """Inside a step: this micro-batch counts by this much; gives the tensor back.
+    """Declare the weight of this micro-batch inside a step; returns the tensor.
 
-    It must come from the step's inputs alone, because every micro-batch's share has to be known before the first
-    one starts. Without micro-batches it changes nothing.
+    It must depend on the step's inputs alone, because every micro-batch's share has to be known before the first
+    one starts. Without micro-batches it has no effect.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -53,19 +53,19 @@ def _number(tensor: Any) -> Any:
 @check_signature
 @short_traceback
 def place(model: Any, mapping: Mapping[str, Any]) -> None:
-    """Give a model's layers to clusters by their paths; its code stays as it is.
+    """Assign a model's layers to clusters by their paths; its code is unchanged.
 
     `nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})`
 
     A path is the names of layers from the model to the layer, as `model.summary(expand_nested=True)` shows them:
-    "encoder/block0/attention". A pattern is a regex that must match a whole path; what is inside a layer goes with it.
-    A pattern that matches no layer, or a layer that two patterns match, is an error. Layers that are not named run
-    where the fewest bytes cross. A cluster's name is the name of its stage; where a cluster has two stages, give the
-    second as `nb.stage(cluster="gpu", name="head")`. With `nb.split(...)` in the place of a cluster, the variables of
-    these layers are divided in the stage where they are.
+    "encoder/block0/attention". A pattern is a regex that must match a whole path; it includes the layers inside. A
+    pattern that matches no layer, or a layer that two patterns match, is an error. Layers that are not named run where
+    the fewest bytes cross. A cluster's name is the name of its stage; if a cluster has two stages, write the second as
+    `nb.stage(cluster="gpu", name="head")`. With `nb.split(...)` instead of a cluster, the variables of these layers are
+    sharded in the stage where they are.
 
-    Scopes that are open here, `nb.cluster`, `nb.pipeline` and `nb.compress`, stand around the stages. Calling it again
-    replaces the map, from the next step on; an empty one takes it away. Copies and saved models do not have it.
+    Scopes that are open here, `nb.cluster`, `nb.pipeline` and `nb.compress`, enclose the stages. Calling it again
+    replaces the map, from the next step on; an empty map removes it. Copies and saved models do not have it.
 
     >>> import keras
     >>> import whale_nebula as nb
@@ -84,6 +84,6 @@ def place(model: Any, mapping: Mapping[str, Any]) -> None:
         words = [f"{rule.pattern.pattern}={rule.key}" for rule in made.rules]
         recorder.statement(" ".join(["place", *words]), made.frames, None)
         return
-    from whale_nebula.capture import placed  # only a model brings TensorFlow with it
+    from whale_nebula.capture import placed  # a model implies TensorFlow
 
     placed.place(model, made)

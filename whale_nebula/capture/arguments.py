@@ -1,4 +1,4 @@
-"""Input signatures from the config, so that every process traces the same step whichever inputs it was given."""
+"""Input signatures from the config, so that every process traces the same step, independent of which inputs it has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whale_nebula.site import script_site
 
 @dataclass(frozen=True)
 class Declared:
-    """Shapes and element types by the names of inputs; `alone` says that all clusters are in this process.
+    """Shapes and element types by the names of inputs; `alone` is whether all clusters are in this process.
 
     >>> forms = Declared({"x/target": InputSpec((None, 64), "int32")}, alone=False)
     >>> forms.unfold("x", None)
@@ -53,12 +53,12 @@ class Declared:
         return Missing(path, tf.TensorSpec(form.shape, form.dtype))
 
     def spec(self, path: str, tensor: Any) -> tf.TensorSpec:
-        """The form of an input that is here, which must be as the config says, if it says anything."""
+        """The form of an input that is present, which must agree with the config's, if declared."""
         if path not in self.forms:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
         form = self.forms[path]
         spec = tf.TensorSpec(form.shape, form.dtype)
-        free = tf.TensorShape([None, *spec.shape[1:]] if spec.shape.rank else [])  # its rows do not matter
+        free = tf.TensorShape([None, *spec.shape[1:]] if spec.shape.rank else [])  # any number of rows
         if tensor.dtype != spec.dtype or not free.is_compatible_with(tensor.shape):
             shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
             written = ", ".join("null" if size is None else str(size) for size in shape)
@@ -85,9 +85,9 @@ _VALUES = (int, float, complex, str, bytes, enum.Enum, type)
 
 
 class Same:
-    """An object as a key: it equals itself alone. It is not kept alive, and once it is gone it equals nothing.
+    """A weak reference as a key: it equals only one of the same living object.
 
-    An id would not do: Python gives it to another object, which would then be taken for this one.
+    An id would not suffice: Python reuses it for another object, which would then equal this one.
 
     >>> class Model: ...
     >>> model = Model()
@@ -99,12 +99,12 @@ class Same:
         self._hash = id(thing)
         try:
             self._found: Any = weakref.ref(thing)
-        except TypeError:  # what cannot be referred to weakly is kept
+        except TypeError:  # objects without weak references are kept alive
             self._found = lambda: thing
 
     @property
     def alive(self) -> bool:
-        """Whether the object is still there."""
+        """Whether the object still exists."""
         return self._found() is not None
 
     def __eq__(self, other: object) -> bool:
@@ -126,7 +126,7 @@ def key_of(leaf: Any) -> Hashable:
 
 
 def alive(keys: tuple[Hashable, ...]) -> bool:
-    """Whether a call with these keys can still come.
+    """Whether a call with these keys is still possible.
 
     >>> alive((key_of(1), key_of([])))
     True
@@ -136,9 +136,9 @@ def alive(keys: tuple[Hashable, ...]) -> bool:
 
 @contextlib.contextmanager
 def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]:
-    """Around what traces a train step for `call`.
+    """Context around the trace of a train step for `call`.
 
-    Only what fails is told anew: a model whose losses are all its own needs no y, and a tuple may be its x.
+    Only an error is replaced: a model with only losses of its own needs no y, and its x may be a tuple.
     """
     try:
         yield

@@ -1,11 +1,11 @@
 """The variables of a trained low-rank basis: `down` in the producer's stage and `up` in the consumer's; for a layer
 with a bias also an `offset` there, which is the part of the bias that the basis loses.
 
-They are variables of the Keras model (or layer) in whose call the tensor goes over to the other stage, as if its own
-`build` had made them: its optimizer trains them, and its `save_weights` saves them. They are made while the first step
-is traced, in the order in which tensors cross, and found again by their names in later traces. A cut begins with the
-linear layer whose output a tensor is, and its singular vectors: the tensor may be the layer's product itself, or that
-with its bias, its dropout, and a residual added to it.
+They belong to the Keras model (or layer) in whose call the tensor crosses to the other stage, as if its own `build`
+had made them: its optimizer trains them, and its `save_weights` saves them. They are made while the first step is
+traced, in the order of crossings, and found by their names in later traces. They may be initialised with the singular
+vectors of the linear layer whose output the tensor is: the layer's product itself, or that with its bias, its dropout,
+and a residual added to it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
 def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
     """The first `rank` right singular vectors of a kernel [inputs, columns], as rows; the same in every process.
 
-    Of each the largest number is positive. Where the kernel has fewer, orthonormal others follow.
+    In each the entry of largest magnitude is positive. If the kernel has fewer, other orthonormal vectors follow.
 
     >>> singular_vectors(np.diag([1.0, -3.0, 2.0]), 2).tolist()
     [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -89,7 +89,7 @@ def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
 
 
 def find_linear(tensor: Any) -> Linear | None:
-    """The linear layer that makes a tensor; if several are added, the one that ran last."""
+    """The linear layer that makes a tensor; for a sum of several, the one that ran last."""
     columns = tensor.shape[-1]
     found = [each for each in _products(tensor, ()) if each.kernel.shape[-1] == columns]
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
@@ -109,10 +109,10 @@ def _products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
             found for each in op.inputs if (found := _variable(each)) is not None and found.shape == [tensor.shape[-1]]
         ]
         inner: Sequence[Any] = [each for each in op.inputs if _variable(each) is None]
-        biases = (*biases, *own) if len(inner) == 1 else ()  # of two terms each has its own bias
+        biases = (*biases, *own) if len(inner) == 1 else ()  # each of two terms has its own bias
     elif op.type in _SAME:
         inner = [op.inputs[tensor.value_index if op.type == "IdentityN" else 0]]
-    elif op.type == "SelectV2":  # of a dropout, between the number and zero
+    elif op.type == "SelectV2":  # a dropout's choice between the value and zero
         inner = [op.inputs[1]]
     elif op.type == "Mul" and any(map(_is_factor, op.inputs)):
         inner = [each for each in op.inputs if not _is_factor(each)]
@@ -123,7 +123,7 @@ def _products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
 
 
 def _variable(tensor: Any) -> Any:
-    """The read of a variable that a tensor is, if it is nothing else."""
+    """The read of a variable that makes a tensor, without other ops between; otherwise None."""
     while tensor.op.type in ("Identity", "Cast", "Reshape"):
         tensor = tensor.op.inputs[0]
     return tensor if tensor.op.type == "ReadVariableOp" else None
@@ -134,7 +134,7 @@ def _is_factor(tensor: Any) -> bool:
 
 
 def _value(read: Any) -> np.ndarray:
-    """The variable's current value; empty where this process does not hold it."""
+    """The variable's current value; empty if this process does not hold it."""
     handles = {id(internal): external for external, internal in read.graph.captures}
     with tf.init_scope():
         value = tf.raw_ops.ReadVariableOp(resource=handles[id(read.op.inputs[0])], dtype=read.dtype)
@@ -165,7 +165,7 @@ class Home(NamedTuple):
 class Bottlenecks:
     """The bottlenecks of one trace of a step. Tensors are looked up by reference.
 
-    `owner` has those of tensors that cross outside of any layer's call: the model whose step it is, if one has it.
+    `owner` has those of tensors that cross outside any layer's call: the model that the step belongs to, if any.
     """
 
     owner: Any = None
@@ -178,7 +178,7 @@ class Bottlenecks:
     said: dict[str, None] = field(default_factory=dict)
 
     def use(self, owner: Any, variable: Any) -> None:
-        """Note that the step reads a variable of a bottleneck."""
+        """Record that the step reads a variable of a bottleneck."""
         self.used[id(variable)] = owner, variable
 
     def say(self, sentence: str) -> None:
@@ -195,7 +195,7 @@ class Bottlenecks:
 class Bottleneck:
     """Owner of one tensor's variables: the layer, and the prefix of their names.
 
-    `factors` are what they start as, found when the first of them is made; where none are given, an orthonormal basis.
+    `factors` are their initial values, computed when the first of them is made; by default an orthonormal basis.
     """
 
     owner: Any
@@ -249,7 +249,7 @@ def kept_of(owner: Any) -> dict[str, Any]:
 def find_bottleneck(
     bottlenecks: Bottlenecks, tensor: Any, producer: str, frame: Frame, factors: Callable[[], Factors] | None = None
 ) -> Bottleneck:
-    """The bottleneck of a tensor of stage `producer` that crosses now."""
+    """The bottleneck of a tensor of stage `producer` that is about to cross."""
     owner, call = _find_layer(tensor)
     owner = bottlenecks.owner if owner is None else owner
     if not isinstance(owner, keras.Layer):
@@ -308,7 +308,7 @@ def orthonormal(name: str, columns: int, rank: int) -> np.ndarray:
 
 
 def _check_optimizer(model: Any, owner: Any, frame: Frame) -> None:
-    """An optimizer takes no variables that come after it was built."""
+    """Refuse an optimizer that is already built, as it takes no new variables."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and getattr(optimizer, "built", False) and not kept_of(owner):
         raise UnsupportedError(

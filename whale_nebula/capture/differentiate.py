@@ -1,8 +1,8 @@
 """Build gradients inside the trace, at the point where the user's tape requests them.
 
 From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its
-variables and the sources that lie in it; a boundary's gradient enters the stage before through a placeholder. The
-user's code gets placeholders of the true kind (none, dense, IndexedSlices) and goes on tracing its update.
+variables and the sources in it; a boundary's gradient enters the stage before through a placeholder. The user's code
+gets placeholders of the same kind (None, dense, IndexedSlices) and continues to trace its update.
 
 ::
 
@@ -10,7 +10,7 @@ user's code gets placeholders of the true kind (none, dense, IndexedSlices) and 
     forward ──value──▶ forward ──value──▶ forward
     backward ◀─feed─── backward ◀─feed─── backward
 
-A gradient that is made of a micro-batch's share and of constants alone (that of a weight penalty: the loss adds it) is
+A gradient that depends on a micro-batch's share and on constants alone (that of a weight penalty added to the loss) is
 not sent: the stage before computes it itself.
 """
 
@@ -45,14 +45,14 @@ def differentiate(
 ) -> list[Any]:
     """The gradients of `targets` for each of `sources`, as placeholders (or None) that the runtime fills.
 
-    A gradient flows where `tape` has followed; without one, everywhere but through `stops`.
+    Gradients flow through tensors recorded by `tape`; without one, through all but `stops`.
     """
     trace.bottlenecks.asked.update(id(_handle(source)) for source in sources)
     before = frozenset(op.name for op in trace.graph.get_operations())
     given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
     seeds = weigh(trace, targets, seeds)
     operations = order_operations(trace.graph.get_operations())
-    # what weighs the seeds is at home where the target is, as all that is differentiated there
+    # the ops that weigh the seeds belong to the target's stage, as all that is differentiated there
     weighing = ascend_ops((s.op for s in seeds), lambda op: op.name not in before and op.type != "Placeholder")
     own = {op.name for op in weighing}
     request = LiveRequest(
@@ -75,7 +75,7 @@ def differentiate(
 
 
 def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
-    """Assign stages to the ops traced so far; answers to earlier requests are kept."""
+    """Assign stages to the ops traced so far; labels of earlier requests are kept."""
     graph = mirror_trace(trace)
     if not trace.requests:
         trace.met.order_stages(graph)
@@ -83,7 +83,7 @@ def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
     found = label(graph, list(trace.met.stages), fixed=fixed, skip=skip)
-    if not trace.requests:  # later ones may belong to another phase, which may go back to the first stage
+    if not trace.requests:  # later requests may belong to another phase, which may begin at the first stage again
         check_order(graph, found, tuple(trace.met.stages.values()), where=lambda op: find_origin(operations[op]))
     names = [op.name for op in operations]
     return {names[index]: stage for index, stage in found.items()}
@@ -102,7 +102,7 @@ class _Region:
     known: set[Any] = field(default_factory=set)
 
     def reach(self) -> None:
-        """Which tensors the tape followed from a source: only through these does a gradient flow."""
+        """Find the tensors that the tape recorded from a source: gradients flow only through these."""
         inner = {id(external): internal for external, internal in self.trace.graph.captures}
         self.sources = [inner.get(id(source), source) for source in self.sources]
         self.reached = {source.ref() for source in self.sources}
@@ -159,7 +159,7 @@ class _Region:
                 )
 
     def _walk(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
-        """Go back from `ends` within a stage: its boundary inputs, where the tape stopped, and what lies inside."""
+        """Walk back from `ends` within a stage; returns boundary inputs, where the tape stopped, and inner ops."""
         boundaries: dict[Any, Tensor] = {}
         stops: dict[Any, Tensor] = {}
         inside: set[Any] = {t.ref() for t in ends}
@@ -182,7 +182,7 @@ class _Region:
 
     def _flow(self, stage: int, boundary: Tensor, gradient: Tensor, incoming: dict[Any, Tensor]) -> None:
         ref = boundary.ref()
-        if self._stage(boundary) > stage:  # that stage is done: its gradient would be lost
+        if self._stage(boundary) > stage:  # that stage is already differentiated: the gradient would be lost
             stages = list(self.trace.met.stages.values())
             raise backwards(stages[self._stage(boundary)], stages[stage], find_origin(boundary.op))
         if ref in self.known:
@@ -196,11 +196,11 @@ class _Region:
             incoming[ref] = _placeholder(boundary.dtype, boundary.shape, "nebula_arrival")
             self.request.arrivals.append((boundary, incoming[ref]))
         if any(gradient is sent for _, _, sent in self.request.flows):
-            gradient = tf.identity(gradient)  # one tensor for several boundaries: each goes its own way
+            gradient = tf.identity(gradient)  # one tensor for several boundaries, which cross separately
         self.request.flows.append((stage, boundary, gradient))
 
     def _everywhere(self, gradient: Tensor) -> bool:
-        """Whether every stage can compute a gradient: a number made here of the share and of constants alone."""
+        """Whether every stage can compute a gradient: a scalar that depends on the share and constants alone."""
         shares = {tensor.op for tensor in self.trace.feeds.values()}
         above = ascend_ops([gradient.op], lambda op: op not in shares and op.type != "Const")
         return gradient.shape.rank == 0 and all(
@@ -229,8 +229,8 @@ def _hold(request: LiveRequest, number: int, source: Any) -> Any:
 def _terms(gradient: Any) -> list[tuple[Any, ...]]:
     """A dense gradient, or the values and indices of each lookup.
 
-    TensorFlow concatenates the slices of several lookups of one table. They are kept apart here, as some may be at
-    indices that depend on the batch, and others not.
+    TensorFlow concatenates the slices of several lookups of one table. They are separated here, as the indices of some
+    may depend on the batch, and those of others not.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return [(gradient,)]

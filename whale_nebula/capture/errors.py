@@ -1,8 +1,8 @@
 """Translate errors raised during a trace: what failed, on which line of the user's code, why, and what to write
 instead.
 
-Errors of ours come out as they were raised, though TensorFlow wraps them. So do errors that the user's own code
-raises. What TensorFlow and Keras raise becomes ours, of the same Python type besides (a ValueError stays one).
+Errors of this package and of the user's own code are raised unchanged, though TensorFlow wraps them. Errors of
+TensorFlow and Keras become errors of this package that are also of the same Python type (a ValueError stays one).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
 _REWRITTEN = "__autograph_generated_file"
-"""How the files begin that hold AutoGraph's copies of the user's functions."""
+"""The prefix of the files with AutoGraph's copies of the user's functions."""
 _RETOLD = "in user code:"
-"""How AutoGraph's own account of an error begins."""
+"""The beginning of AutoGraph's own description of an error."""
 
 Place = tuple[str, int]
 
@@ -59,7 +59,7 @@ class Raised:
 
     @cached_property
     def text(self) -> str:
-        """All that was said."""
+        """The whole message."""
         return str(self.origin).strip()
 
     @cached_property
@@ -69,7 +69,7 @@ class Raised:
 
     @cached_property
     def place(self) -> Place | None:
-        """The innermost line of the user's that led to it."""
+        """The innermost line of the user's code that led to it."""
         told = [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+)', str(self.error))]
         for places in [*map(_frames, self.chain), told]:
             for file, line in reversed(places):
@@ -79,9 +79,7 @@ class Raised:
 
     @property
     def line(self) -> str:
-        """The source line as 'file.py:12'; an error without a line of the user's belongs to the line that called the
-        step.
-        """
+        """The source line as 'file.py:12'; without a line of the user's, that of the call of the step."""
         return str(script_site()) if self.place is None else f"{self.place[0]}:{self.place[1]}"
 
     @property
@@ -96,7 +94,7 @@ class Raised:
         return bool(places) and (_rewritten(places[-1][0]) or not foreign(places[-1][0]))
 
     def shorten(self) -> Exception:
-        """The error without the frames of libraries between the user's."""
+        """The error without the frames of libraries between the user's frames."""
         kept: TracebackType | None = None
         for frame, line in reversed(list(traceback.walk_tb(self.error.__traceback__))):
             if not foreign(frame.f_code.co_filename):
@@ -114,7 +112,7 @@ def _rewritten(file: str) -> bool:
 
 @contextlib.contextmanager
 def keep_all_frames() -> Iterator[None]:
-    """Keep all frames of errors in this thread while this is open, as they tell whose code raised them."""
+    """Keep all frames of errors in this thread while this is open, as they show which code raised them."""
     settings = [(each, each.is_traceback_filtering_enabled()) for each in (tf.debugging, keras.config)]
     for each, _ in settings:
         each.disable_traceback_filtering()
@@ -153,7 +151,7 @@ class Baked(NamedTuple):
 
 
 def baked_reshape(graph: Any) -> Baked | None:
-    """The first reshape of a traced graph, gradients included, that fixes the number of rows; None if there is none."""
+    """The first reshape of a traced graph, gradients included, that fixes the number of rows, if any."""
     for op in graph.get_operations() if graph is not None else []:
         own = op.type == "Reshape" and tf_private.forward_op(op) is op
         if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
@@ -217,13 +215,13 @@ def translate_errors(traces: Sequence[Tracing], given: Given = ()) -> Iterator[N
 
 
 def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | None:
-    """The error in our words; None where the user's own code raised it."""
+    """The translated error; None if the user's own code raised it."""
     if raised.deliberate and raised.source.startswith(("raise", "assert")):
         return None
     told = _find_static_batch(raised, graph)
     if told is None and any(word in raised.text for word in _SYMBOLIC):
         loops = "Python `bool`" in raised.text and raised.source.lstrip().startswith("while")
-        # what follows TensorFlow's first sentence is advice for other cases
+        # the sentences after TensorFlow's first one are advice for other cases
         first = raised.sentence.partition(" You can attempt")[0].partition(" This error may indicate")[0]
         told = DataDependentError(
             "Python asks for the value of a tensor",
@@ -242,7 +240,7 @@ _PARTLY_KNOWN = ("partially known TensorShape", "Cannot infer argument `num` fro
 
 
 def _find_static_batch(raised: Raised, graph: Any) -> NebulaError | None:
-    """Something could not be done with None, where a shape was read or a reshape fixed the number of rows."""
+    """The error for an operation that failed on None, after a shape was read or a reshape fixed the number of rows."""
     if not isinstance(raised.error, (TypeError, ValueError)) or "None" not in raised.text:
         return None
     reads = "shape" in raised.source or "len(" in raised.source or any(said in raised.text for said in _PARTLY_KNOWN)
@@ -274,7 +272,7 @@ _WAYS = {
 
 _LOOP = "tf.while_loop(condition, body, [x]), or tf.map_fn(f, x); under @nb.function, while on a tensor is one already"
 
-# ------------------------------------------------------------------------------------- what a trace cannot hold
+# ------------------------------------------------------------------------------------- unsupported operations
 _UNHOLDABLE = {
     "tf.function only supports singleton tf.Variables": (
         "the step makes a variable in a later trace",
@@ -287,7 +285,7 @@ _UNHOLDABLE = {
         MEND,
     ),
 }
-"""By what TensorFlow says: what happened, why (with TensorFlow's sentence) and the mend."""
+"""By TensorFlow's message: what happened, why (with TensorFlow's sentence) and the mend."""
 
 
 _FEW = 12
@@ -303,7 +301,7 @@ def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
     names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given[:_FEW])
     names += f" and {len(given) - _FEW} more" if len(given) > _FEW else ""
     several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
-    # one axis is taken for a batch's, and may be none: the state of an environment, say
+    # a tensor with one axis is assumed to be batched, which may be wrong: the state of an environment, for example
     rows = [f'"{name}"' for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
     whole = f"\nor, where an argument with one axis is no batch: @nb.function(whole=({', '.join(rows)},))"
     return _name_kind(raised)(

@@ -1,4 +1,4 @@
-"""Answer requests for gradients while a step is being traced; elsewhere they are TensorFlow's own."""
+"""Compute requested gradients while a step is traced; elsewhere TensorFlow computes them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def answer_tape(
     output_gradients: Any = None,
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
-    """Stands in for `tf.GradientTape.gradient` in the thread that traces, and passes through elsewhere."""
+    """Replacement of `tf.GradientTape.gradient` in the thread that traces; calls the original elsewhere."""
     trace = current()
     if trace is not None and trace.plain:
         with trace.set_flags(busy=True):
             found = _original(tape, target, sources, output_gradients, unconnected_gradients)
-        # what is made of it belongs to no stage
+        # ops that use it belong to no stage
         parts = tf.nest.flatten(found, expand_composites=True)
         trace.bottlenecks.homes.update((part.ref(), None) for part in parts if part is not None)
         return found
@@ -49,7 +49,7 @@ def answer_tape(
 
 
 def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
-    """The gradients of a request; None if TensorFlow shall compute them: in a function's body, or
+    """The gradients of a request; None if TensorFlow should compute them: in a function's body, or
     while a tape records.
     """
     trace = current()
@@ -88,7 +88,7 @@ def _answer(
 
 
 def _is_outermost(trace: Tracing, tape: tf.GradientTape) -> bool:
-    """Not ours: our own differentiation, a loop's body or a vectorized one, a tape that another watches, a bad call."""
+    """Whether a request is outermost, not in our own differentiation, a body, another tape, or an invalid call."""
     if trace.flags.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.tape_open(tape):
         return False
     tf_private.tape_stop(tape)
@@ -96,13 +96,13 @@ def _is_outermost(trace: Tracing, tape: tf.GradientTape) -> bool:
 
 
 def _unwrap_variable(source: Any) -> Any:
-    """The tf.Variable inside a Keras variable; anything else as it is."""
+    """The tf.Variable inside a Keras variable; anything else unchanged."""
     return getattr(source, "value", source) if not isinstance(source, (tf.Tensor, tf.Variable)) else source
 
 
 def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
-    """Replacement of TensorFlow's vectorizer: a tape's requests inside a body (of a Jacobian or a map) are a part of
-    it.
+    """Replacement of TensorFlow's vectorizer: gradients requested inside a body (of a Jacobian or a map) are computed
+    by TensorFlow.
     """
     trace = current()
     if trace is None:
@@ -112,7 +112,7 @@ def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
 
 
 def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
-    """Stands in for `tf.GradientTape.__enter__`: the tapes of a trace are known."""
+    """Replacement of `tf.GradientTape.__enter__` that records the tapes of a trace."""
     trace = current()
     if trace is not None:
         trace.tapes.append(tape)
@@ -120,7 +120,7 @@ def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
 
 
 def note_mask(tensor: Any, mask: Any) -> None:
-    """Note the mask of a tensor of Keras: which of its rows count."""
+    """Record the Keras mask of a tensor, which marks the rows that count."""
     trace = current()
     if trace is not None:
         trace.masks.append((tensor, mask))
@@ -146,14 +146,14 @@ def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
             )
         if op not in seen and op.type != "StopGradient":
             seen.add(op)
-            # an op of a body may stand for one of the graph around it
+            # a placeholder of a body may be a capture of the outer graph
             captures = getattr(op.graph, "captures", ()) if op.type == "Placeholder" else ()
             outside = [given for given, inner in captures if inner.op is op and hasattr(given, "op")]
             stack.extend(tensor.op for tensor in [*op.inputs, *outside])
 
 
 def explain_late_requests(tapes: Iterable[Any]) -> None:
-    """At the end of the trace: let tapes that are still alive explain later requests by an error."""
+    """At the end of the trace, make later requests to tapes that are still alive raise an explanatory error."""
     for tape in tapes:
         for question in ("gradient", "jacobian", "batch_jacobian") if tf_private.tape_open(tape) else ():
             setattr(tape, question, partial(_ask_tape, tape, question))

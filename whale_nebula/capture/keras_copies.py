@@ -1,8 +1,8 @@
 """Warn when a model that was built under scopes is copied: the copy has no scopes.
 
-The scopes lie on the calls of layers. `clone_model`, `save` and `copy.deepcopy` make what they make from configs, which
-hold no calls; so each layer that bears scopes tells when it gives its config. Who asked is read off the stack. What is
-loaded or made from a config later is only known by its names: that is said when it is first trained, of each model.
+Scopes are attached to the calls of layers. `clone_model`, `save` and `copy.deepcopy` copy by configs, which contain no
+calls; so `get_config` of each layer with scopes is watched, and the copying function is found on the stack. A model
+that is loaded or made from a config later is only recognised by its names: the warning is given at its first training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAG, _LINE = "_nebula_frames", "_nebula_line"
 
 
 def frames_of(tagged: Any) -> Frames:
-    """The scopes that a node, or the one that it is a copy of, or a Sequential's layer was made in."""
+    """The scopes in which a node, its original if it is a copy, or a Sequential's layer was made."""
     found: Frames | None = getattr(tagged, _TAG, None)
     if found is None and isinstance(tagged, tf_private.KerasNode):
         original = tf_private.find_original(tagged)
@@ -31,7 +31,7 @@ def frames_of(tagged: Any) -> Frames:
 
 
 def tag(target: Any, frames: Frames) -> None:
-    """Let a node or a Sequential's layer remember its scopes."""
+    """Attach scopes to a node or a Sequential's layer."""
     object.__setattr__(target, _TAG, frames)
     object.__setattr__(target, _LINE, str(script_site()))
 
@@ -48,7 +48,7 @@ def built_under_scopes(model: Any) -> bool:
 
 
 def stages_of(model: Any) -> list[Frame]:
-    """The stages that a model, or a functional one inside it, was built in; a Sequential's layers bear its scopes."""
+    """The stages in which a model, or a functional one inside it, was built; in a Sequential those of its layers."""
     found: list[Frame] = []
     for part in tf_private.layers_of(model):
         nodes = [] if isinstance(part, tf_private.KerasSequential) else nodes_of(part)
@@ -76,7 +76,7 @@ _WAYS = {
         f"to train it again by a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
     ),
 }
-"""Keras's functions that copy a model: what is said of the copy, and what to do."""
+"""Keras's functions that copy a model, with the texts on the copy and on what to do."""
 
 
 class _Fingerprint(NamedTuple):
@@ -88,9 +88,9 @@ class _Fingerprint(NamedTuple):
 
 _given: set[_Fingerprint] = set()
 _cloned: set[_Fingerprint] = set()
-"""What a clone was told of that has not run yet: when it does, all is said."""
+"""Fingerprints of clones with a warning that have not run yet: no second warning is given when they do."""
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The models of which it was said that they run uncut: another of the same layers is another model."""
+"""The models with a warning that they run uncut, by identity: another model of the same layers is warned of, too."""
 
 
 def watch(operation: Any) -> None:
@@ -125,7 +125,7 @@ def find_copy_by_user() -> None:
     saved = found is not None and found.name == "save_model"
     if found is None or saved:
         _given.update(_fingerprint(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
-    # what is made in a stage has scopes of its own; `nb.cluster` alone gives it none
+    # a copy made inside a stage gets scopes of its own; `nb.cluster` alone adds none
     if found is None or not built_under_scopes(found.given) or (not saved and stage_of(open_frames())):
         return
     if not saved:
@@ -145,7 +145,7 @@ def _is_model(given: Any) -> bool:
 
 
 def _fingerprint(model: Any) -> _Fingerprint:
-    """The names of a model's operations, inputs apart; a Sequential's are its layers."""
+    """The names of a model's operations without inputs; for a Sequential those of its layers."""
     found = model.operations if isinstance(model, tf_private.KerasFunction) else model.layers
     kept = (part for part in found if not isinstance(part, tf_private.KerasInput))
     return _Fingerprint(model.name, tuple(sorted((type(part).__name__, part.name) for part in kept)))

@@ -1,8 +1,8 @@
 """Scopes of Keras models: recorded on nodes and layers while these are built, re-entered when a call is traced.
 
-A functional model is built once and run later, so its scopes must lie on its *nodes* (a shared layer may sit in two
-stages). `Sequential.add` rebuilds every earlier node, so there a layer keeps the scope in which it was added. A scope
-that is open already (entered in a `call`, or around the model's call) takes precedence.
+A functional model is built once and run later, so its scopes are attached to its *nodes* (a shared layer may be in two
+stages). `Sequential.add` rebuilds every earlier node, so there each layer keeps the scope in which it was added. A
+scope that is already open (entered in a `call`, or around the model's call) takes precedence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from whale_nebula.tf import private as tf_private
 class _Local(threading.local):
     none_expected = False
     sequential: Any = None
-    """The functional model inside the Sequential that runs: its layers bear the scopes, not its nodes."""
+    """The functional model inside the running Sequential: its layers have the scopes, not its nodes."""
     tagged: Any = None
     """The node, or layer, that runs next."""
 
@@ -48,7 +48,7 @@ _call = tf_private.KerasSequential.call
 
 
 class ScopeMet(BaseException):
-    """A scope was met where none was expected. No error: it stops a trace, past everything that handles errors."""
+    """Raised by a scope where none was expected. It is no Exception: it stops a trace past all error handlers."""
 
 
 # ---------------------------------------------------------------------- while models are built
@@ -65,7 +65,7 @@ def _frames() -> Frames:
 
 
 def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
-    """Stands in for `Node.__init__`: the node is tagged with the open scopes."""
+    """Replacement of `Node.__init__` that tags the node with the open scopes."""
     _node_init(node, *args, **kwargs)
     if frames := _frames():
         _tag(node, node.operation, frames)
@@ -73,11 +73,11 @@ def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
-    """Stands in for `Sequential.add`: the layer is tagged with the open scopes."""
+    """Replacement of `Sequential.add` that tags the layer with the open scopes."""
     frames = _frames()
     if frames and not hasattr(layer, "_keras_history"):
         _tag(layer, layer, frames)
-        if not hasattr(model.build, "nebula_heard"):  # it makes its nodes later, and anew with each layer
+        if not hasattr(model.build, "nebula_heard"):  # build makes the nodes later, and again for each added layer
             tf_private.call_on_build(model, functools.partial(_watch_nodes, model))
             model.build.nebula_heard = True
     _add(model, layer, rebuild=rebuild)
@@ -90,7 +90,7 @@ def _watch_nodes(model: Any) -> None:
 
 
 def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
-    """Hear when this node runs: it was made under these scopes, or its layer was, where that is in a Sequential."""
+    """Watch runs of this node, which, or whose layer in a Sequential, was made under these scopes."""
     frames = frames_of(node.operation) or frames
     stage, around = stage_of(frames), compress_of(frames)
     projects = around is not None and learned_rank(around) is not None
@@ -98,7 +98,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     def hear(arguments: Any) -> None:
         leaves = tf.nest.flatten(arguments)
         if tagged and any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-            keras_copies.find_copy_by_user()  # it runs for a clone: layers may be shared, unasked
+            keras_copies.find_copy_by_user()  # it runs to make a clone, which may share layers without their config
         if stage is not None and any(isinstance(leaf, tf.Tensor) for leaf in leaves):
             _warn_if_eager(stage, projects)
 
@@ -117,7 +117,7 @@ def _warn_if_eager(stage: Frame, projects: bool) -> None:
         warn_eager(stage, code, then, where=place, program=place)
 
 
-# ---------------------------------------------------------------------- which models bear scopes
+# ---------------------------------------------------------------------- models with scopes
 @contextlib.contextmanager
 def none_expected() -> Iterator[None]:
     """Run code that should enter no scope: the first one entered raises `ScopeMet`."""
@@ -135,7 +135,7 @@ def enters_scopes(model: Any) -> None:
 
 
 def note_entry() -> None:
-    """Record that a scope is entered: outside a trace, the running layer is marked as bearing scopes."""
+    """Record that a scope is entered: outside a trace, the running layer is marked as entering scopes."""
     if current() is not None:
         return
     layer = tf_private.entry_layer()
@@ -159,11 +159,11 @@ def find_operation(function: Any, node: Any) -> Any:
 
 
 def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
-    """Stands in for `Function._run_through_graph`: each node runs in the scopes that it was built in."""
+    """Replacement of `Function._run_through_graph`: each node runs in the scopes that it was built in."""
     trace = current()
     if trace is None or call_fn is not None:
         return _run(function, inputs, operation_fn, call_fn)
-    if _LOCAL.sequential is not function:  # the step hears of all the stages of a model before it enters the first
+    if _LOCAL.sequential is not function:  # record all stages of a model before the first is entered
         trace.met.meet_model(stages_of(function))
 
     def wrap_operation(operation: Any) -> Any:
@@ -185,7 +185,7 @@ def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, cal
 
 
 def call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replacement of `Sequential.call`, where layers bear the scopes instead of nodes."""
+    """Replacement of `Sequential.call`, where layers have the scopes instead of nodes."""
     trace = current()
     if trace is not None:
         trace.met.meet_model(stages_of(model))

@@ -1,7 +1,7 @@
 """Initial weights of gradients, so that the sum over micro-batches is the gradient of the whole batch.
 
-With one micro-batch the weight is one. With several, a target that is a sum over the batch keeps it, a mean gets the
-micro-batch's share of the rows, what is divided by them that share twice, and what is none of these is refused.
+With one micro-batch the weight is one. With several it is one for a target that is a sum over the batch, the
+micro-batch's share of the rows for a mean, and the square of that for a quotient by the rows; others are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from whale_nebula.tf import private as tf_private
 
 
 def mirror_trace(trace: Tracing) -> Graph:
-    """The ops of a trace as pure data, with the stages that no scope has said but an assignment or a split."""
+    """The ops of a trace as pure data, with the stages from an assignment or a split in addition to those of scopes."""
     graph = mirror(trace.graph, roles(trace))
     if trace.assignment is None:
         return name_siblings(trace, graph)
@@ -41,7 +41,7 @@ def mirror_trace(trace: Tracing) -> Graph:
 
 
 def roles(trace: Tracing) -> dict[str, tuple[str, str]]:
-    """Op name to (role, name) for the ops of a trace that only hold something."""
+    """Op name to (role, name) for the placeholder ops of a trace."""
     found = {leaf.op.name: (INPUT, leaf.op.name) for leaf in trace.leaves}
     for _, internal in trace.graph.captures:
         found[internal.op.name] = (CAPTURE, internal.op.name)
@@ -60,14 +60,14 @@ def _read_trace(trace: Tracing) -> tuple[Graph, list[Any], dict[str, int]]:
 
 
 def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: Any) -> Folding:
-    """How the trace folds its batched inputs."""
+    """The folds of the trace's values over its batched inputs."""
     batched = {numbers[leaf.op.name]: 0 for leaf, split in zip(trace.leaves, trace.batched, strict=True) if split}
     backward = {numbers[name] for request in trace.requests for name in request.backward}
     return fold(graph, batched, skip=backward.__contains__, **options)
 
 
 def replace_batch_sizes(trace: Tracing) -> None:
-    """Replace batch sizes that were baked into a trace whose batch is divided, where it is known what they count."""
+    """Replace constant batch sizes in a trace whose batch is divided, if it is known what they count."""
     graph, operations, numbers = _read_trace(trace)
     if not _suspects(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
         return
@@ -86,7 +86,7 @@ _FILLED = {"ZerosLike": tf.zeros, "OnesLike": tf.ones}
 
 
 def _suspects(graph: Graph, leaves: list[int]) -> bool:
-    """Whether something of the inputs alone is given a shape that is not, or meets something of such a shape."""
+    """Whether a value of inputs alone is combined with a shape, or with a value of a shape, that is not."""
     fed, pure, like = set(leaves), set(leaves), set[int]()
     for op in graph.ops:
         above = {value.op for value in op.inputs}
@@ -107,7 +107,7 @@ Tensor = Any
 
 
 def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> list[Tensor]:
-    """The tensors that the targets' gradients start from."""
+    """The weighted seeds of the targets' gradients."""
     weighed = [tf.ones_like(target) if seed is None else seed for target, seed in zip(targets, seeds, strict=True)]
     if not trace.met.cut:
         return weighed
@@ -122,20 +122,20 @@ def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> li
 
 
 _SHARES = {"mean": 1, "whole": 1, "inverse": 2}
-"""How often a target's weight is its micro-batch's share of the rows. One divided by these rows is too large itself."""
+"""The exponent of the micro-batch's share of the rows in a target's weight, by kind."""
 _MIXED = "its entries are no one kind: some grow with the rows, others do not"
 
 
 def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
-    """How each target folds the batch, after adding sums over replicas where a count of the whole batch is needed."""
+    """The fold of each target, after adding sums over replicas if a count of the whole batch is needed."""
     folding, graph, operations, values = _fold_targets(trace, targets)
     if folding.grows:
-        # let the readers of a micro-batch's count or sum read it scaled up to the whole batch
+        # readers of a micro-batch's count or sum read it scaled to the whole batch
         for consumer, position, value in folding.grows:
             tensor = operations[value.op].outputs[value.out]
             with tf.control_dependencies(None):
                 grown = tensor * tf.cast(trace.feed("grow"), tensor.dtype)
-            trace.grown.add(grown.op.name)  # no tape saw it made, and yet gradients flow through it
+            trace.grown.add(grown.op.name)  # not recorded by a tape, but gradients flow through it
             tf_private.set_input(operations[consumer], position, grown)
         folding, graph, operations, values = _fold_targets(trace, targets)
     kinds: list[str] = []
@@ -175,7 +175,7 @@ def _sum_gradient(_: Any, gradient: Any) -> Any:
 
 
 def _find_cut_trace() -> Tracing | None:
-    """The trace that is to be cut, where an op that is made now is one of its graph itself."""
+    """The current trace if it is to be cut and new ops belong to its own graph, not to a body; otherwise None."""
     trace = current_here()
     return trace if trace is not None and not trace.plain and not trace.flags.vectorizing else None
 

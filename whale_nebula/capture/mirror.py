@@ -77,10 +77,10 @@ class _Mirror:
             found = [f.name for f in value.list.func] if value.HasField("list") else [value.func.name]
             for name in found:
                 if name not in self.functions:
-                    self.functions[name] = Graph(())  # a recursive call must end
+                    self.functions[name] = Graph(())  # ends the recursion of a recursive call
                     self.functions[name] = self.graph(tf_private.function_graph(graph, name), {})
                 names.append(name)
-        if op.type in _CALLS:  # once a function was differentiated, TensorFlow's graph of it gives more than it does
+        if op.type in _CALLS:  # after differentiation, TensorFlow's graph of a function has more outputs than the call
             body = self.functions[names[0]]
             self.functions[names[0]] = replace(body, returns=body.returns[: len(op.outputs)])
         return tuple(names)
@@ -97,7 +97,7 @@ class _Read(NamedTuple):
 
 
 _KNOWN: weakref.WeakKeyDictionary[Any, dict[str, _Read]] = weakref.WeakKeyDictionary()
-"""By graph and name, what was read of ops: a trace is mirrored again and again as it grows."""
+"""The parsed definitions by graph and op name: a growing trace is mirrored repeatedly."""
 
 
 def _read(graph: Any, op: Any) -> _Read:
@@ -122,13 +122,13 @@ def _read_definition(op: Any) -> _Read:
     constant = _constant(op)
     if op.type == "Const" and constant is None:
         content = definition.attr["value"].tensor.SerializeToString(deterministic=True)
-        attributes["content"] = hashlib.sha256(content).hexdigest()[:16]  # tells constants apart that are not kept
+        attributes["content"] = hashlib.sha256(content).hexdigest()[:16]  # for constants without kept values
     stage, compress = stage if isinstance(stage, str) else None, compress if isinstance(compress, int) else None
     return _Read(attributes, constant, stage, compress, summed)
 
 
 def order_operations(operations: Sequence[Any]) -> list[Any]:
-    """Trace order, but never before an input: differentiating a loop gives the loop inputs that were traced later."""
+    """The ops in trace order, but after their inputs: differentiating a loop adds inputs that were traced later."""
     ordered: dict[Any, None] = {}
     for op in operations:
         stack = [op]
@@ -209,7 +209,7 @@ class Donor:
         self._library = {f.signature.name: f for f in self._definition.library.function}
 
     def rename(self, aliases: Aliases) -> None:
-        """Let every op read other values than it did."""
+        """Replace inputs of all ops by other values."""
         names = {self._text(old): self._text(new) for old, new in aliases.items()}
         for node in self._definition.node if names else ():
             for position, name in enumerate(node.input):

@@ -1,16 +1,16 @@
 """The list of everything that capture replaces in TensorFlow and Keras, with its conditions; and the replaced ops.
 
 `BUILDING` is applied while a scope is open, so that Keras's construction of models is followed. `TRACING` is applied
-while a step is traced. Outside of both, TensorFlow and Keras are as they were, except for what single features change:
+while a step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single features:
 
-- `tf.keras_import`: one inert wrapper of Keras's `make_train_function` and its like.
-- `capture.intercept`: the questions to a tape that a step opens, on that object.
+- `tf.keras_import`: one inert wrapper of Keras's `make_train_function` and similar methods.
+- `capture.intercept`: the methods of a tape that a step opens, on that object.
 - `runtime.step.step`: `keras.Model.__call__`, while a step is traced, to see which models it calls.
-- `runtime.show`: the beginnings of callbacks, and all that saves, while `whale-nebula show` plans a script.
+- `runtime.show`: the begin methods of callbacks, and all saving, while `whale-nebula show` plans a script.
 - `runtime.variables.reads`: reads and saves of single models, and hooks of single callbacks, in several processes.
 - `runtime.variables.remote`: the class of variables that other processes hold.
-- `runtime.step.results` and `feed.inputs`: what `tf.shape` and `tf.concat` do with our stand-ins for tensors, by
-  TensorFlow's dispatch; `tf.private.tape_told`: a record on tapes around a step, whose gradient is refused.
+- `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
+  dispatch; `tf.private.tape_told`: a record on tapes around a step, whose gradient is refused.
 - `tf.collectives`: the start of TensorFlow's runtime, in a worker that has others in its cluster.
 
 Replaced here are stateful random ops, calls of tf.functions, and conditions.
@@ -38,7 +38,7 @@ from whale_nebula.tf.patch import Patch, apply_patches
 
 
 def find_draw_counter(seed: int, seed2: int) -> Any:
-    """The variable of an op with these seeds; None where the op is to stay as it is."""
+    """The variable of an op with these seeds; None if the op is not to be replaced."""
     trace = current_here()
     if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
         return None
@@ -48,13 +48,13 @@ def find_draw_counter(seed: int, seed2: int) -> Any:
 
 
 STATE = "nebula_draws"
-"""How the variables' names begin; the seeds come behind, so that processes with other seeds notice it."""
+"""The prefix of the variables' names; the seeds follow, so that processes with other seeds are detected."""
 
 
 @contextlib.contextmanager
 def draw_from(draws: Sequence[tuple[int, int, Any]]) -> Iterator[None]:
-    """Inside, a step that is traced once more draws from the variables that its capture has made, given by the seeds of
-    its ops: in the same order.
+    """Context in which a step that is traced again draws from the variables that its capture has made, given with the
+    seeds of their ops in the same order.
     """
     due: dict[tuple[int, int], list[Any]] = {}
     for seed, seed2, state in reversed(draws):
@@ -71,9 +71,9 @@ def draw_from(draws: Sequence[tuple[int, int, Any]]) -> Iterator[None]:
 _call = tf_private.PolymorphicFunction.__call__
 
 
-@functools.wraps(_call)  # AutoGraph goes by its module: it calls TensorFlow's own objects as they are
+@functools.wraps(_call)  # by the module, AutoGraph calls it unconverted, as TensorFlow's own
 def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the call of a tf.function: run its body in the trace, where that means the same."""
+    """Replacement of the call of a tf.function: inline its body in the trace, if that is equivalent."""
     trace = current_here()
     if trace is not None and not trace.flags.busy:
         if tf_private.compiled_by_xla(function):
@@ -132,7 +132,7 @@ class _Tree:
         self.outer.update(zip(made, found, strict=True))
 
     def body(self, ops: Sequence[int]) -> Callable[[], None]:
-        """A function that does what these ops do."""
+        """A function that runs these ops."""
         definition = self.donor.cut(ops)
         given = (value for index in ops for value in self.branch.graph.ops[index].inputs if value.op not in ops)
         read = sorted({self.donor.tensor(value).name for value in given})
@@ -147,7 +147,7 @@ class _Tree:
 def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
     """The clusters that each tensor belongs to: those of the gradients and variables that it depends on.
 
-    A variable belongs to the clusters whose stages read it; a single number (the loss scale) can cross.
+    A variable belongs to the clusters whose stages read it; a scalar (the loss scale) can cross.
     """
     found: dict[str, Owners] = {}
     for request in trace.requests:
@@ -200,7 +200,7 @@ TRACING = (
 
 
 class _Builder:
-    """Watches scopes: what Keras builds while one is open remembers it."""
+    """A watcher of scopes that tags what Keras builds while one is open."""
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
@@ -223,6 +223,6 @@ def install() -> list[Watcher]:
 
 @contextlib.contextmanager
 def trace_patched() -> Iterator[None]:
-    """Around the trace of a step: apply `TRACING`."""
+    """Context around the trace of a step that applies `TRACING`."""
     with apply_patches(TRACING):
         yield

@@ -23,7 +23,7 @@ from whale_nebula.tf import private as tf_private
 class Places:
     """Homes of all layers during one trace, and the layers that it has called.
 
-    Layers are held, not only numbered: a number would be given again to another one.
+    Layers are referenced, not only their ids: an id could be reused for another layer.
     """
 
     homes: dict[int, list[Home]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Places:
 
     @contextlib.contextmanager
     def around(self, trace: Tracing, layer: Any) -> Iterator[None]:
-        """Around one call of a layer."""
+        """Context around one call of a layer."""
         homes = self.homes.get(id(layer), [])
         self.met.update(home.placement for home in homes)
         if id(layer) in self.models:
@@ -74,7 +74,7 @@ class Places:
         return _enter_rule(trace.graph, home)
 
     def _choose_home(self, layer: Any, homes: list[Home]) -> Home | None:
-        """The home that this call is about, if a rule holds there; two maps may not be at odds."""
+        """The home of this call, if a rule applies there; two maps that conflict raise an error."""
         placements = dict.fromkeys(home.placement for home in homes)
         chosen = [self._choose_in_map(layer, [home for home in homes if home.placement is each]) for each in placements]
         found = [home for home in chosen if home.rule is not None]
@@ -183,9 +183,9 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
 _call = tf_private.KerasLayer.__call__
 
 
-@functools.wraps(_call)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
+@functools.wraps(_call)  # by the module, AutoGraph leaves it unconverted, as Keras's own
 def call_placed(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `Layer.__call__`: a layer that `nb.place` was given runs in its stage."""
+    """Replacement of `Layer.__call__`: a layer given to `nb.place` runs in its stage."""
     trace = current()
     if trace is None or trace.flags.busy or not trace.places or tf_private.in_symbolic_scope():
         return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own

@@ -15,7 +15,7 @@ from whale_nebula.tf import private as tf_private
 
 
 class Spot(NamedTuple):
-    """A place where a layer stands; a shared layer has several."""
+    """A place of a layer in its model; a shared layer has several."""
 
     path: str
     layer: Any
@@ -30,7 +30,7 @@ class Spot(NamedTuple):
 def spots(model: Any) -> Iterator[Spot]:
     """All layers inside a model except inputs, a layer before those inside it.
 
-    Of two neighbours with one name the second gets a number: "dense", "dense#2".
+    The second of two siblings with one name gets a number: "dense", "dense#2".
 
     >>> import keras
     >>> inner = keras.Sequential([keras.layers.Dense(2, name="a"), keras.layers.Dense(2, name="b")], name="inner")
@@ -57,7 +57,7 @@ _changes = 0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """One layer at one of its places: the rule that it, or the layer around it, comes under."""
+    """One layer at one of its places, with the rule that matches it or an enclosing layer."""
 
     spot: Spot
     rule: Rule | None
@@ -65,20 +65,20 @@ class Home:
 
     @property
     def key(self) -> str | None:
-        """The key of the stage that the layer is given to, if it is to one."""
+        """The key of the stage to which the layer is assigned, if any."""
         return None if self.rule is None else self.rule.key
 
 
 @dataclass(frozen=True, slots=True)
 class Homes:
-    """All layers of a placed model, and the rules that no layer came under."""
+    """All layers of a placed model, and the rules that matched no layer."""
 
     homes: tuple[Home, ...]
     unmatched: tuple[Rule, ...]
 
 
 def place(model: Any, placement: Placement) -> None:
-    """Register the rules of where a model's layers go, replacing earlier ones; no rules remove them."""
+    """Register the rules for a model's layers, replacing earlier ones; an empty placement removes them."""
     global _changes
     if not isinstance(model, tf_private.KerasLayer):
         raise OptionError(
@@ -88,7 +88,7 @@ def place(model: Any, placement: Placement) -> None:
             mend="nb.place(model, {...}); around other code write with nb.stage(...):",
         )
     found = homes_of(model, placement)
-    # layers that are not built yet may make others
+    # layers that are not built yet may create others
     if found.unmatched and all(layer.built for layer in (model, *(spot.layer for spot in spots(model)))):
         raise no_match(model, placement, found.unmatched[0])
     paths = [spot.path for spot in spots(model)]
@@ -103,7 +103,7 @@ def place(model: Any, placement: Placement) -> None:
 
 
 def homes_of(model: Any, placement: Placement) -> Homes:
-    """Every layer with the rule that it comes under; two that are at odds are an error."""
+    """Every layer with the rule that matches it; raises for two that conflict."""
     found: dict[str, Home] = {}
     matched: set[Rule] = set()
     for spot in spots(model):
@@ -193,7 +193,7 @@ def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
 
 
 def _group_pattern(pattern: str) -> str:
-    """A pattern that other things can be written beside: a '|' in it ends at its own end.
+    """A pattern that can be a part of a larger one: with a '|' it is put in a group.
 
     >>> _group_pattern("block_1.*"), _group_pattern("block_1.*|head")
     ('block_1.*', '(?:block_1.*|head)')

@@ -1,13 +1,13 @@
 """Insert the projections of a learned basis where a tensor crosses a boundary under such a compress scope.
 
-While a step is traced, every op is looked at as it is made. One that reads a tensor of another stage, at a boundary
-that `nb.compress(rank=r, basis="learned")` covers, is given another tensor to read::
+While a step is traced, every new op is examined. If it reads a tensor of another stage, at a boundary that
+`nb.compress(rank=r, basis="learned")` covers, that input is replaced::
 
     producer's stage                          consumer's stage
     x [..., n] ── @ down [n, r] ── z [..., r] ── @ up [r, n] ── x' [..., n] ── the op that would read x
 
-So z is what crosses, in both directions, and a tape follows what is there. The variables: see `bottlenecks`. With
-`basis="svd"` they start as the singular vectors of the linear layer that makes x: see `bottlenecks`.
+So z and its gradient cross, and a tape records these ops. For the variables see `bottlenecks`: with `basis="svd"` they
+are initialised with the singular vectors of the linear layer that makes x.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any
         return [_enter_stage(trace, tensor, consumer) for tensor in inputs]
 
 
-# ---------------------------------------------------------------------- which stage reads what
+# ---------------------------------------------------------------------- stages of readers
 def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[Any]) -> str | None:
-    """The stage in which an op will run: that of the scope that is open, else the latest that it reads from."""
+    """The stage in which an op will run: that of the open scope, else the latest of its inputs."""
     frame = stage_of(open_frames())
     if frame is not None:
         return trace.met.stage_of(frame)
@@ -73,7 +73,7 @@ def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[An
 
 
 def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
-    """The latest of these homes: what most stages had to run for, else that of the stage which was entered last."""
+    """The latest of these homes: the one that depends on most stages, else that of the stage entered last."""
     order = list(trace.met.stages)
     known = (home for home in homes if home is not None)
     return max(known, key=lambda home: (len(home.ran), order.index(home.stage)), default=None)
@@ -82,7 +82,7 @@ def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
 def home_of(trace: Tracing, tensor: Any) -> Home | None:
     """The origin of a traced tensor; None if it depends on inputs and variables only.
 
-    What bears no stamp is at home with the latest that it is made of, and what covers that covers it, too.
+    A tensor of an unstamped op has the latest home of its inputs, and the compress scope of that.
     """
     if getattr(tensor, "graph", None) is not trace.graph:
         return None
@@ -107,9 +107,9 @@ def _home(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
     return latest and Home(latest.stage, latest.compress if compress is None else compress, ran)
 
 
-# ---------------------------------------------------------------------- what it reads instead
+# ---------------------------------------------------------------------- projected inputs
 def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
-    """A tensor as it is in the stage `consumer`."""
+    """The form of a tensor in the stage `consumer`, projected if it crosses on a learned basis."""
     home = home_of(trace, tensor)
     if home is None or home.stage == consumer:
         return tensor
@@ -126,7 +126,7 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
         return tensor
     key = (tensor.ref(), consumer)
     if key not in trace.bottlenecks.entered:
-        if tf_private.is_in_custom_gradient():  # its gradient goes back to the tensor as it was before the basis
+        if tf_private.is_in_custom_gradient():  # its gradient is that of the tensor before the projection
             raise NotYetError(
                 "a learned basis for a tensor that a tf.custom_gradient is the first to read",
                 where=str(frame.site),
@@ -180,7 +180,7 @@ def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: st
 
 @contextlib.contextmanager
 def _stamp_ops(trace: Tracing, name: str, stamps: dict[str, str | int]) -> Iterator[None]:
-    """Give ops created inside these stamps, and let gradients flow through them, whatever tape is active."""
+    """Stamp ops created inside, and let gradients flow through them with any tape."""
     before = len(trace.graph.get_operations())
     with tf.name_scope(f"{name}/"), tf_private.stamp_ops(trace.graph, stamps):
         yield
@@ -191,13 +191,13 @@ def _times(tensor: Any, variable: Any) -> Any:
     return tf.tensordot(tensor, tf.cast(variable.value, tensor.dtype), 1)
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- refused steps
 def check_crossed(trace: Tracing, program: Program) -> None:
-    """Refuse a step in which something crosses whole that a learned basis covers: it was found too late."""
+    """Refuse a step in which a tensor under a learned basis crosses unprojected, as its crossing was found too late."""
     if not any(map(learned_rank, trace.met.compressions)):
         return
     operations, labels = order_operations(trace.graph.get_operations()), program.labels
-    # only the forward reads what crosses, not what gradients or updates are made of
+    # only reads of the forward cross, not those of gradients or updates
     first = min((request.start for request in program.requests), default=len(program.graph.ops))
     backward = frozenset(op for request in program.requests for op in request.backward)
     for op in program.graph.ops:
@@ -220,7 +220,7 @@ def check_crossed(trace: Tracing, program: Program) -> None:
 
 
 def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequence[Any]) -> None:
-    """Refuse a gradient inside a gradient that goes through a bottleneck: it would need all of the tensor there."""
+    """Refuse a nested gradient through a bottleneck: it would need the whole tensor there."""
     smalls = [small for _, small in bottlenecks.small.values()]
     if not smalls:
         return
@@ -240,7 +240,7 @@ def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequ
 
 
 def check_listed(bottlenecks: Bottlenecks) -> None:
-    """Refuse a list of variables that was made before the first trace: the bottleneck's would never be trained."""
+    """Refuse a list of variables made before the first trace: those of the bottleneck would not be trained."""
     own = {_handle(variable) for _, variable in bottlenecks.used.values()}
     for owner, variable in bottlenecks.used.values():
         others = {_handle(other) for other in owner.trainable_variables} - own

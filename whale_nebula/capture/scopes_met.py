@@ -1,6 +1,6 @@
-"""The scopes that the trace of a step has met: its stages, how often each is copied, its pipeline and its codecs.
+"""The scopes entered in the trace of a step: its stages, their numbers of replicas, its pipeline and its codecs.
 
-A stage's number of replicas is that of the enclosing `nb.replica`, else it comes from the workers of its cluster. Where
+A stage's number of replicas is that of the enclosing `nb.replica`, else it follows from the workers of its cluster. If
 a planner has decided the stages, ops that read a variable are stamped with the stage that was decided for it.
 """
 
@@ -36,14 +36,14 @@ from whale_nebula.scopes.identity import (
 from whale_nebula.site import Site, warn_once
 
 REPLICA, SPLIT_STAGE = "replica", "split"
-"""The stages of an `nb.replica` and an `nb.split` that stand side by side, with no `nb.stage` in the step."""
+"""The stages of an `nb.replica` and an `nb.split` side by side, in a step without `nb.stage`."""
 
 
 @dataclass
 class ScopesMet:
-    """What a trace has met of each kind of scope. `around` are the scopes that the whole step stands in, `outer` is the
-    first one met that holds stages. `entered` has for each stage the words of its scope, with their line, and the
-    clusters that may run it (none: any). Where all was `decided` by a planner, scopes only say what belongs together.
+    """The scopes of each kind in a trace. `around` are those that enclose the whole step, `outer` is the first one that
+    contains stages. `entered` has for each stage the text of its scope, with its line, and the clusters that may run
+    it (empty: any). If a planner has `decided` everything, scopes only group ops.
     """
 
     around: tuple[Frame, ...] = field(default_factory=open_frames)
@@ -70,7 +70,7 @@ class ScopesMet:
     def stage_of(self, frame: Frame) -> str:
         """The key of a stage's frame, in order of first entry. A stage without a cluster keeps its earlier one.
 
-        What stands in no block may belong to several programs: only here it is known that two entries meet in one.
+        Stages outside any block may belong to several programs: only here it is known that two entries are in one.
         """
         key, cluster = self.numbers.identity(frame, self.around)
         key, cluster = key or "stage0", cluster or "local"
@@ -78,7 +78,7 @@ class ScopesMet:
         if frame.options.get("cluster") is not None:
             if known.cluster != running_home(cluster):
                 raise two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
-            # a block around the whole step, around `fit` say, holds all of its stages, wherever they were written
+            # a block around the whole step, such as a call of `fit`, contains all of its stages
             what = "nb.place" if "rule" in frame.options else "nb.stage"
             check_layout(cluster, frame.site, cluster_block_of(self.around), what)
         self.replicas.enter_stage(key, open_frames(), frame.site)
@@ -87,11 +87,11 @@ class ScopesMet:
         return key
 
     def meet_model(self, stages: Iterable[Frame]) -> None:
-        """A model that was built in these stages belongs to the step."""
+        """Add the stages in which a model of the step was built."""
         self.numbers.meet(stages, self.around)
 
     def enter_pipeline(self, frame: Frame) -> None:
-        """Apply the options of a pipeline to the whole step; the model's own take precedence over those around it."""
+        """Apply the options of a pipeline to the whole step; the model's own override those around it."""
         if self.decided:
             return
         before = self.pipe or frame
@@ -139,14 +139,14 @@ class ScopesMet:
         return REPLICA in self.stages and bool(self.beside)
 
     def order_stages(self, graph: Graph) -> None:
-        """Number the stages by the way that tensors go."""
+        """Number the stages in the order of the data flow."""
         self.stages = {key: self.stages[key] for key in order_stages(graph, list(self.stages))}
 
     def settle(self, *, summed: bool) -> None:
         """At the end of a trace: give each stage its number of replicas, and the batch enough micro-batches for them.
 
-        Where nobody says how many, there are as many as shares by speed need; but one for each replica where they
-        add up as they compute.
+        Without a given number there are as many as shares by speed need, or one for each replica if replicas compute
+        sums in the forward.
         """
         stages = self.replicas.settle(list(self.stages.values()))
         asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
@@ -172,8 +172,8 @@ def number_in(met: list[Frame], frame: Frame) -> int:
 
 @dataclass
 class Replicas:
-    """The replica scopes that a trace has met: which stood around which stage, and which around all of the step. For
-    each stage that has any inside, `splits` has its first split scope.
+    """The replica scopes entered in a trace: those around each stage, and those around the whole step. `splits` has the
+    first split scope of each stage that contains one.
 
     >>> from whale_nebula.site import Site
     >>> three = Frame("replica", {"count": 3}, Site("train.py", 4))
@@ -231,14 +231,14 @@ class Replicas:
         self.apart, self.slow, self.home = apart, frame, find_own_home(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
-        """Record the entry of a compress scope, which inside a copy of each cluster gives the codec of differences."""
+        """Record the entry of a compress scope, which under local SGD sets the codec of differences."""
         within = self.slow is not None and self.slow in frames and stage_of(frames) is None
         found = find_apart(frames, self.slow) if within else None
         if self.apart is not None and found is not None:
             self.apart = replace(self.apart, codec=found.codec)
 
     def enter_stage(self, key: str, frames: Sequence[Frame], site: object) -> None:
-        """A stage is entered inside these scopes."""
+        """Record that a stage is entered inside these scopes."""
         frame = replica_of(frames) or self.around
         if frame is not None:
             self.holding.add(frame)
@@ -264,7 +264,7 @@ class Replicas:
             )
 
     def settle(self, stages: Sequence[Stage]) -> list[Stage]:
-        """The stages with their numbers of replicas; a step without a stage is one stage, on the first cluster where it
+        """The stages with their numbers of replicas; a step without a stage is one stage, on the first cluster if it
         has replicas.
         """
         frame = next(iter(self.all), None)
@@ -331,7 +331,7 @@ def _describe_frame(frame: Frame | None) -> str:
 
 
 def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
-    """Let a trace have the stages that were decided, as if its scopes had said all of it, or new ones at this line."""
+    """Set the stages of a trace to the decided ones, as if its scopes, or new ones at this line, had defined them."""
     numbers = dict[str, int]()
     for codec in dict.fromkeys(given.codecs.values()):
         numbers[codec] = len(met.compressions)
@@ -383,7 +383,7 @@ def _explain_unplanned(met: ScopesMet, program: Program) -> str:
 def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], forward: set[int] | None) -> Graph:
     """The graph with a stage for each forward op that reads a variable, and for the readers of its result.
 
-    `paths` names the variables by the op that holds their handle; without `forward` all ops are the forward.
+    `paths` names the variables by the op that holds their handle; without `forward` all ops belong to the forward.
     """
     ops, seen = list(graph.ops), Counter[str]()
     keys = {stage.key: number for number, stage in enumerate(given.stages)}

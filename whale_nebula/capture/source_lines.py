@@ -1,7 +1,7 @@
 """Source locations of ops.
 
-An op's is the innermost stack frame outside TensorFlow, Keras and this package. A functional model runs far from where
-it was built. There the line is that which called the layer while building.
+The location of an op is the innermost stack frame outside TensorFlow, Keras and this package. For a functional model,
+which runs elsewhere than it was built, it is the line that called the layer while building.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REPLAY = os.path.join(_OURS, "capture", "keras_scopes.py")
 
 
 def find_origin(op: Any) -> Origin:
-    """'file.py:12', or the op's name where no frame is the user's; and the Keras layer around the op."""
+    """'file.py:12', or the op's name if no frame is the user's; and the Keras layer around the op."""
     layers, file = tf_private.layers_around(op)
     inside = layers[1:] if len(layers) > 1 else layers
     return Origin(_line(op) or str(op.name), "/".join(inside), _class_in(file))
@@ -37,7 +37,7 @@ def _line(op: Any) -> str:
 
 
 def _class_in(file: str) -> str:
-    """The Keras layer that a file of Keras holds, if it is one."""
+    """The Keras layer that a file of Keras defines, if any."""
     for module in list(sys.modules.values()) if file else ():
         if getattr(module, "__file__", None) == file:
             classes = [each for _, each in inspect.getmembers(module, inspect.isclass)]

@@ -22,7 +22,7 @@ from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import private as tf_private
 
 _SIBLINGS = {REPLICA: COPIED, SPLIT_STAGE: SPLIT}
-"""The stages of siblings, and what is stamped on their ops."""
+"""The stages of siblings, and the stamps of their ops."""
 
 _MADE_IN = "_nebula_split"
 """Attribute of a variable: the scope in which it was made."""
@@ -30,7 +30,7 @@ _MADE_IN = "_nebula_split"
 
 @contextlib.contextmanager
 def mark_variables(frame: Frame) -> Iterator[None]:
-    """Let the variables that are made meanwhile know the scope that they are made in."""
+    """Mark the variables that are made in this context with the scope."""
 
     def make(create: Any, **options: Any) -> Any:
         variable = create(**options)
@@ -42,7 +42,7 @@ def mark_variables(frame: Frame) -> Iterator[None]:
 
 
 def name_siblings(trace: Any, graph: Graph) -> Graph:
-    """The graph with stages where none is written: an `nb.split` beside an `nb.replica` is one, and that another."""
+    """The graph with a stage for an `nb.split` and one for the `nb.replica` beside it, in a step without `nb.stage`."""
     if not trace.met.find_siblings():
         return graph
     operations = order_operations(trace.graph.get_operations())
@@ -71,7 +71,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         frame = made.get(handle) if number is None else met[number]
         frame = frame or decided.get((program.labels.get(op.index, 0), variable.path))
         shape = variable.spec.shape
-        if frame is None or shape is None or not variable.spec.floating:  # whole numbers are a generator's state
+        if frame is None or shape is None or not variable.spec.floating:  # integers are a generator's state
             continue
         axis = int(frame.options["axis"])
         if -len(shape) <= axis < len(shape):

@@ -61,8 +61,8 @@ from whale_nebula.tf.keras_training import create_variables, lacks_variables
 
 @contextlib.contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collector meanwhile: graphs and plans consist of many small long-lived objects, and
-    scanning them takes a seventh of the time of a first step.
+    """Disable Python's garbage collector in this context: graphs and plans consist of many small long-lived objects,
+    and scanning them takes a seventh of the time of a first step.
     """
     collected = gc.isenabled()
     gc.disable()
@@ -74,7 +74,7 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def tell_if_stageless(trace: Tracing) -> None:
-    """Warn, once for a place, where a traced step met `nb.cluster` or `nb.pipeline` and no `nb.stage`."""
+    """Warn, once for a place, of a traced step with `nb.cluster` or `nb.pipeline` but no `nb.stage`."""
     met = trace.met
     if (
         met.stages
@@ -130,7 +130,7 @@ def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
 class Signature:
     """The layout of a call's arguments: structure, names and specs of tensors, and other values.
 
-    `given` says of every leaf whether it is a tensor; `absent` are the numbers of the tensors that are not here.
+    `given` is for every leaf whether it is a tensor; `absent` are the numbers of the tensors absent in this process.
     """
 
     structure: Any
@@ -148,8 +148,8 @@ class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
 
     `begin` gives initial values to variables that the trace made: to those that are wanted and have none yet.
-    `projected` says what crosses on a learned basis, or would not be shorter on it, a sentence for each tensor.
-    `decision` is that of the planner, where it has decided, within the `constraints` of the scopes. `draws` are the
+    `projected` has a sentence for each tensor that crosses on a learned basis, or would not be shorter on it.
+    `decision` is that of the planner, if any, within the `constraints` of the scopes. `draws` are the
     variables that random ops draw from, each with the op's seeds, in their order.
     """
 
@@ -165,7 +165,7 @@ class Captured:
     draws: Sequence[tuple[int, int, Any]] = ()
 
     def pack(self, tensors: Sequence[Any]) -> Any:
-        """The user's own structure around the results."""
+        """The results in the user's own structure."""
         found = iter(tensors)
         return tf.nest.map_structure(
             lambda leaf: next(found) if isinstance(leaf, tf.Tensor) else leaf,
@@ -181,7 +181,7 @@ def signature(
     declares for inputs, which replace one that is None by a placeholder.
     """
     declared = declared or Declared()
-    inputs: list[tuple[str, Any, bool]] = []  # of each tensor its name, its spec and whether it has a row per sample
+    inputs: list[tuple[str, Any, bool]] = []  # for each tensor its name, its spec and whether it has a row per sample
     plain: list[Any] = []
     tensors: list[Any] = []
     given: list[bool] = []
@@ -205,7 +205,7 @@ def signature(
 
 
 def _tensor(path: str, leaf: Any) -> Any:
-    """A leaf as a tensor; None where it is none: the step reads and writes a variable itself."""
+    """A leaf as a tensor; None if it is none: a variable is read and written by the step itself."""
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise UnsupportedError(
             f"input {path!r} is a {type(leaf).__name__}",
@@ -239,13 +239,13 @@ def capture(
 ) -> Captured:
     """Trace `call`, which takes arguments in the structure of `layout`, under the scopes. Variables that it creates get
     their initial values at the end of the trace, or `later` by `Captured.begin`, so that optimizer slots need no memory
-    where they are not kept. `owner` is the model whose step it is, if any; for Keras's own train step, `data` extracts
-    its data from the arguments. An `assignment` gives the stages of a step without scopes by the paths of variables;
-    `handles` gives these paths by the id of the handle.
+    in processes that do not keep them. `owner` is the model whose step it is, if any; for Keras's own train step,
+    `data` extracts its data from the arguments. An `assignment` gives the stages of a step without scopes by the paths
+    of variables; `handles` gives these paths by the id of the handle.
     """
     install()
     check_surroundings()
-    traces: list[Tracing] = []  # TensorFlow traces twice where variables are made on the way
+    traces: list[Tracing] = []  # TensorFlow traces twice if variables are created
     begins: list[Callable[[Callable[[Any], bool]], None]] = []
 
     def function_of(traced: Callable[[Sequence[Any]], Any]) -> Any:
@@ -265,7 +265,7 @@ def capture(
             each(wanted)
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
-        if data is not None and lacks_variables(owner):  # a trace of what makes them is shorter than one of the step
+        if data is not None and lacks_variables(owner):  # tracing only their creation is faster than tracing the step
             made = function_of(lambda given: create_variables(owner, data(given)))
             initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
@@ -277,7 +277,7 @@ def capture(
         trace.places.check()
     check_constants(graph)
     tell_if_partly_copied(trace, paths())
-    if isinstance(owner, keras.Model):  # a function under @nb.function says so itself
+    if isinstance(owner, keras.Model):  # a function under @nb.function warns itself
         tell_if_stageless(trace)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
@@ -295,8 +295,8 @@ def capture(
 
 @contextlib.contextmanager
 def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator[Tracing]:
-    """Record the current graph's trace; all parts of a model belong to its steps, also those that
-    this step leaves out.
+    """Record the current graph's trace; all parts of a model belong to its steps, including those that
+    this step does not run.
     """
     places = Places() if placed_models() else None
     graph = tf.compat.v1.get_default_graph()
@@ -352,7 +352,7 @@ def assemble(
     operations = order_operations(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
     graph = mirror_trace(trace)
-    if not trace.requests:  # a gradient request makes the numbers final
+    if not trace.requests:  # a gradient request fixes the numbers of stages
         trace.met.order_stages(graph)
 
     def value(tensor: Any) -> Value:
@@ -368,7 +368,7 @@ def assemble(
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)
     codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]
-    # what Keras marked tensors with, where a compress scope asks for it
+    # Keras's masks of tensors, if a compress scope requests them
     marked = trace.masks if any(frame.options.get("mask") is True for frame in trace.met.compressions) else []
     leaves = zip(trace.leaves, leaf_names, trace.batched, strict=True)
     program = Program(
@@ -377,7 +377,7 @@ def assemble(
         variables=_variables(trace, numbers, paths, metrics),
         stages=stages,
         requests=requests,
-        # without the Identity that TensorFlow puts on a returned tensor, which waits for every effect of the step
+        # without the Identity that TensorFlow adds to a returned tensor, which waits for every effect of the step
         returns=tuple(value(t.op.inputs[0] if t.op.type == "Identity" else t) for t in returned),
         weights=tuple(value(tensor) for tensor in trace.weights),
         share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
@@ -417,7 +417,7 @@ def _request(
     before = {numbers[name] for name in live.before if name in numbers}
     inside = frozenset(numbers[name] for name in live.backward if name in numbers) - helpers
     parts: list[GradientPart] = []
-    terms: Counter[tuple[int, int]] = Counter()  # which of the lookups of one stage each part is
+    terms: Counter[tuple[int, int]] = Counter()  # the number of the lookup of each part within one stage
     for stage, source, tensors in live.parts:
         parts.append(GradientPart(stage, source, tuple(map(value, tensors)), terms[stage, source]))
         terms[stage, source] += 1

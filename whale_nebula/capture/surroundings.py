@@ -62,7 +62,7 @@ def check_strategy(where: Callable[[], str]) -> None:
 
 
 def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> UnsupportedError:
-    """The error for a strategy of TensorFlow's around scopes of ours."""
+    """The error for a TensorFlow strategy around scopes of this package."""
     name = type(strategy).__name__
     return UnsupportedError(
         f"tf.distribute.{name} stands around scopes",

@@ -23,7 +23,7 @@ from whale_nebula.tf import private as tf_private
 
 @dataclass
 class LiveRequest:
-    """A gradient request as the trace holds it: tensors, not yet numbers. See `ir.program.Request`."""
+    """A gradient request during the trace: with tensors, not yet op numbers. See `ir.program.Request`."""
 
     before: frozenset[str]
     targets: list[Any]
@@ -40,7 +40,7 @@ class LiveRequest:
 
 @dataclass
 class Flags:
-    """State of a trace: inside our own work, the body of `tf.vectorized_map`, or a function that XLA will compile."""
+    """State of a trace: inside our own ops, the body of `tf.vectorized_map`, or a function that XLA will compile."""
 
     busy: bool = False
     vectorizing: bool = False
@@ -51,9 +51,9 @@ class Flags:
 class Tracing:
     """The record of one trace of a step in `graph`, with the inputs `leaves`, some of them `batched`.
 
-    `places` are those of `place_trace`, where a model is placed. A `plain` trace is that of a step that runs uncut:
-    nothing is differentiated by us, only projected: see `projection`. `assignment` says the stages of a step without
-    scopes, by the paths of its variables, which `handles` has by the id of their handle.
+    `places` are those of `place_trace`, if a model is placed. A `plain` trace is that of a step that runs uncut:
+    TensorFlow computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages
+    of a step without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
     """
 
     graph: Any
@@ -103,12 +103,12 @@ _LOCAL = _Local()
 
 
 def current() -> Tracing | None:
-    """The trace that runs in this thread, if one does."""
+    """The current trace of this thread, if any."""
     return _LOCAL.tracing
 
 
 def current_here() -> Tracing | None:
-    """The trace of this thread, where an op that is made now is one of its graph itself, and not of a body in it."""
+    """The current trace of this thread if new ops belong to its own graph, not to a body in it; otherwise None."""
     trace = current()
     return trace if trace is not None and tf.compat.v1.get_default_graph() is trace.graph else None
 
@@ -126,7 +126,7 @@ def tracing(trace: Tracing) -> Iterator[Tracing]:
 
 @contextlib.contextmanager
 def uncut() -> Iterator[None]:
-    """Run a step uncut on purpose: scopes that this thread enters in it are ignored."""
+    """Context of a step that is uncut on purpose: scopes that this thread enters in it are ignored."""
     before = _LOCAL.uncut
     _LOCAL.uncut = True
     try:
@@ -136,12 +136,12 @@ def uncut() -> Iterator[None]:
 
 
 def uncut_on_purpose() -> bool:
-    """Whether what runs now is not meant to be cut: our oracle, Keras asking for shapes, a model being exported."""
+    """Whether the running code is uncut on purpose: our oracle, Keras's shape inference, an export of a model."""
     return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.exporting()
 
 
 class Stamper:
-    """Watches scopes: while a step is traced, a scope stamps the ops made inside it."""
+    """A watcher of scopes: while a step is traced, a scope stamps the ops made inside it."""
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
@@ -149,7 +149,7 @@ class Stamper:
         trace = current()
         if frame.kind == "stage" and not uncut_on_purpose():
             check_strategy(lambda: str(frame.site))
-        if trace is None or tf_private.in_symbolic_scope():  # Keras asks for shapes, to build
+        if trace is None or tf_private.in_symbolic_scope():  # Keras infers shapes, to build
             frame.touched = frame.touched or (uncut_on_purpose() and not frame.building)
             with mark_variables(frame) if frame.kind == "split" else contextlib.nullcontext():
                 yield
@@ -161,7 +161,7 @@ class Stamper:
 
 
 def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
-    """Note a scope that is entered; gives the attributes that the ops made inside it get."""
+    """Record a scope that is entered; returns the attributes of the ops made inside it."""
     if frame.kind in ("cluster", "replica", "pipeline"):
         trace.met.outer = trace.met.outer or frame
     if frame.kind == "cluster":
@@ -199,12 +199,12 @@ _COMPILED = (
     "a tf.function with jit_compile=True",
     "leave jit_compile=True out there, and the function becomes a part of the step; or enter nb.{kind} around its call",
 )
-# what a body is called, and the mend; by a part of the name that TensorFlow gives the body's graph
+# the name of a kind of body, and the mend, by a part of the name that TensorFlow gives the body's graph
 _BODIES = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH}
 
 
 def body_error(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:
-    """The error for a scope that was entered in a body; `graph` names its graph, where it has one of its own."""
+    """The error for a scope that was entered in a body; `graph` is the name of its graph, if it has one."""
     other = _COMPILED if compiled else _FUNCTION
     found = (body for part, body in _BODIES.items() if graph is not None and part in graph)
     called, mend = _VECTORIZED if graph is None else next(found, other)

@@ -128,7 +128,7 @@ class Feed:
     taking: frozenset[Reads] = frozenset()
 
     def take(self, read: Reads, name: str = "") -> None:
-        """Note that a step takes a batch, and what it reads of its input `name`."""
+        """Record that a step takes a batch, and which rows it reads of its input `name`."""
         if read not in self.taking and read.of(_MANY).all():
             _LOG.info("nb.shard: a step reads all rows of input %r, so all of them are read here", name)
         self.taking |= {read}
@@ -153,7 +153,7 @@ class Takes(Protocol):
     """Receiver of the rows that a step reads of a batch."""
 
     def take(self, read: Reads, name: str = "") -> None:
-        """Note that a step takes a batch, and what it reads of its input `name`."""
+        """Record that a step takes a batch, and which rows it reads of its input `name`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """The canonical form of a program, shared by all traces of it, from which digests are computed.
 
 Ops are ordered as the results depend on them, so the form does not depend on the order of the trace, nor on ops that
-no result needs. Names of ops, of functions and of anything else numbered within a process are removed; functions are
+no result needs. Names of ops, functions and others that are numbered within a process are removed; functions are
 identified by their content, variables by their path.
 """
 
@@ -325,7 +325,7 @@ def first_difference(
 
 
 def first_unlike(here: Sequence[str], there: Sequence[str]) -> int:
-    """The number of the first line, from 0 on, that is not the same; the number of lines where all are.
+    """The index of the first line that differs; the number of lines if none does.
 
     >>> first_unlike(["a", "b"], ["a", "c"]), first_unlike(["a"], ["a", "b"]), first_unlike(["a"], ["a"])
     (1, 1, 1)

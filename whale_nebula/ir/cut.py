@@ -167,7 +167,7 @@ def rank_workers(workers: Iterable[Worker]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase: the functions of each stage and, by worker, what runs once."""
+    """One phase: the functions of each stage and, by worker, the parts that run once."""
 
     index: int
     requests: tuple[int, ...]

@@ -21,7 +21,7 @@ INPUT = "input"
 CAPTURE = "capture"
 """Role of an op that holds a value from outside the trace, usually a variable."""
 HOLDER = "holder"
-"""Role of an op that stands for a gradient until the backward has run."""
+"""Role of a placeholder op for a gradient, until the backward has run."""
 FEED = "feed"
 """Role of an inserted op that the runtime feeds: a boundary's gradient, a share."""
 

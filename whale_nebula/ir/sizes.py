@@ -28,7 +28,7 @@ _WHOLE = frozenset({"int32", "int64", "bool"})
 
 @dataclass
 class Sizes:
-    """Shape inference over a graph; `rows` stands for every size that cannot be inferred.
+    """Shape inference over a graph; `rows` replaces every size that cannot be inferred.
 
     `shapes` may hold shapes known from elsewhere; `like` maps a placeholder op to a value of the same shape.
     """

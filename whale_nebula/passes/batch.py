@@ -2,9 +2,9 @@
 `capture.loss_weights`).
 
 The gradient of rows has rows. That of a value which is the same in every micro-batch, or a mean over the batch, is a
-sum; that of a sum over the batch is in every micro-batch what it is for all of them, as a loss is linear in it::
+sum; that of a sum over the batch is the same in every micro-batch, as a loss is linear in it::
 
-    rows        loss_m depends on its own rows alone        put behind each other
+    rows        loss_m depends on its own rows alone        concatenated
     whole, mean loss = loss_0 + loss_1 + ...                added
     sum         d loss / d (s_0 + s_1 + ...) = d loss_m / d s_m   the same
 """
@@ -41,10 +41,10 @@ def add_merges(program: Program, folds: BatchFolds) -> Program:
 
 
 def _merge_slices(part: GradientPart, request: Request, folds: BatchFolds, folding: Folding) -> GradientPart:
-    """A sparse part with the rule for its slices, which its indices decide.
+    """A sparse part with the merge rule of its slices, which depends on its indices.
 
-    The uncut gradient has one slice for each index. An optimizer that squares slices, as Adam does, would tell a sum of
-    slices from the slices of all micro-batches: so these are merged to the slices of the uncut step.
+    The uncut gradient has one slice for each index. For an optimizer that squares slices, such as Adam, a sum of slices
+    differs from the slices of all micro-batches: so these are merged to the slices of the uncut step.
     """
     if not part.sparse:
         return part
@@ -84,12 +84,12 @@ _ALL = frozenset({"All", "LogicalAnd", "Identity", "StopGradient", "Reshape", "S
 _BELOW = frozenset({"Less", "LessEqual"})
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _GUARD = "AssertGuard"
-"""A part of the name of the branch that TensorFlow asserts in; what decides it is what is asserted."""
+"""A part of the name of TensorFlow's branch for an assertion; its condition is the asserted one."""
 
 
 class Asserted(NamedTuple):
-    """Assertions of a forward: `once` are those that wait for merged values; `refused` tells of the others what is
-    wrong.
+    """Assertions of a forward: `once` are those that wait for merged values; `refused` has the reasons against the
+    others.
     """
 
     once: frozenset[int]
@@ -97,7 +97,7 @@ class Asserted(NamedTuple):
 
 
 def split_assertions(graph: Graph, checks: Collection[int], folding: Folding) -> Asserted:
-    """Part the checks that each micro-batch cannot make of its own rows."""
+    """Find the checks that a micro-batch cannot make on its own rows, and the reasons to refuse some."""
     of_all = [op for op in sorted(checks) if not _holds_for_batch(graph, graph.ops[op], folding)]
     refused = [_assertion_refusal(graph, op, folding) for op in of_all]
     good = frozenset(op for op, why in zip(of_all, refused, strict=True) if why is None)
@@ -105,7 +105,7 @@ def split_assertions(graph: Graph, checks: Collection[int], folding: Folding) ->
 
 
 def _holds_for_batch(graph: Graph, op: Op, folding: Folding) -> bool:
-    """Whether an assertion holds of the batch where, and only where, it holds of each micro-batch."""
+    """Whether an assertion holds for the batch if and only if it holds for each micro-batch."""
     if op.type.startswith("CheckNumerics"):
         return True
     if op.type == "Assert" or _GUARD in op.name:
@@ -131,13 +131,13 @@ def _holds(graph: Graph, value: Value, folding: Folding) -> bool:
 
 
 def _is_extremum(graph: Graph, value: Value, kind: str, folding: Folding) -> bool:
-    """Whether a value is the largest (smallest) of rows, or the same everywhere."""
+    """Whether a value is the maximum (minimum) over rows, or the same in every micro-batch."""
     state, op = folding.of(value), graph.ops[value.op]
     return state.kind == WHOLE or (op.type == kind and folding.of(op.inputs[0]).kind == ROWS)
 
 
 def _counts_alike(left: Fold, right: Fold) -> bool:
-    """Whether two shapes scale with the rows in the same way, so that they are equal for a micro-batch where they are
+    """Whether two shapes scale with the rows in the same way, so that they are equal for a micro-batch if they are
     equal for the batch.
     """
     if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
@@ -147,7 +147,7 @@ def _counts_alike(left: Fold, right: Fold) -> bool:
 
 
 def _assertion_refusal(graph: Graph, check: int, folding: Folding) -> Fold | None:
-    """Why an assertion cannot be made of merged values, or None where it can."""
+    """The reason why an assertion cannot be made on merged values, or None if it can."""
     states = [folding.of(value) for value in graph.ops[check].inputs]
     bad = next((state for state in states if state.kind == COUPLED), None)
     rows = any(state.kind == ROWS for state in states)
@@ -163,8 +163,8 @@ def rereads(
     """Every write whose value depends on the batch, with the first op that reads its variable afterwards in `each`
     micro-batch.
 
-    `each` are the ops that are run for every micro-batch, with its rows, or in the backward; what is read for none of
-    them can wait. A write that is not done `once` comes before the reads of the next micro-batch, wherever it stands.
+    `each` are the ops that run for every micro-batch, with its rows, or in the backward; reads for no such op can be
+    deferred. A write that does not run `once` precedes the reads of the next micro-batch, at any place in the trace.
     """
     for write in own:
         if is_effect(write, graph) and any(folding.of(value).kind != WHOLE for value in write.inputs):
@@ -184,15 +184,15 @@ _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole
 Where = Callable[[int], str]
 
 DRAWN_ANEW = "random numbers, such as dropout's, are drawn anew for each micro-batch: reproducible, not those uncut"
-"""What is said of a step that is cut and draws."""
+"""The note on a cut step that draws random numbers."""
 
 
 @dataclass
 class BatchFolds:
     """`once` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
 
-    `checks` are ops that assert; what they read of `once` they compute of their own micro-batch besides. `added` are
-    ops whose values each micro-batch makes, coupled as they are, and whose sum is added to a variable once.
+    `checks` are assertions; they recompute their inputs in `once` for their own micro-batch. `added` are ops with
+    coupled values that each micro-batch computes, and whose sum is added to a variable once.
     """
 
     program: Program
@@ -214,7 +214,7 @@ class BatchFolds:
         rule = merge_rule(state)
         if rule not in ("coupled", "after", "whole"):
             return rule
-        if state.good:  # each micro-batch has a value, and put together they are not the whole's
+        if state.good:  # the micro-batches' values together are not those of the batch
             reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
             state = Fold(COUPLED, blame=value.op, reason=reason)
         self.refuse(state, "a value that leaves the micro-batches", allowed=bool(self.program.weights))
@@ -225,7 +225,7 @@ class BatchFolds:
 
     @cached_property
     def lines(self) -> Mends:
-        """The lines of the script that would leave the batch whole, those of replicas too."""
+        """The lines of the script that would leave the batch whole, including those of replicas."""
         return lines_of(self.program)
 
     @cached_property
@@ -238,19 +238,19 @@ class BatchFolds:
         if self.folding is None:
             return "rows"
         kind, shape = self.folding.of(value).kind, self.program.graph.spec(value).shape
-        if kind == "coupled" and shape and shape[0] is None:  # allowed: each micro-batch has rows of its own
+        if kind == "coupled" and shape and shape[0] is None:  # allowed: each micro-batch has its own rows
             return "rows"
         return kind if kind in ("rows", "whole") else "partial"
 
     def refuse(self, state: Fold, what: str, ways: tuple[str, ...] = (), *, allowed: bool = False) -> None:
-        """Refuse what micro-batches would change; where that is allowed, note it."""
+        """Refuse a value that micro-batches would change, or add a note if that is allowed."""
         refusal = verdict(state, self.program.graph, where=self.where, what=what, ways=ways, lines=self.lines)
         if refusal is not None and not allowed and self.program.pipeline.coupled != "allow":
             raise refusal
         self.note(refusal)
 
     def note(self, refusal: CaptureError | None) -> None:
-        """One note for each cause, as a layer that couples rows does so both for the loss and for what it writes."""
+        """Add a note once for each cause, as a layer that couples rows affects both the loss and its writes."""
         cause = "" if refusal is None else refusal.what.partition(": ")[2] or refusal.what
         if refusal is not None and not any(note.endswith(cause) for note in self.notes):
             self.notes.append(refusal.what)
@@ -264,10 +264,10 @@ def lines_of(program: Program) -> Mends:
 
 
 def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
-    """Classify the forward's values where the batch is cut; with one micro-batch nothing needs to be known.
+    """Classify the forward's values if the batch is cut; with one micro-batch this is not needed.
 
-    What is asserted of rows is asserted of each micro-batch, before anything is updated (of inputs alone it is asserted
-    of the whole batch, and what all rows make is asserted once), and what is differentiated belongs to each.
+    Assertions on rows are made in each micro-batch, before any update (on the whole batch for inputs alone, and once
+    for values of all rows), and differentiated values belong to each micro-batch.
     """
     if program.pipeline.micro_batch < 2:
         return BatchFolds(program)
@@ -303,7 +303,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     for refusal in _find_refusals(own, found.once, program, folding):
         found.refuse(*refusal)
     found.once -= _describe_coupled(own, found.once, graph, folding)
-    # Writes that each micro-batch reads after it has done them itself.
+    # Writes that each micro-batch reads after its own write.
     run = ({op.index for op in own if op.index in program.of_batch} - found.once) | {
         op for request in program.requests for op in request.backward
     }
@@ -320,9 +320,9 @@ _PLUS = frozenset({"AddV2", "Add", "Sub"})
 
 
 def _find_added(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value, Op]:
-    """The coupled values that are added to variables which are written in no other way, each with its write.
+    """The coupled values that are added to variables with no other writes, each with its write.
 
-    The sum over micro-batches is what they come to one after the other, and processes have it alike.
+    Their sum over micro-batches equals adding one after the other, and is the same in all processes.
     """
     added: dict[Value, Op] = {}
     others: set[int] = set()
@@ -356,8 +356,8 @@ def _skip_identities(graph: Graph, value: Value) -> Op:
 
 
 def _fold_program(program: Program, **options: Any) -> Folding:
-    """Fold all but the backward; of that what makes the indices of sparse gradients, on which it hangs how these are
-    merged.
+    """Fold all but the backward; of that only the ops for the indices of sparse gradients, on which the merge rules
+    depend.
     """
     batched = {leaf.op: 0 for leaf in program.leaves if leaf.batched}
     targets = [value for request in program.requests for value in request.targets]
@@ -371,22 +371,22 @@ def _fold_program(program: Program, **options: Any) -> Folding:
 
 
 def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Value, int]:
-    """Of those values whose rows lie along the first axis, and as many for each row of the batch: how many."""
+    """The entries along the first axis for each row of the batch, of those values that have equally many for each."""
     if not values:
         return {}
     folding = _fold_program(program)
     found = {value: folding.of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
-    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: as many as only a step knows
+    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only in a step
 
 
 _LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
 
 
 def _terms(program: Program, folding: Folding, targets: Iterable[Value]) -> frozenset[Value]:
-    """The numbers that a loss with coupled rows is the sum of, and it itself: each is the mean over the micro-batches.
+    """The terms of a loss with coupled rows, and the loss itself: each is the mean over the micro-batches.
 
-    So what a step writes of them, Keras's metric of the loss, is written once.
+    So writes of them, such as Keras's metric of the loss, are made once.
     """
     found: set[Value] = set()
     stack = list(targets)
@@ -412,9 +412,9 @@ def _input_folds(op: Op, folding: Folding) -> list[Fold]:
 
 
 def _describe_coupled(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
-    """Writes of a mean that a coupled write is made of, too: they go with it, once for each micro-batch.
+    """Writes of a mean on which a coupled write depends, too: like that one they run for each micro-batch.
 
-    BatchNormalization's variance is coupled, and its mean is not; averages of both move at one pace.
+    BatchNormalization's variance is coupled, and its mean is not; averages of both are updated equally often.
     """
     writes = [op for op in own if is_effect(op, graph) and resources(op, graph)]
     coupled = [op for op in writes if op.index not in once and not all(s.good for s in _input_folds(op, folding))]
@@ -442,7 +442,7 @@ _BEFORE = "read the variable before it is written"
 
 
 def _explain_write(op: Op, given: list[Fold]) -> str | None:
-    """Why a write cannot be made by micro-batches one after the other, whatever its values are."""
+    """The reason why a write cannot be made by micro-batches in sequence, independent of its values."""
     kinds = {state.kind for state in given}
     if ROWS in kinds and op.type.startswith(("Assign", "ResourceStridedSliceAssign")):
         return "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
@@ -454,13 +454,11 @@ def _explain_write(op: Op, given: list[Fold]) -> str | None:
 
 
 Refusal = tuple[Fold, str, tuple[str, ...]]
-"""What is refused: its state, what it is in words, and ways out that others have not."""
+"""A refused value: its state, its description, and its specific mends."""
 
 
 def _find_refusals(own: list[Op], once: Collection[int], program: Program, folding: Folding) -> Iterator[Refusal]:
-    """Reasons to refuse: writes that a micro-batch would make alone, and given gradients that are not those of its
-    rows.
-    """
+    """Reasons to refuse: writes of values that a micro-batch has alone, and `output_gradients` that are not by rows."""
     graph = program.graph
     for op in own:
         if is_effect(op, graph) and resources(op, graph) and op.index not in once:
@@ -498,7 +496,7 @@ def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
 def divides(program: Program) -> bool:
     """Whether rows are independent: nothing differentiated, written or returned couples them.
 
-    A step that was cut already, and without `coupled="allow"`, has been asked that before.
+    For a step that is already cut, without `coupled="allow"`, this was verified before.
     """
     pipeline = program.pipeline
     if pipeline.micro_batch > 1 and pipeline.coupled == "error":

@@ -1,9 +1,9 @@
 """Split a branch that updates variables of several clusters into one branch per cluster.
 
 Loss scaling applies all gradients in one `tf.cond`. TensorFlow runs that as one op, which no cluster could run
-alone. So its effects are grouped by the clusters that they depend on. What mixes clusters (a global norm) and what
-all read (the scale) is taken out of the branch: it has no effects, so it may be computed whether the branch is taken
-or not, and it crosses as numbers.
+alone. So its effects are grouped by the clusters that they depend on. Ops that mix clusters (a global norm) and values
+that all read (the scale) are moved out of the branch: they have no effects, so they may be computed even if the branch
+is not taken, and cross as scalars.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from whale_nebula.passes.phases import is_small
 from whale_nebula.spec import Value
 
 Owners = frozenset[str]
-"""The clusters that something depends on; none for what every cluster has."""
+"""The clusters that a value depends on; empty for values that every cluster has."""
 NOBODY: Owners = frozenset()
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One branch of a cond: its ops, and the outer value that each of its arguments stands for."""
+    """One branch of a cond: its ops, and the outer value of each of its arguments."""
 
     graph: Graph
     given: Mapping[int, str]
@@ -43,8 +43,8 @@ class Split:
 def split_branches(branches: Sequence[Branch], owners: dict[str, Owners]) -> tuple[list[Owners], list[Split]] | None:
     """Groups of ops in an order that preserves the order of effects, and the decomposition of each branch.
 
-    `owners` tells who outer values and variables belong to; variables that only the branches touch are added.
-    None where there is nothing to split, or where it cannot be done.
+    `owners` has the owners of outer values and variables; variables that only the branches touch are added. None if
+    there is nothing to split, or if it is not possible.
     """
     while any(_learn(branch, owners) for branch in branches):
         pass
@@ -65,7 +65,7 @@ def split_branches(branches: Sequence[Branch], owners: dict[str, Owners]) -> tup
 
 @dataclass
 class _Owned:
-    """The owner of each value of a branch, and what is shared: reads of variables without owner, and small mixtures."""
+    """The owner of each value of a branch, and the shared ones: reads of variables without owner, small mixtures."""
 
     of: dict[Value, Owners] = field(default_factory=dict)
     effects: dict[int, Owners] = field(default_factory=dict)
@@ -124,13 +124,13 @@ def _split(branch: Branch, found: _Owned) -> Split | None:
 
 
 def _list_before(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[int]]) -> set[Owners]:
-    """The groups that have an op which an op of this one waits for: a write waits for the reads before it, too."""
+    """The groups on whose ops this one depends, including that of a write on earlier reads."""
     waits = {before for op in groups[key] for before in graph.ops[op].control}
     return {other for other, ops in groups.items() if other != key and not waits.isdisjoint(ops)}
 
 
 def _movable(op: Op, found: _Owned) -> bool:
-    """Whether an op gives the same outside its branch: it has no effect, and reads nothing that was written."""
+    """Whether an op has the same result outside its branch: it has no effect, and reads nothing written in it."""
     return (is_read(op) or not op.stateful) and not any(before in found.effects for before in op.control)
 
 

@@ -17,9 +17,9 @@ from whale_nebula.site import Origin
 
 
 def order_stages(graph: Graph, stages: Sequence[str]) -> list[str]:
-    """The stages so that tensors go forward, and else as they are; where they go in a circle, all as they are.
+    """The stages sorted so that tensors flow forward, otherwise stable; unchanged if there is a cycle.
 
-    A functional model runs its nodes by depth, so the stage that was written first need not be entered first.
+    A functional model runs its nodes by depth, so the first stage in the script may not be entered first.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -101,12 +101,12 @@ def _name_second(stage: Stage) -> str:
 
 
 def _describe_layer(origin: str) -> str:
-    """The layer that an op lies in, in words."""
+    """The layer of an op, in words."""
     return origin.said if isinstance(origin, Origin) else ""
 
 
 def _find_placed_layer(graph: Graph, labels: Mapping[int, int], op: int) -> str:
-    """Which layer of `nb.place` an op belongs to, or else the nearest one before it in the same stage."""
+    """The layer of `nb.place` that an op belongs to, or else the nearest one before it in the same stage."""
     queue, seen = [op], {op}
     while queue:
         found = graph.ops[queue.pop(0)]
@@ -122,8 +122,8 @@ def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequ
     """Refuse random draws of rows in the forward whose seed is the same for each micro-batch; and states that advance
     with the number of rows drawn, if several processes run the stage.
 
-    A seed is moved on by every replica for the micro-batches of the others, too: how many rows these have it cannot
-    know (see `StagePhase.skip`).
+    Every replica also advances a seed for the micro-batches of the others, whose numbers of rows are unknown to it
+    (see `StagePhase.skip`).
     """
     if folds.folding is None:
         return
@@ -153,10 +153,10 @@ _FOR_ONE_ANOTHER = "keras.random.SeedGenerator(...), or a layer such as keras.la
 def check_shared(
     program: Program, parts: Parts, workers: Sequence[Collection[int]], where: Callable[[int], str] = lambda op: ""
 ) -> None:
-    """Raise where one stage's forward writes what another's reads: a seed generator in two stages.
+    """Raise if one stage's forward writes a variable that another's reads: a seed generator in two stages.
 
-    With one micro-batch, and both stages on one of the `workers` (the stages of each), they follow one another as
-    in the uncut step, so there it may be. Keras's metrics read before they add, so their writes count as reads too.
+    With one micro-batch, and both stages on one of the `workers` (the stages of each), they run in sequence as in the
+    uncut step, so it is allowed. Keras's metrics read before they add, so their writes also count as reads.
     """
     graph, part, labels = program.graph, parts.part, program.labels
     forward = [

@@ -1,4 +1,4 @@
-"""Resolve what `nb.compress` says of a boundary: its codecs, the mask of its rows, and the ids of its samples."""
+"""Resolve the options of `nb.compress` for a boundary: its codecs, the mask of its rows, and the ids of its samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _scopes_of(program: Program, value: Value, readers: Collection[int] | None =
 
 
 def scope_of(program: Program, value: Value, readers: Collection[int] | None = None) -> int | None:
-    """The compress scope that counts: the innermost around the producer, else around the first consumer."""
+    """The effective compress scope: the innermost around the producer, else around the first consumer."""
     return next(_scopes_of(program, value, readers), None)
 
 
@@ -76,7 +76,7 @@ def find_mask(
 def _asked_mask(program: Program, value: Value, readers: Collection[int] | None) -> str | None:
     """The mask that `mask=` requests for a boundary: the name of an input, "" for Keras's mask, None for none.
 
-    A step that predicts need not be given what training is.
+    A prediction step may lack inputs of training.
     """
     ways = (parse_way(program.compressions[scope][0]) for scope in _scopes_of(program, value, readers))
     name = next((way.mask for way in ways if way.mask is not None), None)
@@ -99,19 +99,19 @@ def _input_named(program: Program, option: str, name: str) -> Value:
 
 
 def _line_of(program: Program, option: str, name: str) -> str | None:
-    """The line of the compress scope that says so."""
+    """The line of the compress scope with this option."""
     ways = (parse_way(there) for there, _ in program.compressions)
     return next((site for way, site in zip(ways, program.sites, strict=False) if getattr(way, option) == name), None)
 
 
 def _marks_rows(program: Program, mask: Value, value: Value) -> bool:
-    """Whether a mask has a value for each row of a tensor: the same axes but for the last."""
+    """Whether a mask has a value for each row of a tensor: the same axes except the last."""
     marks, marked = program.graph.spec(mask), program.graph.spec(value)
     return marked.floating and marks.rank is not None and marked.rank is not None and marks.rank == marked.rank - 1
 
 
 def ids_of(program: Program, value: Value, layout: str, readers: Collection[int] | None = None) -> Value | None:
-    """The input with an id for each row of a boundary that a step of training sends differences of; None without."""
+    """The input with an id for each row of a boundary whose differences a training step sends; otherwise None."""
     scope = scope_of(program, value, readers)
     name = None if scope is None else parse_way(program.compressions[scope][0]).delta
     if name is None or not program.requests:
@@ -148,7 +148,7 @@ def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator
                 f"b{each.slot}: nb.compress at {site} does not count: what makes the tensor stands in one, at {here}"
             )
     yield from overruled.values()
-    for site in dict.fromkeys(program.sites) if program.apart is None else ():  # else: how differences of weights cross
+    for site in dict.fromkeys(program.sites) if program.apart is None else ():  # else for weights
         if site not in used and site not in overruled:
             yield f"nb.compress at {site} changes nothing: no tensor that crosses comes under it"
 

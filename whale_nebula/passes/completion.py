@@ -1,13 +1,13 @@
 """Complete layouts: infer the layout of every tensor of a stage from the sharded axes of a few variables.
 
-Ops are visited in an order in which everything that an op reads comes before it: forward, backward, update. Variables
-of which nothing was said follow: one that is only ever read, or written, in pieces is held in pieces, and what that
-changes is completed anew until nothing changes.
+Ops are visited in topological order: forward, backward, update. Layouts of variables without a given one are inferred:
+a variable that is only read, or written, in pieces is held in pieces, and the affected ops are completed again until
+nothing changes.
 
-What an op does to axes (`rules`) says which of them may be cut; of the ways that are left the one is taken for which
-the fewest bytes cross, by the collectives that its inputs and its output need. After a change only those ops are
-visited again that read what lies in another layout now, or has been brought to one. What no rule knows is run whole on
-every device, and a note says at which op.
+The axis description of an op (`rules`) determines which axes may be cut; among the possible strategies the one with
+the fewest bytes in collectives for its inputs and its output is chosen. After a change only those ops are visited again
+whose inputs have another layout, or are converted to one. An op without a rule is run whole on every device, with a
+note.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _LINEAR = frozenset(
         "Unpack",
     ]
 )
-"""Ops that make parts of a sum of parts of sums, whichever inputs these are."""
+"""Ops that are linear in all inputs together: partial sums of these give a partial sum."""
 _PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
-"""Ops that do so of one input, where the others are whole; a quotient of its first."""
+"""Ops that are linear in one input if the others are whole; a quotient in its first."""
 _LOOKUPS = frozenset({"GatherV2", "ResourceGather"})
 
 
@@ -93,12 +93,11 @@ class Way(NamedTuple):
 class Question:
     """The input of the completion: the ops of a stage in topological order.
 
-    `variables` says what is held how, and those that are `settled` stay so; `parts` of which value the placeholder of a
-    gradient is the sum; `given` are values that come from elsewhere in pieces, others that do are whole. `wholes` has
-    to be whole at the end, and ops that are `kept_whole` are run so. `folds` holds the known numbers; `where` tells the
-    line that made an op. What the identities `row_starts` read is split along axis 0, what `row_ends` read is whole if
-    fewer bytes cross then. `row_calls` look rows of a table up, or update them. `shared` is what is known of another
-    question about the same ops.
+    `variables` are the layouts of variables, of which the `settled` ones are fixed; `parts` maps the placeholder of a
+    gradient to the value that it sums; `given` are layouts of outside values in pieces, others are whole. `wholes` must
+    be whole at the end, and ops in `kept_whole` are run whole. `folds` has the known numbers; `where` returns the line
+    of an op. Inputs of the identities `row_starts` are split along axis 0, those of `row_ends` are whole if that saves
+    bytes. `row_calls` look up or update rows of a table. `shared` are facts from another question on the same ops.
     """
 
     graph: Graph
@@ -125,9 +124,9 @@ class Question:
 
 @dataclass
 class Completion:
-    """How all ops are run. `wanted` are made in pieces though all is whole that they are made of; `needs` says of each
-    value that is brought to a layout by the ops at which places, in order. `ways` keeps those to run an op, by how its
-    inputs lie and what is wanted of it.
+    """The strategies of all ops. `wanted` are made in pieces though all their inputs are whole; `needs` has for each
+    converted value and layout the places of the ops that need it, in order. `ways` caches the strategies of an op by
+    the layouts of its inputs and the wanted output.
     """
 
     question: Question
@@ -211,7 +210,7 @@ class Completion:
         return sum(own), way.repeats
 
     def layout(self, value: Value) -> Layout:
-        """The layout of a value: as its op leaves it, a variable's as it is held, a gradient's as its part."""
+        """The layout of a value: that of its op's strategy, a variable's as it is held, a gradient's as its part."""
         found = self.of.get(value)
         if found is not None:
             return found
@@ -234,7 +233,7 @@ class Completion:
         return {value for value, _ in now ^ was}
 
     def list_reshards(self, needs: Iterable[tuple[Value, Layout]]) -> tuple[Reshard, ...]:
-        """The reshards that bring values into these layouts."""
+        """The reshards that convert values to these layouts."""
         found = []
         for value, target in needs:
             kind = choose_collective(self.layout(value), target)
@@ -275,20 +274,20 @@ class Completion:
         )
 
     def explain(self, op: Op) -> str:
-        """Why an op that reads pieces is run whole for want of a rule for its axes; otherwise ""."""
+        """The reason why an op that reads pieces is run whole, if it has no rule for its axes; otherwise ""."""
         found = self.question.facts.describe(op) if self.is_cut(op) and self.find_strategy(op) is None else None
         if not isinstance(found, str):
             return ""
         return f"{op.type} is run whole on every device: {found} ({self.question.where(op.index)})"
 
     def is_cut(self, op: Op) -> bool:
-        """Whether something that an op reads is not whole, or that it makes is wanted in pieces."""
+        """Whether an input of an op is not whole, or an output is wanted in pieces."""
         if op.index in self.question.kept_whole:
             return False
         return any(self.layout(value) != WHOLE_LAYOUT for value in op.inputs) or any(map(self.wanted.get, op.values))
 
     def list_strategies(self, op: Op) -> Iterator[Strategy]:
-        """All ways to run an op; that in which all is whole comes first."""
+        """All strategies of an op, first the one with everything whole."""
         only = self.find_strategy(op)
         yield only or Strategy((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
         if only is not None or not self.is_cut(op):
@@ -338,7 +337,7 @@ class Completion:
                 yield Strategy(tuple(needs), outputs)
 
     def list_labels(self, op: Op, found: Axes) -> list[str]:
-        """The axes along which an input is sharded, or the output shall be."""
+        """The axes along which an input is sharded, or the output should be."""
         sides = zip(op.inputs, found.inputs, strict=False)
         held = [(self.layout(value), side) for value, side in sides if side is not None]
         made = zip(op.values, found.outputs, strict=True)
@@ -346,7 +345,7 @@ class Completion:
         return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
 
     def list_strategies_along(self, op: Op, found: Axes, label: str) -> Iterator[Strategy]:
-        """The way of an op in which one axis is cut, wherever it is among the operands."""
+        """The strategy of an op in which one axis is cut in all operands that have it."""
         goes = not any(label in (side or ()) for side in found.outputs)
         together = label in found.mixed or (goes and found.folded in ("max", "min"))
         if together and op.type not in COOPERATIVE | _LOOKUPS:
@@ -354,7 +353,7 @@ class Completion:
         sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
         units = self.count_units(op, [*sides, *found.outputs], label)
         if 0 < units < self.question.count:
-            return  # a device would have nothing, which not every kernel computes with
+            return  # a device would have an empty piece, which not every kernel supports
         specs = [self.spec(value) for value in op.inputs]
         inputs = [_lay(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)]
         outputs = []
@@ -364,7 +363,7 @@ class Completion:
             elif together and op.type in COOPERATIVE:
                 outputs.append(WHOLE_LAYOUT)
             elif side is not None and spec.floating and (together or found.folded in ("sum", "mean")):
-                outputs.append(PARTIAL_LAYOUT)  # of a look-up: a device has zeros for what it does not hold
+                outputs.append(PARTIAL_LAYOUT)  # of a lookup: a device has zeros for rows that it does not hold
             else:
                 return
         yield Strategy(tuple(inputs), tuple(outputs), together)
@@ -383,12 +382,12 @@ class Completion:
         return min(sizes, default=0)
 
     def spec(self, value: Value) -> Spec:
-        """The form of a value; that of a variable is not known by its handle."""
+        """The form of a value; with an unknown shape for a variable's handle."""
         found = self.question.facts.spec(value)
         return Spec(found.dtype, None) if found.dtype == "resource" else found
 
     def lay_updates(self, op: Op, variable: Layout) -> Layout:
-        """The layout of rows that are scattered into a variable: a device takes all of its own rows, or a piece of
+        """The layout of rows that are scattered into a variable: a device receives all of its own rows, or a piece of
         each.
         """
         numbers, rows = (self.spec(value).rank for value in op.inputs[1:])
@@ -407,11 +406,11 @@ def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:
 
 
 _NUMBERS = 64
-"""Bytes that may cross in addition, of norms and the like, where something is made in pieces instead of whole."""
+"""Additional bytes, of norms for example, that may cross if a value is made in pieces instead of whole."""
 
 
 def complete_layouts(question: Question) -> Layouts:
-    """The layouts of all values. Variables without a given layout get the pieces that some reader or writer takes, and
+    """The layouts of all values. Variables without a given layout get the pieces that some reader or writer uses, and
     materialised values are sharded, if that adds no communication: all of them if possible, else greedily until nothing
     changes.
     """

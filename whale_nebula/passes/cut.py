@@ -1,7 +1,8 @@
 """Cut the program into fragments, each computing some results from the outputs of other fragments.
 
-Fragments are drafted from the last part of a step to the first, so that when one is walked, everything that later
-ones ask of it is known. A value that a fragment may not compute itself is fed to it and asked of its home.
+Fragments are drafted from the last part of a step to the first, so that all values that later ones request from a
+fragment are known when it is walked. A value that a fragment may not compute itself is fed, and requested from its
+home.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ Numbers = frozenset[int]
 
 @dataclass
 class Apart:
-    """For the inputs `names`, which not all workers have: which workers can compute values that
-    depend on inputs only.
-    """
+    """The workers that can compute values of inputs only, given that not all workers have the inputs `names`."""
 
     program: Program
     parts: Parts
@@ -58,7 +57,7 @@ class Apart:
     def home(self, value: Value, worker: int) -> int | None:
         """The worker that computes a value for another that lacks its inputs; None if each computes it itself.
 
-        Only what is small crosses; of the rest its pieces may.
+        Only small values cross; of a large one, small values that it depends on may.
         """
         makers = self.makers(value)
         needed = makers and worker not in makers and is_small(self.program.graph.spec(value))
@@ -85,12 +84,12 @@ class Key(NamedTuple):
 
 
 FIRST = -1
-"""The round of an update in which it is only asserted what the micro-batches have made together."""
+"""The round of an update with only the assertions on merged values of the micro-batches."""
 
 
 @dataclass
 class Draft:
-    """A fragment in the making: ordered sets as dicts."""
+    """A fragment under construction: ordered sets as dicts."""
 
     key: Key
     ops: dict[int, None] = field(default_factory=dict)
@@ -109,11 +108,11 @@ class Draft:
 
 @dataclass
 class Cutter:
-    """Holds the drafts while they are made. `wholes` are batch-wide values of inputs alone (micro-batches > 1).
+    """The drafts of all fragments. `wholes` are batch-wide values of inputs alone (micro-batches > 1).
 
-    With `owner`, a returned tensor stays where it is made; `owned` then names its workers. Numbers go everywhere.
-    `apart` names the inputs that only the clusters of the stages that read them are given. `crossings` are the phases
-    in which a value goes from one worker to another, `early` those that are there before the updates.
+    With `owner`, a returned tensor stays on its workers, which are in `owned`; scalars are sent to all. `apart` names
+    the inputs that only the clusters of the stages that read them receive. `crossings` are the phases in which a value
+    goes from one worker to another, `early` those that arrive before the updates.
     """
 
     program: Program
@@ -153,7 +152,7 @@ class Cutter:
         """The draft of a key, made on first use."""
         return self.drafts.setdefault(key, Draft(key))
 
-    # ------------------------------------------------------------------ what each fragment starts from
+    # ------------------------------------------------------------------ starts of fragments
     def _effects(self, phase: int, kind: int) -> list[Op]:
         part = 3 * phase + kind
         return [self.program.graph.ops[e] for e in sorted(self.parts.effects) if self.parts.part[e] == part]
@@ -180,7 +179,7 @@ class Cutter:
                 self._walk(Key("update", phase, worker, number))
 
     def _asserts_first(self, check: Op, worker: int) -> bool:
-        """Whether a worker can assert something before an update begins: it has all that it needs then."""
+        """Whether a worker can make an assertion before an update begins, as it has all inputs by then."""
         graph, part = self.program.graph, self.parts.part
         if check.index not in self.parts.asserted:
             return False
@@ -205,7 +204,7 @@ class Cutter:
                 self.demanded.setdefault(value, set()).add(worker)
 
     def _find_owners(self, op: Op, value: Value) -> Numbers:
-        """The workers that give the user a returned value."""
+        """The workers that return a value to the user."""
         pure = op.index in self.parts.pure
         makers = self._apart.makers(value) if pure else Numbers()
         if not self.owner or self.program.graph.spec(value).scalar or (pure and not makers):
@@ -226,7 +225,7 @@ class Cutter:
         draft = self.draft(key)
         if key.kind == "forward":
             for mask in filter(None, [find_mask(self.program, value)[0] for value in draft.fetches]):
-                # What marks the rows of what is sent must be there where it is sent.
+                # The mask of the rows of a boundary must be available to its sender.
                 if mask.op not in self.program.leaf_ops and self._include(draft, mask):
                     draft.fetches[mask] = None
                     self.masks.add(mask)
@@ -266,7 +265,7 @@ class Cutter:
 
     # ------------------------------------------------------------------ the walk
     def _walk(self, key: Key) -> None:
-        """Walk back from what a draft returns, and include all ops that it may compute."""
+        """Walk back from a draft's results, and include all ops that it may compute."""
         draft = self.drafts.get(key)
         if draft is None:
             return
@@ -284,7 +283,7 @@ class Cutter:
     def _include(self, draft: Draft, value: Value) -> bool:
         """Whether the draft computes a value itself; otherwise it is fed, and requested from its home.
 
-        What a stage asks of its own worker, each of its replicas asks of its.
+        A request of a stage to its own worker is made by each of its replicas to its own.
         """
         op = self.program.graph.ops[value.op]
         if op.role == CAPTURE:
@@ -382,13 +381,13 @@ class Cutter:
         _, phase, worker, number = key
         at = 3 * phase + UPDATE
         homes = self.homes.of(op.index)
-        if op.index in self.parts.pure:  # right here, but for a number of inputs that only others are given
+        if op.index in self.parts.pure:  # in place, except for scalars of inputs that only others have
             maker = self._apart.home(value, worker)
             return None if maker is None else self._make_early("whole", 0, value, maker, key)
         if op.index in self.parts.late.terms:
             return self._make_early("prologue", phase, value, worker if worker in homes else min(homes), key)
         part = self._time(op, at)
-        if part % 3 == FORWARD:  # asked of its stage, and sent on if that is another worker's
+        if part % 3 == FORWARD:  # requested from its stage, and sent if that is on another worker
             stage = self._label(op.index)
             self.demanded.setdefault(value, set()).add(worker)
             if worker not in self.homes.stage_workers[stage]:
@@ -401,12 +400,12 @@ class Cutter:
         if part < at and (op.index in self.parts.effects or self._is_pinned(op, at)):
             return Key("prologue", part // 3, worker)
         made = self.homes.round_of(op.index, worker)
-        # Reads are made anew in each round: nothing is written before the last.
+        # Reads are repeated in each round: nothing is written before the last.
         here = number in (FIRST, made) or is_read(op) or not op.inputs
         return None if here else Key("update", phase, worker, made)
 
     def _make_early(self, kind: str, phase: int, value: Value, maker: int, reader: Key) -> Key:
-        """The home of a value that is computed before the micro-batches; it crosses together with their losses."""
+        """The home of a value that is computed before the micro-batches; it is sent with their losses."""
         if maker != reader.place:
             self.crossings[value, maker, reader.place] = reader.phase
             self.early.add(value)
@@ -419,7 +418,7 @@ class Cutter:
         return Key("update", phase, worker, self.homes.rounds(phase, worker))
 
     def _cross(self, value: Value, phase: int, worker: int) -> Key:
-        """The update of the worker that has a value sends it to another."""
+        """Let the update of a worker that has a value send it to another; returns the key of that update."""
         home = min(self.homes.of(value.op))
         self.crossings[value, home, worker] = phase
         return Key("update", phase, home, self.homes.round_of(value.op, home))

@@ -1,10 +1,10 @@
-"""Dependences: on which inputs of a step everything that crosses between clusters depends, and how.
+"""Dependences of the values that cross between clusters on the inputs of a step.
 
-An input is followed through the graph, forward and backward. What is made of inputs alone counts as the input itself,
-as does what an op that only moves numbers about makes of it. What a variable is given is followed to where it is read,
-also a step later; but for gradients and what is made with them, as weights depend on all that a model was trained on.
-Where an op reads or writes what the graph does not show (Python, files), it may read whatever such ops of its cluster
-were given. Sizes of tensors are not followed.
+An input is followed through the graph, forward and backward. Values of inputs alone count as the input itself, as do
+results of ops that only move numbers. Values written to a variable are followed to its reads, also in the next step;
+except for gradients and values made with them, as weights depend on all data that a model was trained on. Ops that read
+or write state outside the graph (Python, files) are assumed to read all inputs of such ops in their cluster. Sizes of
+tensors are not followed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MOVES = frozenset(
         *("StridedSlice", "Slice", "Tile", "Pad", "PadV2", "BroadcastTo", "Reverse", "ReverseV2"),
     }
 )
-"""Ops that only move numbers about."""
+"""Ops that only move numbers."""
 _SIZES = SHAPES | {"ZerosLike", "OnesLike", "VariableShape", "BroadcastGradientArgs"}
-"""Ops that read no more than the size of a tensor."""
+"""Ops that read only the size of a tensor."""
 _Kinds = tuple[int, int, int]
-"""The inputs that a value is, that it is derived from, and that it is a gradient of: bit n is input n."""
+"""Sets of inputs that a value consists of, is derived from, and is a gradient of: bit n is input n."""
 _NONE: _Kinds = (0, 0, 0)
 
 
@@ -117,7 +117,7 @@ class Dependences:
             return _NONE
         given = (found[value.op] for value in (*op.inputs, *arriving.get(op.index, ())))
         itself, derived, gradient = _merge([*given, *read])
-        if op.index in arriving:  # the rows of a sparse gradient may be numbered by an input
+        if op.index in arriving:  # the indices of a sparse gradient may be an input
             return (itself, 0, derived | gradient) if op.role == HOLDER else (0, 0, itself | derived | gradient)
         if op.type in _MOVES or not weighted:
             return itself, derived, gradient
@@ -127,7 +127,7 @@ class Dependences:
 
     @cached_property
     def _arrivals(self) -> Mapping[int, tuple[int, Value]]:
-        """By the op that stands for a gradient: the request, and the value whose gradient it is."""
+        """By the placeholder of a gradient: the request, and the value whose gradient it is."""
         program = self.program
         found = {op: (number, arrival.boundary) for op, (number, arrival) in program.arrivals.items()}
         held = ((op, number, each) for op, (number, holder) in program.holders.items() for each in holder.values)
@@ -156,7 +156,7 @@ def _piece(part: GradientPart, place: int) -> Value:
 
 
 def list_crossings(cut: Cut) -> tuple[InputCrossing, ...]:
-    """All that goes from one cluster to another in a step, with the inputs that it depends on. Each cluster is a
+    """All values that go from one cluster to another in a step, with the inputs that they depend on. Each cluster is a
     process of its own in `cut`.
     """
     clusters = {worker.name: worker.cluster for worker in cut.workers}

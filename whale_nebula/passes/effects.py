@@ -11,7 +11,7 @@ DRAWS = frozenset({
     "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial", "RandomShuffle",
     "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
 })  # fmt: skip
-"""Ops that draw numbers by themselves, and keep what they have drawn."""
+"""Ops that draw numbers from a state of their own."""
 _HARMLESS = DRAWS | {
     "Placeholder", "Const", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
     "VariableShape", "_ReadVariablesOp", "LookupTableFindV2", "LookupTableSizeV2", "EmptyTensorList",
@@ -27,7 +27,7 @@ SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 
 def is_effect(op: Op, graph: Graph) -> bool:
-    """Whether an op changes something outside the step's values; a loop does if its body does."""
+    """Whether an op changes state outside the step's values; a loop does if its body does."""
     if op.functions:
         return any(is_effect(inner, graph) for name in op.functions for inner in graph.functions[name].ops)
     return op.stateful and op.type not in _HARMLESS
@@ -37,9 +37,9 @@ _CHECKS = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2"})
 
 
 def is_check(op: Op, graph: Graph, returned: Collection[Value] = ()) -> bool:
-    """Whether an op asserts something and does nothing else.
+    """Whether an op is only an assertion.
 
-    What `tf.debugging.assert_less` makes of a tensor is a branch that asserts, and whose result nobody reads.
+    For a tensor, `tf.debugging.assert_less` makes a branch that asserts, whose result is unused.
     """
     if op.type in _CHECKS:
         return True
@@ -58,17 +58,17 @@ def _is_read(op: Op, graph: Graph, returned: Collection[Value]) -> bool:
 
 
 def draws(op: Op) -> bool:
-    """Whether an op draws random numbers, other ones each time it runs."""
+    """Whether an op draws random numbers, different ones in each run."""
     return op.type in DRAWS
 
 
 def is_random(op: Op) -> bool:
-    """Whether an op draws numbers from a seed that it is given."""
+    """Whether an op draws numbers from a seed in its inputs."""
     return op.type.startswith(_RANDOM)
 
 
 def seeded_by(op: Op, graph: Graph) -> set[int]:
-    """The ops that a draw's seed depends on, without those that only give it a shape."""
+    """The ops that a draw's seed depends on, without those of its shape."""
     whole = [value.op for value in op.inputs if not graph.spec(value).floating]
     return graph.ascend(whole, stop=lambda each: graph.ops[each].type in SHAPES)
 
@@ -124,5 +124,5 @@ def touches_outside(op: Op, graph: Graph) -> bool:
 
 
 def is_read(op: Op) -> bool:
-    """Whether an op reads a variable and does nothing else."""
+    """Whether an op only reads a variable."""
     return op.type in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")

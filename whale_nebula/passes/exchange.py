@@ -13,7 +13,7 @@ from whale_nebula.passes.replicas import spread
 from whale_nebula.spec import Spec, Value
 
 PARTS = -2
-"""The round of gradient parts: they go before the first scalars."""
+"""The round of gradient parts, which are sent before the first scalars."""
 
 
 class Shared(NamedTuple):
@@ -30,7 +30,7 @@ class Shared(NamedTuple):
 class Bundle(NamedTuple):
     """A message between two workers after a round of updates: one tensor, or many scalars in one frame.
 
-    A global norm is made of a share for each variable, and each alone would be more header than number.
+    A global norm has a share for each variable, and a frame for each would be mostly header.
     """
 
     number: int
@@ -61,7 +61,7 @@ def clusters_apart(program: Program) -> list[Worker]:
 
 
 def exchanges(cut: Cut) -> tuple[Exchange, ...]:
-    """All that crosses between clusters for the updates of a step, in the order in which it is sent."""
+    """All exchanges between clusters for the updates of a step, in the order of sending."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     seen: Counter[Exchange] = Counter()
     found: list[Exchange] = []
@@ -99,7 +99,7 @@ def bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
 
 
 def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
-    """Every gradient part's tensor that another worker needs too, numbered alike in every process."""
+    """Every gradient part's tensor that another worker also needs, numbered identically in every process."""
     program = cut.program
     slot = 0
     for number in phase.requests:
@@ -118,9 +118,9 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
 class ReplicaMessage(NamedTuple):
     """A message between replicas of stages; its slot is its number, identical in every process.
 
-    `kind` is "numbers" (all scalars of the own micro-batches in one message), "tensor" (a value that a micro-batch
-    gave), "sum" (a piece of the gradients) or "drift" (a variable that the forward wrote from its rows). `key` and
-    `piece` say which gradient (request, source, stage), `path` which variable.
+    `kind` is "numbers" (all scalars of the own micro-batches in one message), "tensor" (a value of a micro-batch),
+    "sum" (a piece of the gradients) or "drift" (a variable that the forward wrote from its rows). `key` and `piece`
+    identify the gradient (request, source, stage), `path` the variable.
     """
 
     slot: int
@@ -161,7 +161,7 @@ def _list_messages(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMe
 
 
 def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, GradientPart]]:
-    """The gradients that a stage makes in a phase, in one order everywhere."""
+    """The gradients that a stage computes in a phase, in the same order in every process."""
     for number in phase.requests:
         request = cut.program.requests[number]
         for part in request.ordered_parts:

@@ -1,9 +1,9 @@
 """Facts on a stage's ops that hold in all visits: axes, forms and sizes of values, readers; and which variables and
 materialised values could be sharded in addition.
 
-Sizes that only a step knows are the same where they are made of the same size (`SameSizes`). A residual `x + f(x)` is
-differentiated for shapes that may be unlike, by sums over the axes along which either operand was repeated. Where `f`
-ends in a reshape to the sizes of `x`, there are none.
+Sizes known only in a step are equal if they derive from the same size (`SameSizes`). The gradient of a residual
+`x + f(x)` allows for different shapes, by sums over the axes along which either operand was broadcast. If `f` ends in a
+reshape to the sizes of `x`, there are none.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from whale_nebula.passes.rules.registry import RULES, WHOLE, Axes, Fold, Site, w
 from whale_nebula.spec import Spec, Value
 
 Size = int | tuple[str, Value, int]
-"""A number, or a name for one that only a step knows: equal names are equal sizes."""
+"""A number, or a name for one known only in a step: equal names are equal sizes."""
 REPEATED = "BroadcastGradientArgs"
-"""The op that tells along which axes either of two shapes was repeated."""
+"""The op that returns the axes along which either of two shapes was broadcast."""
 _SAME = frozenset({"Identity", "StopGradient", "Cast", "Snapshot"})
 
 
 @dataclass(frozen=True)
 class SameSizes:
-    """Symbolic sizes of values' axes, propagated through the `followed` ops in order; `spec` and `describe` give what
-    is known of these.
+    """Symbolic sizes of values' axes, propagated through the `followed` ops in order; `spec` and `describe` return
+    their known forms and axes.
     """
 
     graph: Graph
@@ -43,14 +43,14 @@ class SameSizes:
     _found: dict[tuple[Value, int], Size] = field(default_factory=dict)
 
     def follow(self, op: Op) -> None:
-        """Name the sizes of an op's outputs after those of its inputs."""
+        """Derive the names of the sizes of an op's outputs from those of its inputs."""
         for value, spec in zip(op.values, op.outputs, strict=True):
             for axis, size in enumerate(spec.shape or ()):
                 if size is None:
                     self.size(value, axis)
 
     def find_repeated(self, value: Value) -> tuple[int, ...] | None:
-        """The numbers in an output of `REPEATED`; None where they are not known."""
+        """The numbers in an output of `REPEATED`; None if unknown."""
         op = self.graph.ops[value.op]
         left, right = (self._list_entries(shape) for shape in op.inputs)
         if left is None or right is None:
@@ -67,7 +67,7 @@ class SameSizes:
     def size(self, value: Value, axis: int) -> Size:
         """The size of a value along an axis."""
         if (value, axis) not in self._found:
-            self._found[value, axis] = ("axis", value, axis)  # what is made of itself, in a loop, is its own
+            self._found[value, axis] = ("axis", value, axis)  # ends the recursion in a loop
             self._found[value, axis] = self._find_size(value, axis)
         return self._found[value, axis]
 
@@ -98,7 +98,7 @@ class SameSizes:
         return None if length is None else [self._entry(shape, place) for place in range(length)]
 
     def _entry(self, vector: Value, place: int) -> Size:
-        """A number in a vector of sizes."""
+        """An entry of a vector of sizes."""
         op = self.graph.ops[vector.op]
         if op.constant is not None:
             return int(op.constant[place])
@@ -109,7 +109,7 @@ class SameSizes:
         return self._entry(op.inputs[0], place) if op.type in _SAME else ("entry", vector, place)
 
     def _number(self, value: Value) -> Size:
-        """A single number."""
+        """The size held by a scalar."""
         op = self.graph.ops[value.op]
         if op.constant is not None:
             return int(op.constant[0])
@@ -123,7 +123,7 @@ class SameSizes:
 
 ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 SCATTERS = frozenset(f"ResourceScatter{what}" for what in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update"))
-"""Ops that change some rows of a variable, by their numbers."""
+"""Ops that change some rows of a variable, by index."""
 COOPERATIVE = frozenset(
     [
         "Softmax",
@@ -144,7 +144,7 @@ _UNLIKE = "DepthwiseConv2dNative"
 """The op that gives an axis another size than it has in its operands."""
 _NO_RULE = "no rule says what it does to axes"
 ROWS_COUNTED = 32
-"""How many rows a batch has where bytes are compared."""
+"""The assumed number of rows of a batch for comparing bytes."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Facts:
 
     @cached_property
     def values(self) -> Sequence[Value]:
-        """All that ops read and make."""
+        """All inputs and outputs of ops."""
         ops = map(self.graph.ops.__getitem__, self.ops)
         return list(dict.fromkeys(chain.from_iterable((*op.inputs, *op.values) for op in ops)))
 
@@ -185,21 +185,21 @@ class Facts:
         return found
 
     def readers(self, value: Value) -> Sequence[int]:
-        """The places of the ops that read a value, or the placeholder of the sum that it is a part of."""
+        """The places of the ops that read a value, or the placeholder of the sum to which it belongs."""
         return self._readers.get(value, ())
 
     def spec(self, value: Value) -> Spec:
-        """The form of a value, as far as it is known."""
+        """The form of a value, as far as known."""
         return self.specs.get(value) or self.graph.spec(value)
 
     def describe(self, op: Op) -> Axes | str:
-        """The axis description of an op, or why it has none."""
+        """The axis description of an op, or the reason why it has none."""
         if op.index not in self._described:
             self._described[op.index] = self._describe(op, self.specs)
         return self._described[op.index]
 
     def size(self, value: Value) -> float:
-        """Bytes of a value. A variable in pieces is never brought together where only its handle is read."""
+        """Bytes of a value; infinite for a variable's handle, for which a sharded variable is never gathered."""
         if value not in self._sizes:
             self._sizes[value] = self._count_size(value)
         return self._sizes[value]
@@ -224,7 +224,7 @@ class Facts:
 
     @cached_property
     def _forms(self) -> Sizes:
-        """The sizes of a batch for which bytes are compared."""
+        """The sizes of values in a batch of `ROWS_COUNTED` rows."""
         return Sizes(self.graph, ROWS_COUNTED).follow(sorted(self.graph.ascend(self.ops)))
 
     @cached_property
@@ -264,7 +264,7 @@ class Facts:
         for value, side in zip(op.inputs, axes.inputs, strict=False):
             pairs = zip(side or (), (found.get(value) or self.graph.spec(value)).shape or (), strict=False)
             sizes |= {label: size for label, size in pairs if size is not None and size > 1}
-        if op.type in ("Sum", "Mean", "Max", "Min"):  # what is folded stays as an axis of one entry, if it stays
+        if op.type in ("Sum", "Mean", "Max", "Min"):  # a reduced axis has one entry, if it is kept
             read = {label for side in axes.inputs for label in side or ()}
             sizes |= {label: 1 for label in axes.outputs[0] or () if label not in read}
         for value, spec, side in zip(op.values, op.outputs, axes.outputs, strict=True):
@@ -276,7 +276,7 @@ class Facts:
 
 
 DEALS = "UnsortedSegmentSum"
-"""The op that adds rows up by their numbers: of whole rows, a device can make its own part of the sums."""
+"""The op that adds up rows by index: from whole rows, a device can compute its own piece of the sums."""
 
 
 class Step(NamedTuple):
@@ -311,9 +311,9 @@ def find_pieces(graph: Graph, needed: Mapping[int, Sequence[Reshard]]) -> dict[i
 def find_wanted(
     facts: Facts, needed: Mapping[int, Sequence[Reshard]], known: Collection[int], is_whole: Callable[[Value], bool]
 ) -> Iterator[Step]:
-    """For each value that is cut after it was made whole: itself and all that it is made of, entry by entry, where that
-    begins with a variable that is not `known` or with rows that are added up by their numbers. These are not needed
-    whole then.
+    """For each value that is made whole and then cut: itself and the values that it is computed from elementwise, if
+    these begin with a variable that is not `known` or with rows that are added up by index. Then none of them is needed
+    whole.
     """
     graph = facts.graph
     for each in (each for reshards in needed.values() for each in reshards if each.kind == SLICE):

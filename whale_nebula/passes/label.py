@@ -1,10 +1,10 @@
 """Assign a stage to every op that no scope has stamped.
 
-An op between two stages may run anywhere from the latest of its inputs to the earliest of its readers; it goes where
-the fewest bytes cross, and what saves bytes only together goes together (see `jointly`). What is fed by variables
-alone goes to their owner, so that an L2 penalty crosses as one number and not as a matrix; where as much would cross
-early as late, it is computed early, so that the penalties of one stage are scaled and added up there. What reads and
-writes one variable goes to one stage.
+An op between two stages may run in any stage from the latest of its inputs to the earliest of its readers; the one with
+the fewest crossing bytes is chosen, jointly for ops that save bytes only together (see `jointly`). Ops of variables
+alone run in their owner's stage, so that an L2 penalty crosses as a scalar and not as a matrix; if the bytes are equal
+they run early, so that the penalties of one stage are scaled and added up there. Ops that read and write one variable
+run in one stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FREELY = 1 << 62
 
 
 def find_far_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashable]:
-    """The nodes on the sink's side of a minimum cut; where several cuts are as cheap, the fewest nodes.
+    """The nodes on the sink's side of a minimum cut; among several minimum cuts the fewest nodes.
 
     A cut costs the edges that lead from the source's side to the sink's.
 
@@ -48,12 +48,12 @@ def find_far_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashabl
 
 
 def _search_back(left: Mapping[Hashable, Mapping[Hashable, int]], sink: Hashable) -> dict[Hashable, Hashable]:
-    """The nodes from which more can flow to the sink, each with the next one on a shortest way there."""
+    """The nodes from which more can flow to the sink, each with the next one on a shortest path."""
     after: dict[Hashable, Hashable] = {sink: sink}
     queue = deque([sink])
     while queue:
         node = queue.popleft()
-        for start in left[node]:  # an edge and its way back know each other's node
+        for start in left[node]:  # every edge has a reverse edge
             if start not in after and left[start][node] > 0:
                 after[start] = node
                 queue.append(start)
@@ -65,10 +65,10 @@ _EARLY, _LATE = "early", "late"
 
 
 def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages: int) -> dict[int, int]:
-    """New labels of `free` ops that run later than they are labelled, where fewer bytes cross then.
+    """New labels of `free` ops that should run later than they are labelled, as fewer bytes cross then.
 
-    A tensor that crosses to a stage is counted once, however many ops there read it. Ops stay where as many would
-    cross. What touches state, and what descends from a gradient, stays in any case.
+    A tensor that crosses to a stage is counted once for all its readers there. Ops keep their label if the bytes are
+    equal; ops that touch state, or descend from a gradient, always keep it.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -105,7 +105,7 @@ def _region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op], stag
 
 
 def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], stage: int) -> Iterator[_Edge]:
-    """A tensor costs its bytes where it is made early and any op reads it late; what reads a late op is late."""
+    """Edges of the cut: a tensor costs its bytes if it is made early and read late; readers of a late op are late."""
     made = [value for index in region for value in graph.ops[index].values]
     given = {value: None for index in sorted(region) for value in graph.ops[index].inputs if value.op not in region}
     for value in (*made, *given):
@@ -127,8 +127,8 @@ def join_states(
 ) -> dict[int, int]:
     """New labels of `free` ops, so that no state of the forward is written in one stage and read in another.
 
-    A write that nobody reads could go anywhere, and would go last. It goes with the reads to the first of their
-    stages. Labels stay where a stamp says whose a variable is, and where a write is made later (see `earliest`).
+    A write without readers could run in any stage, by default the last. It is moved with the reads to the first of
+    their stages. Labels are kept if a stamp determines the variable's stage, or if a write is later (see `earliest`).
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -157,7 +157,7 @@ def join_states(
 
 def count_crossing(graph: Graph, value: Value) -> int:
     """The cost of a crossing value: its bytes, also before a reshape; prohibitive for a list of tensors or another
-    value that is no tensor.
+    value other than a tensor.
     """
     while graph.ops[value.op].type == "Reshape":
         value = graph.ops[value.op].inputs[0]
@@ -177,7 +177,7 @@ def label(
 ) -> dict[int, int]:
     """The stage number of every op of the forward; inputs, captures, constants and `skip` ops have none.
 
-    `fixed` holds what an earlier call said about the first ops of the same trace: it stays.
+    `fixed` has the labels that an earlier call gave to the first ops of the same trace: they are kept.
     """
     if not stages:
         return {}
@@ -211,7 +211,7 @@ class _Labelling:
         return self.labels
 
     def _is_settled(self, op: Op) -> bool:
-        """Stamped and fixed ops are settled; ops without a place need no label."""
+        """Whether an op needs no decision: it is stamped or fixed, or has no label."""
         if op.index in self.skip or op.role in _NOWHERE or op.type == "Const" or op.index in self.labels:
             return True
         if op.stage is None or op.stage not in self.numbers:
@@ -220,7 +220,7 @@ class _Labelling:
         return True
 
     def _owners(self) -> dict[int, int]:
-        """A captured variable belongs to the first stage that touches it."""
+        """The owner of each captured variable: the first stage that touches it."""
         owners: dict[int, int] = {}
         for op in self.graph.ops:
             stage = self.labels.get(op.index)
@@ -230,7 +230,7 @@ class _Labelling:
         return owners
 
     def _earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
-        """The latest stage among an op's inputs; ops of the user's inputs alone have none."""
+        """For each op, the latest stage among its inputs; ops of the user's inputs alone have none."""
         found: dict[int, int] = {}
         for op in free:
             places = [owners.get(v.op, self.labels.get(v.op, found.get(v.op))) for v in op.inputs]
@@ -240,9 +240,9 @@ class _Labelling:
         return found
 
     def _settle(self, op: Op, earliest: Mapping[int, int], needed: Mapping[int, int]) -> None:
-        """Readers are settled first (ops come last to first), so the latest possible stage is known.
+        """Label an op, after its readers (in reverse trace order), so that its latest possible stage is known.
 
-        What a reader needs before the owner of a variable comes runs without the owner: both hold the variable.
+        An op that a reader needs in a stage before the variable's owner runs there: both stages hold the variable.
         """
         readers = [s for v in op.values for c in self.graph.consumers(v) if (s := self.labels.get(c.index)) is not None]
         latest = min(readers) if readers else len(self.numbers) - 1
@@ -258,9 +258,9 @@ class _Labelling:
             self.labels[op.index] = latest if late else first
 
     def _is_cheaper_late(self, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:
-        """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early.
+        """Compare the crossing bytes: the op's inputs if it runs late, its outputs if it runs early.
 
-        What is made of variables alone runs early where both are alike: it is the same for each micro-batch.
+        Ops of variables alone run early if both are equal: their values are the same for each micro-batch.
         """
         inputs = sum(
             count_crossing(self.graph, value)
@@ -279,7 +279,7 @@ class _Labelling:
 
 
 def made_of_variables(graph: Graph) -> frozenset[int]:
-    """The ops that are made of variables and constants alone, and of at least one variable: a weight's penalty."""
+    """The ops that depend on variables and constants alone, and on at least one variable: a weight's penalty."""
     found: set[int] = set()
     constant: set[int] = set()
     for op in graph.ops:

@@ -30,7 +30,7 @@ from whale_nebula.schedule.schedules import PARTED
 from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
-"""Who is given the tensors that a step returns: every worker, or ("owner") the one that makes them."""
+"""The receivers of the tensors that a step returns: every worker, or ("owner") the one that makes them."""
 
 
 def map_workers(
@@ -48,9 +48,7 @@ def map_workers(
 
 
 def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
-    """The cut with a process for each cluster, where it is one for several; the same where that is not built for this
-    step.
-    """
+    """The cut with a process for each cluster, if one has several; unchanged if that is not supported for this step."""
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
@@ -135,7 +133,7 @@ class _Builder:
         return StagePhase(stage, phase, forward, backward, fused, skipped, drifting, later)
 
     def _part(self, first: Draft | None, second: Draft | None) -> tuple[Draft | None, Draft | None, Draft | None]:
-        """Take gradients of weights out of a backward, or of the one function that goes forward and backward."""
+        """Separate gradients of weights from a backward, or from a function with forward and backward."""
         whole = second or first
         if whole is None or whole.key.kind == "forward":
             return first, second, None
@@ -147,7 +145,7 @@ class _Builder:
         return (first, *found) if second is not None else (found[0], None, found[1])
 
     def _fuse(self, forward: Draft, backward: Draft) -> Draft:
-        """No gradient comes in from outside: forward and backward are one function, and nothing is kept between."""
+        """Merge a forward and a backward without gradients from other stages into one function, which keeps nothing."""
         own, kept = backward.key, self.cutter.demanded.keys() | self.cutter.masks
         merged = Draft(own._replace(kind="fused"), ops={**forward.ops, **backward.ops})
         merged.roots = {**forward.roots, **backward.roots}
@@ -157,7 +155,7 @@ class _Builder:
         return merged
 
     def _list_crossings(self, phase: int) -> tuple[Crossing, ...]:
-        """Values that one worker's update or result needs of another's, with the round after which each can be sent;
+        """Values that one worker's update or result needs from another's, with the round after which each can be sent;
         -1: before the first.
         """
         found: dict[tuple[Value, int], list[str]] = {}
@@ -197,7 +195,7 @@ class _Builder:
         return tuple(found)
 
     def _repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
-        """Notes on boundaries with the same value in each micro-batch, which is computed and sent again for each."""
+        """Notes on boundaries with the same value in each micro-batch, which is computed and sent for each."""
         count, graph = self.program.pipeline.micro_batch, self.program.graph
         for boundary in boundaries if self.folds.folding is not None else ():
             if boundary.layout != "whole" or graph.spec(boundary.value).rank == 0:

@@ -1,10 +1,10 @@
 """Owners of update ops: which workers can compute each, and in how many rounds of scalar exchange.
 
-A variable lives with the workers whose stages touch it; a variable that no stage touches (an optimizer's counter, a
-metric's sum) lives everywhere, unless what is written into it is at home in fewer places and either is no single number
-or goes on into a stage's variable (an optimizer's slot). So every worker can read a metric's sum, whoever makes what is
-added to it. A value lives where all its inputs do; where nothing holds them all (a global norm), scalars cross and it
-is computed everywhere.
+A variable is held by the workers whose stages touch it; a variable that no stage touches (an optimizer's counter, a
+metric's sum) is held by all, unless the value written into it has fewer homes and either is no scalar or is used for a
+stage's variable (an optimizer's slot). So every worker can read a metric's sum, independent of where its addends are
+computed. A value is computed by workers that have all its inputs; if none has (a global norm), scalars cross and it is
+computed by all.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Where = frozenset[int]
 
 @dataclass
 class Homes:
-    """The workers at which ops, effects and variables live; `stage_workers[s]` are the workers of stage s, one for each
-    replica. All replicas can compute what one of them can after the micro-batches, as they hold the same values.
+    """The workers of ops, effects and variables; `stage_workers[s]` are the workers of stage s, one for each replica.
+    After the micro-batches all replicas can compute the same, as they hold the same values.
 
-    `least` is how many workers there are at least: one without a stage takes part in updates and results all the same.
+    `least` is the least number of workers: one without a stage also takes part in updates and results.
     """
 
     program: Program
@@ -59,7 +59,7 @@ class Homes:
         return self._of.get(op, self.everywhere)
 
     def of_effect(self, op: Op) -> Where:
-        """The workers that run an effect: all holders of what it writes, or just one if it writes no variable."""
+        """The workers that run an effect: all holders of the written variables, or just one if it writes none."""
         handles = written_handles(op, self.program.graph)
         if not handles:
             return frozenset({min(self._meet(op))})
@@ -82,9 +82,9 @@ class Homes:
         return self._round.get((op, worker), 0)
 
     def _find_common_variables(self) -> set[int]:
-        """Variables touched by a stage live with it; the others are the common ones.
+        """The variables that no stage touches; the others are held by the workers of their stages.
 
-        The forward is followed back from its ops, but not through updates, whose variables are not its own.
+        The forward is walked back from its ops, but not through updates, whose variables do not belong to it.
         """
         program, graph, part, late = self.program, self.program.graph, self.parts.part, self.parts.late.sums
         forward = {op for op in self.parts.leading if part.get(op, 0) % 3 == FORWARD}
@@ -101,7 +101,7 @@ class Homes:
         return common
 
     def _spread(self) -> bool:
-        """Find the homes of ops, then restrict common variables to the homes of what is written into them."""
+        """Find the homes of ops, then restrict common variables to the homes of the values written into them."""
         for op in self.program.graph.ops:
             self._of[op.index] = self._find_home(op)
         changed = False
@@ -117,14 +117,14 @@ class Homes:
         return changed
 
     def _find_slots(self) -> set[int]:
-        """The common variables that are read for a write that a stage is concerned with."""
+        """The common variables that are read for a write of a stage's variable."""
         graph = self.program.graph
         effects = [op for op in self.parts.effects if not self.common.issuperset(written_handles(graph.ops[op], graph))]
         feeding = (graph.ops[index] for index in graph.ascend(effects))
         return self.common & {op.inputs[0].op for op in feeding if is_read(op)}
 
     def _is_number_of_all(self, op: Op) -> bool:
-        """Whether an effect writes single numbers, which can cross, into variables that all workers hold."""
+        """Whether an effect writes scalars, which can cross, into variables that all workers hold."""
         specs = [self.program.graph.spec(value) for value in op.inputs]
         numbers = all(spec.scalar for spec in specs if spec.dtype != "resource")
         handles = written_handles(op, self.program.graph)
@@ -154,10 +154,10 @@ class Homes:
         return self._meet(op)
 
     def _meet(self, op: Op) -> Where:
-        """The workers at which all inputs are available. Scalars cross if necessary; everywhere if that does not help.
+        """The workers at which all inputs are available. Scalars cross if necessary; all workers if that does not help.
 
-        They cross, too, where only some devices of a split stage would compute with what all of them have: these have
-        to do so together.
+        They also cross if only some devices of a split stage would compute with values that all of them have, as these
+        have to compute together.
         """
         spec = self.program.graph.spec
         given = [value for value in op.inputs if spec(value).dtype != "resource"]

@@ -1,8 +1,8 @@
-"""Part the backward of a stage in two: gradients that other stages wait for, and gradients of weights, which can be
+"""Divide the backward of a stage in two: gradients that other stages wait for, and gradients of weights, which can be
 deferred.
 
-The first part keeps all that is needed for what leaves the stage: gradients of its boundaries, and of one function with
-the forward all that this gives. The second is the rest of the gradients. What it reads of the first is kept for it.
+The first part computes the values that leave the stage: gradients of its boundaries and, in one function with the
+forward, its outputs. The second computes the other gradients. Its inputs from the first are kept until it runs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from whale_nebula.passes.phases import Parts
 from whale_nebula.spec import Value
 
 LEAST = 0.1
-"""The share of a stage's weights whose gradients must be apart: with fewer, one function does all."""
+"""The least share of a stage's weights with separate gradients: with fewer, the backward stays in one function."""
 
 _MOVES = frozenset({
     "AddN", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "Const", "ExpandDims", "Fill", "Identity", "Mul", "Neg", "Pack",
     "Pad", "Reshape", "Shape", "Slice", "Split", "Squeeze", "StridedSlice", "TensorListGetItem", "TensorListStack",
     "Transpose", "Unpack",
 })  # fmt: skip
-"""Ops that do little more than move what others have made."""
+"""Ops that do little more than move data."""
 
 
 def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]:
@@ -42,12 +42,12 @@ def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]
 
 
 def is_movement(graph: Graph, ops: Iterable[int]) -> bool:
-    """Whether ops hardly do more than move data, so that deferring them gains nothing."""
+    """Whether ops do little more than move data, so that deferring them gains nothing."""
     return all(graph.ops[number].type in _MOVES for number in ops)
 
 
 class Gradient(NamedTuple):
-    """A gradient that stays in the stage, and the numbers of the weight that it belongs to."""
+    """A gradient that stays in the stage, and the number of elements of its weight."""
 
     part: GradientPart
     weights: int
@@ -55,7 +55,7 @@ class Gradient(NamedTuple):
 
 @dataclass
 class Parting:
-    """Parts the draft of a stage's backward, or of its forward and backward in one function."""
+    """Divides the draft of a stage's backward, or of its forward and backward in one function."""
 
     program: Program
     parts: Parts
@@ -65,8 +65,8 @@ class Parting:
     first: set[int] = field(default_factory=set)
 
     def run(self) -> tuple[Draft, Draft] | None:
-        """The two parts; None if the backward stays in one part, because nothing goes back or for
-        the reason in `note`.
+        """The two parts; None if the backward stays in one part, because no gradient is sent back or
+        for the reason in `note`.
         """
         stage, phase = self.draft.key.place, self.draft.key.phase
         requests = [r for r in self.program.requests if self.parts.phase_of[r.index] == phase]
@@ -116,7 +116,7 @@ class Parting:
         return is_movement(self.program.graph, self._ascend(part.values) - self.first)
 
     def _explain(self, together: list[Gradient]) -> str:
-        """Why one function does all, with the op that makes most of the gradients of weights and its line."""
+        """The reason for one function, with the op that makes most of the gradients of weights and its line."""
         stage = self.program.stages[self.draft.key.place]
         said = f"the backward of stage {stage.key!r} stays in one piece"
         largest = max(together, key=lambda gradient: gradient.weights, default=None)
@@ -130,7 +130,7 @@ class Parting:
         return f"{said}: {op} makes gradients of its weights together with what goes back"
 
     def _find_makers(self, part: GradientPart) -> Iterator[int]:
-        """The ops of the first part that a gradient comes from."""
+        """The ops of the first part that make a gradient."""
         rest = self._ascend(part.values) - self.first
         read = {value.op for number in rest for value in self.program.graph.ops[number].inputs}
         for number in (read | {value.op for value in part.values}) & self.first:

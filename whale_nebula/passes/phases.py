@@ -1,16 +1,16 @@
 """Assign each op to a phase, and to its prologue, its forward or its update.
 
 A phase has a *prologue*, a *forward* and an *update*; their numbers are 3p, 3p+1 and 3p+2. The rules, each from a
-trap that a real training step set:
+case in a real training step:
 
-* what descends from a gradient is update;
-* an effect that ignores the batch (a counter, a weight decay, a number drawn) runs once: in the update, or in the
-  prologue where the forward reads what it wrote;
-* a seed of the forward advances with each micro-batch: it belongs to the forward. What is written outside of stages
-  after the last draw is no part of a draw: an update;
-* a metric's write waits for the update, unless the forward needs it: so a failing forward leaves metrics alone;
-* a loss that adds another stage's weight penalty waits too, where no gradient reads it: so the penalty, which no
-  micro-batch changes, crosses once a step;
+* an op that depends on a gradient belongs to the update;
+* an effect that ignores the batch (a counter, a weight decay, a random number) runs once: in the update, or in the
+  prologue if the forward reads the written value;
+* a seed of the forward advances with each micro-batch: it belongs to the forward. Writes outside of stages after the
+  last draw are not part of a draw: they belong to the update;
+* a metric's write waits for the update, unless the forward needs it: so a failing forward does not change metrics;
+* a loss that adds another stage's weight penalty also waits, if no gradient reads it: so the penalty, which is the
+  same for all micro-batches, crosses once a step;
 * a forward op that depends on an update belongs to the next phase.
 """
 
@@ -28,13 +28,13 @@ from whale_nebula.spec import Spec
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
 SMALL = 4096
-"""Bytes up to which a forward's value may go to every worker: metrics are made of such."""
+"""The most bytes of a forward's value that may be sent to every worker, such as a metric's inputs."""
 _HOLDS = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 _ADDS = frozenset({"Add", "AddV2", "AddN", "Pack"})
 
 
 def has_known_size(spec: Spec) -> bool:
-    """Whether the size does not depend on the batch."""
+    """Whether the size of a tensor is independent of the batch."""
     return spec.shape is not None and None not in spec.shape
 
 
@@ -55,9 +55,9 @@ class Late(NamedTuple):
 def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable[[Op], bool]) -> Late:
     """The ops of a differentiated sum that may wait, as they add penalties of another stage's variables.
 
-    `small` says of an op that it takes and gives only few numbers of the batch, `each` of a reader that it runs with
-    each micro-batch. With `nb.loss_weight` the whole target is what is weighed, so there nothing waits. What is made of
-    several stages' variables is a sum, too.
+    `small` is whether an op has only few numbers of the batch as inputs and outputs, `each` whether a reader runs with
+    each micro-batch. With `nb.loss_weight` the whole target is weighed, so nothing waits. An op of several stages'
+    variables also counts as a sum.
     """
     waiting = set() if program.weights or len(program.stages) < 2 else _find_waiting(program, small, each)
     if not waiting:
@@ -91,7 +91,7 @@ def _find_penalties(program: Program) -> dict[int, set[int]]:
 
 
 def _find_waiting(program: Program, small: Callable[[Op], bool], each: Callable[[Op], bool]) -> set[int]:
-    """The ops of targets that no gradient reads, and no op of the forward that must be there before the update."""
+    """The ops of targets that no gradient reads, and no op of the forward that must run before the update."""
     graph, requests = program.graph, program.requests
     aims = graph.ascend(value.op for request in requests for value in request.targets)
     made = {flow.gradient.op for request in requests for flow in request.flows}
@@ -118,8 +118,8 @@ def _find_waiting(program: Program, small: Callable[[Op], bool], each: Callable[
 class Parts:
     """Result of the pass: `part` is the time of the ops that have a fixed one; others run wherever they are read.
 
-    `late` is what of a loss waits for the update; `again` are ops of an update that a check of an earlier part
-    computes besides, and which part that is; `asserted` are checks of what all micro-batches make together.
+    `late` is the part of a loss that waits for the update; `again` are ops of an update that are also computed for a
+    check of an earlier part, with that part; `asserted` are checks of merged values of all micro-batches.
     """
 
     part: Mapping[int, int]
@@ -147,9 +147,9 @@ def split_parts(
     checks: frozenset[int] = frozenset(),
     added: frozenset[int] = frozenset(),
 ) -> Parts:
-    """Give every op of the user's own its part; `once` are ops that must wait for merged values.
+    """Assign a part to every op of the user's own; `once` are ops that must wait for merged values.
 
-    `checks` do not: they compute what they read for their own micro-batch, as do those that are `added` up.
+    `checks` do not: they recompute their inputs for their own micro-batch, as do ops that are `added` up.
     """
     return _Splitter(program, once, checks, added).run()
 
@@ -191,7 +191,7 @@ class _Splitter:
     def _find_seed_variables(self) -> dict[int, int]:
         """The variables whose values seed draws of the forward, and the last such draw.
 
-        A single number that goes into a seed is a count of steps: it counts them, whatever is drawn with it.
+        A scalar that is used in a seed is a counter of steps: it advances once a step, independent of the draws.
         """
         graph, variables = self.program.graph, self.program.variable_ops
         counts = {handle for handle, variable in variables.items() if variable.spec.scalar}
@@ -205,13 +205,13 @@ class _Splitter:
         return found
 
     def _is_seed_write(self, op: Op) -> bool:
-        """Whether an op touches a seed as a part of a draw: in a stage, or before something is drawn from it."""
+        """Whether an op touches a seed as a part of a draw: in a stage, or before a draw from it."""
         seeds = [handle for handle in resources(op, self.program.graph) if handle in self.seeds]
         return any(op.stage is not None or op.index < self.seeds[handle] for handle in seeds)
 
     def _find_leading(self) -> set[int]:
-        """Ops that something of the forward depends on: a stage's op, a target of a gradient, an effect that stays, or
-        a write that the backward reads after it.
+        """Ops on which the forward depends: on those of stages, targets of gradients, effects that stay, or writes
+        that the backward reads afterwards.
         """
         graph = self.program.graph
         found = {before for op in self.backward if resources(graph.ops[op], graph) for before in graph.ops[op].control}
@@ -225,13 +225,13 @@ class _Splitter:
         return found | self.added
 
     def _stays(self, op: Op) -> bool:
-        """Whether an effect happens with each micro-batch: it prints, checks, or writes what cannot be merged."""
+        """Whether an effect runs with each micro-batch: it prints, checks, or writes a value that cannot be merged."""
         each = op.index in self.effects and op.index in self.batch and op.index not in self.once
         return each and (self.program.pipeline.micro_batch > 1 or not resources(op, self.program.graph))
 
     def _find_pure(self) -> set[int]:
-        """Ops of the user's inputs alone: they can be computed at any time, from the whole batch. Of a stage's own ops
-        only sizes, counts and sums: rows stay with the stage.
+        """Ops of the user's inputs alone: they can be computed at any time, from the whole batch. From a stage only
+        its sizes, counts and sums: rows stay in the stage.
         """
         found: set[int] = set(self.program.leaf_ops)
         consts = {op.index for op in self.own if op.type == "Const"}
@@ -279,7 +279,7 @@ class _Splitter:
             self.part[op.index] = _next(early, UPDATE) if late_sum else early
 
     def _may_wait(self, op: Op) -> bool:
-        """Whether an op of the forward without readers there could as well run once, after the micro-batches."""
+        """Whether an op of the forward without readers there may run once, after the micro-batches."""
         return op.stage is None and op.index in self.each and self._accumulates(op)
 
     def _runs_with_each(self, op: Op) -> bool:
@@ -287,14 +287,14 @@ class _Splitter:
         return op.index in self.leading or op.stage is not None or self._stays(op)
 
     def _accumulates(self, op: Op) -> bool:
-        """Numbers of the forward that no stage needs, nor rows: a metric's sum, a returned loss. They can wait."""
+        """Whether an op makes numbers that neither a stage nor rows need (a metric's sum, a returned loss)."""
         given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
         specs = [self.program.graph.spec(value) for value in given or op.values]
         few = all(map(has_known_size, specs)) and sum(spec.nbytes() for spec in specs) <= SMALL
         return few and op.index not in self.row_made
 
     def _find_row_made(self) -> set[int]:
-        """Ops that rows of the batch are made of: the shape that a sample weight is broadcast to is one, too."""
+        """Ops on which rows of the batch depend, including the shape to which a sample weight is broadcast."""
         found: set[int] = set()
         for op in reversed(self.own):
             if op.index in found or (op.index in self.each and not all(map(has_known_size, op.outputs))):

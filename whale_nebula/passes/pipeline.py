@@ -1,11 +1,10 @@
 """The pipeline of passes, which turns a captured program and a list of workers into a Cut.
 
-Each pass takes a Compilation and gives the next one: valid in, valid out. `verify` says whether it is; it runs after
-each pass in the project's tests, and wherever WHALE_NEBULA_VERIFY_PASSES is set. What a program is after a pass,
-`whale-nebula show --after NAME` prints.
+Each pass maps a valid Compilation to a valid one. `verify` checks this after each pass in the project's tests, and
+whenever WHALE_NEBULA_VERIFY_PASSES is set. `whale-nebula show --after NAME` prints the program after a pass.
 
-Before these passes the capture has given every op to a stage (`passes.label`) and taken conditions apart by stages
-(`passes.branches`): it needs both to differentiate.
+Before these passes the capture has assigned every op to a stage (`passes.label`) and split conditions by clusters
+(`passes.branches`), as it needs both to differentiate.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from whale_nebula.spec import Value
 
 
 def list_program(program: Program) -> Iterator[str]:
-    """The digest, the stages of ops, and the ops without what changes from trace to trace."""
+    """The digest, the stages of ops, and the ops without properties that differ between traces."""
 
     def in_order(found: re.Match[str]) -> str:
         return "".join(f" ^%{number}" for number in sorted(map(int, re.findall(r"\d+", found[0]))))
@@ -71,7 +70,7 @@ def list_fields(found: Any, names: Iterable[str] = ()) -> Iterator[str]:
 
 
 def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
-    """The fragments of every phase, what crosses between them, and the holders of variables;
+    """The fragments of every phase, the crossings between them, and the holders of variables;
     `number` numbers the ops.
     """
     program, stages = cut.program, cut.program.stages
@@ -136,10 +135,10 @@ def _nowhere(op: int) -> str:
 class Compilation:
     """A program in compilation, with the results of earlier passes.
 
-    `where` tells the user's line that made an op; `results` who is given the tensors that the step returns; `apart`
-    names the inputs that only the workers whose stages read them are given; `held` says how variables lie that earlier
-    programs have touched. With `follows_inputs` it is found on which inputs all that crosses depends. `folds` says what
-    each value is to the batch, `phases` when each op runs.
+    `where` returns the user's line of an op; `results` are the receivers of the tensors that the step returns; `apart`
+    names the inputs that only the workers whose stages read them receive; `held` are the layouts of variables that
+    earlier programs have touched. With `follows_inputs` the dependences of crossing values on inputs are determined.
+    `folds` has the relation of each value to the batch, `phases` the time of each op.
     """
 
     program: Program
@@ -180,7 +179,7 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """A pass of ours, made of its functions."""
+    """A built-in pass, defined by its functions."""
 
     name: str
     apply: Callable[[Compilation], Compilation]
@@ -188,14 +187,14 @@ class Step:
 
 
 def _fold_batch(given: Compilation) -> Compilation:
-    """Determine how each value depends on the batch; refuse programs whose results micro-batches would change."""
+    """Determine how each value depends on the batch; refuse programs whose results would change by micro-batches."""
     folds = fold_batch(given.program, given.where)
     folds.notes.extend([*python_notes(given.program, given.where), *sum_notes(given.program)])
     return replace(given, folds=folds)
 
 
 def _split_phases(given: Compilation) -> Compilation:
-    """Give each op its phase, and its part of it; check that random draws keep their order."""
+    """Assign a phase, and a part of it, to each op; check that random draws keep their order."""
     folds = given.known("folds")
     phases = split_parts(given.program, folds.once, folds.checks, folds.added)
     check_draws(given.program, phases, folds, given.workers)
@@ -228,7 +227,7 @@ def _complete_layouts(given: Compilation) -> Compilation:
 
 
 def _list_exchange(given: Compilation) -> Compilation:
-    """List what clusters exchange for updates and, on request, on which inputs each crossing value depends."""
+    """List the exchanges between clusters for updates and, on request, the dependences of crossing values on inputs."""
     cut = given.known("cut")
     parted = divide_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
     crossings = list_crossings(parted) if given.follows_inputs else ()

@@ -1,6 +1,6 @@
 """The parts of the user's batch that each worker of a plan reads.
 
-An op that asks for the number of rows reads nothing of an input: every process can answer that.
+An op that needs only the number of rows does not read an input, as every process has that number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whale_nebula.ir.graph import Graph, Op
 
 
 class Reading(NamedTuple):
-    """A read of an input's values, or (`rows`) of no more than its number of rows."""
+    """A read of an input's values, or (`rows`) of only its number of rows."""
 
     leaf: int
     op: Op
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 
 def readings(cut: Cut, worker: str) -> Iterator[Reading]:
-    """All that a worker reads of the user's batch."""
+    """All reads of the user's batch by a worker."""
     program, graph = cut.program, cut.program.graph
     here = frozenset(stage for each in cut.workers if each.name == worker for stage in each.stages)
     fragments = [
@@ -41,8 +41,8 @@ def readings(cut: Cut, worker: str) -> Iterator[Reading]:
 
 
 def _marks_and_ids(cut: Cut, fragments: Sequence[Fragment]) -> Iterator[Reading]:
-    """The inputs that mark which rows a stage of a worker sends, and those that name the samples whose differences it
-    sends or takes.
+    """The inputs that are masks of the rows that a stage of a worker sends, and those with the ids of samples whose
+    differences it sends or receives.
     """
     leaves = cut.program.leaf_ops
     home = {stage: each.cluster for each in cut.workers for stage in each.stages}
@@ -59,7 +59,7 @@ def _marks_and_ids(cut: Cut, fragments: Sequence[Fragment]) -> Iterator[Reading]
 
 
 def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]:
-    """The workers that read values of each of the named inputs; no others may learn them."""
+    """The workers that read values of each of the named inputs; they must not be sent to others."""
     readers: dict[str, set[str]] = {leaf.name: set() for leaf in cut.program.leaves if leaf.name in names}
     for worker in cut.workers:
         for reading in readings(cut, worker.name):
@@ -70,7 +70,7 @@ def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]
 
 
 def list_fragments(cut: Cut) -> Iterator[Fragment]:
-    """All that a step runs: what belongs to stages first."""
+    """All fragments of a step, those of stages first."""
     yield from (fragment for phase in cut.phases for stage in phase.stages for fragment in stage.fragments)
     for once in (cut.whole, cut.weight, *(phase.prologue for phase in cut.phases)):
         yield from once.values()
@@ -91,7 +91,7 @@ def asks_rows(graph: Graph, op: Op) -> bool:
 
 
 def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[int], str]) -> None:
-    """Refuse a plan in which a worker reads an input that it was not given: its number is in `absent`."""
+    """Refuse a plan in which a worker reads an input that it does not have: its number is in `absent`."""
     program, gone = cut.program, frozenset(absent)
     for reading in readings(cut, worker) if gone else ():
         if reading.leaf in gone and not reading.rows:
@@ -117,7 +117,7 @@ _ONCE = {"whole": "part that is computed from the whole batch", "weight": "weigh
 def rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
     """The rows that a worker reads of each input: those of its micro-batches, if only stages read the input.
 
-    What is computed once of the whole batch (a denominator that is made of a mask) reads all of it.
+    Values that are computed once from the whole batch (a denominator from a mask) read all of it.
     """
     program = cut.program
     readers: dict[int, list[Fragment]] = {}

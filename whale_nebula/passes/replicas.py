@@ -17,10 +17,10 @@ from whale_nebula.site import Origin
 def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> list[Worker]:
     """The workers of `clusters` (a cluster's name to those of its workers), each with the stages that it runs.
 
-    A replica of what is inside an `nb.replica` stands on neighbours: with two stages in two replicas on four workers,
-    the first two have the stages of the first replica. Where there are fewer workers than replicas, they have several
-    each. A stage that is not copied is on its cluster's first worker, unless a planner has said where the first replica
-    is; the devices of one that is split are workers as well: number s of replica r is the one at r * shards + s.
+    The stages inside one replica of an `nb.replica` are on adjacent workers: with two stages in two replicas on four
+    workers, the first two have the stages of the first replica. Fewer workers than replicas have several each. A stage
+    without replicas is on its cluster's first worker, unless a planner has placed its first replica; the devices of a
+    split stage are workers as well: shard s of replica r is on the worker at r * shards + s.
 
     >>> two = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
     >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
@@ -101,7 +101,7 @@ def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> l
 
 
 def orders(program: Program) -> tuple[Order, ...]:
-    """For each stage, which replica takes which micro-batch; empty if all take turns."""
+    """For each stage, the replica of each micro-batch; empty if all take turns."""
     found = tuple(order_by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
     return found if any(found) else ()
 
@@ -120,14 +120,14 @@ def sums_of(program: Program) -> Mapping[int, tuple[int, ...]]:
 
 
 def pieces_here(program: Program) -> int:
-    """The number of micro-batches that one process computes in a step; replicas whose sums are reduced on the way count
-    as one.
+    """The number of micro-batches that one process computes in a step; replicas that add up sums during the forward
+    count as one.
     """
     return 1 if sums_of(program) else program.pipeline.micro_batch
 
 
 def refusal(program: Program, where: Where) -> BatchCoupledError | None:
-    """Why a program's sums over replicas cannot be computed from micro-batches; None if they can,
+    """The reason why a program's sums over replicas cannot be computed from micro-batches; None if they can,
     or if there are none.
     """
     count = program.pipeline.micro_batch
@@ -143,7 +143,7 @@ def refusal(program: Program, where: Where) -> BatchCoupledError | None:
 
 
 def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> None:
-    """Verify that, between processes, each replica has its own, and a `worker` with one has collectives."""
+    """Verify that, between processes, each replica has its own, and that its `worker` has collectives."""
     for stage, ops in sums_of(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
         key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
         if len(hosts) < replicas:
@@ -165,7 +165,7 @@ _STARTED = (
 
 
 SHARED = "synchronized moments are those of all replicas of stage "
-"""How a note begins that is said of a step with such sums."""
+"""The beginning of the note on a step with such sums."""
 
 
 def notes(program: Program) -> list[str]:

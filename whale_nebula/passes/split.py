@@ -1,7 +1,8 @@
 """Complete the layouts of stages whose variables are sharded over devices.
 
-A stage's forward, backward and update are one question: the gradient of a variable lies as its backward leaves it, is
-added up so over micro-batches, and the update begins from there. What leaves the stage is whole.
+A stage's forward, backward and update are completed together: the gradient of a variable has the layout that its
+backward produces; it is accumulated over micro-batches and read by the update in that layout. A stage's outputs are
+whole.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from whale_nebula.spec import Spec, Value
 
 def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
-    stages share goes by the first of them for which it sees pieces. A variable that is `held` stays as it is. A vector
-    among variables of more axes, as a bias beside the kernel, is in pieces where its readers take such, unless fewer
-    bytes cross if it is as was asked.
+    stages share is completed with the first of them that has pieces in it. A variable that is `held` keeps its layout.
+    A vector among variables of more axes, as a bias beside the kernel, is in pieces if its readers use pieces, unless
+    the requested layout saves bytes.
     """
     program = cut.program
     found: dict[int, Layouts] = {}
@@ -104,7 +105,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             layouts = other if other.nbytes <= layouts.nbytes else layouts
         kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
         kept |= {holder for holder, part in sums.items() if part in kept}
-        kept |= given.keys() if len(cut.workers) > 1 else set()  # in one process what is added up is whole
+        kept |= given.keys() if len(cut.workers) > 1 else set()  # in one process accumulated gradients are whole
         found[number] = replace(
             layouts,
             handed_on=frozenset(kept),
@@ -115,8 +116,8 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
 
 
 def _find_opaque_readers(cut: Cut, question: Question) -> Mapping[int, str]:
-    """Variables that an op is given itself of which no rule says what it does to pieces, a loop for one, and the type
-    of that op. None where nothing else is divided: then the scope has no effect, and is refused between processes.
+    """Variables that are inputs of an op without a rule for pieces, a loop for example, with the type of that op. Empty
+    if nothing else is split: then the scope has no effect, and is refused between processes.
     """
     graph = cut.program.graph
     if not any(_find_whole_reader(cut, op) for op in question.variables):
@@ -132,10 +133,10 @@ def _find_opaque_readers(cut: Cut, question: Question) -> Mapping[int, str]:
 
 
 def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, Mapping[Value, Layout], set[Value]]:
-    """The layouts of a stage, its gradients that come in pieces, and which slots and gradients are whole since not all
-    of its workers run alike what is made of them.
+    """The layouts of a stage, its gradients that arrive in pieces, and the slots and gradients that are whole because
+    not all of its workers run the same ops on them.
 
-    What crosses for an op that only one worker runs, or one in another round than the others, would wait for them.
+    A collective for an op that only one worker runs, or in another round than the others, would wait for these.
     """
     graph, whole = cut.program.graph, set[Value]()
     while True:
@@ -153,7 +154,7 @@ def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, 
 
 
 def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, int, bool, int]]:
-    """The ops on pieces that a worker runs in its updates, and those whose results it gives on."""
+    """The ops on pieces that a worker runs in its updates, and those whose results it passes on."""
     for phase in cut.phases:
         for fragment in phase.updates.get(worker, ()):
             yield from ((phase.index, fragment.round, False, op) for op in fragment.ops if op in layouts.touched)
@@ -166,7 +167,7 @@ _UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run it
 
 
 def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) -> tuple[dict[Value, Layout], list[str]]:
-    """The gradients of which each replica of a stage is given a piece of the sum, and why others are given whole.
+    """The gradients of which each replica of a stage receives a piece of the sum, and the reasons why others are whole.
 
     They are those of weights that have slots, or with `shared_gradients` all.
     """
@@ -197,7 +198,7 @@ def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) ->
 
 
 def _list_parts(cut: Cut, stage: int) -> Iterator[tuple[Request, GradientPart]]:
-    """The gradients of variables that a stage makes, for which there is a place to read them."""
+    """The gradients of variables that a stage computes and that have a placeholder."""
     variables = cut.program.variable_ops
     for request in cut.program.requests:
         for part in request.ordered_parts:
@@ -207,7 +208,7 @@ def _list_parts(cut: Cut, stage: int) -> Iterator[tuple[Request, GradientPart]]:
 
 
 def _list_replica_sums(cut: Cut, stage: int, count: int, given: Mapping[Value, Layout]) -> Iterator[Reshard]:
-    """How the dense gradients of a stage are added up over its replicas."""
+    """The collectives that add up the dense gradients of a stage over its replicas."""
     places = {part: holder for holder, part in list_sums(cut.program)}
     for request, part in _list_parts(cut, stage):
         if not part.sparse:
@@ -231,8 +232,8 @@ def _find_axis(spec: Spec, count: int) -> int | None:
 
 
 def _mark_rows(question: Question) -> Question:
-    """The question with the identities between which a layer has its rows in groups, where each device has some, and
-    with the calls for rows of tables.
+    """The question with the identities between which a layer has its rows in groups, divided over devices, and with the
+    calls for rows of tables.
     """
     ops = [op for op in map(question.graph.ops.__getitem__, question.ops) if op.type == "Identity"]
     starts, ends = (
@@ -245,12 +246,12 @@ def _mark_rows(question: Question) -> Question:
 
 
 def _is_row_call(op: Op) -> bool:
-    """Whether an op calls Python that looks rows of a table up, or updates them."""
+    """Whether an op is a Python call that looks up or updates rows of a table."""
     return op.type == "PyFunc" and op.name.rpartition("/")[2].startswith((ROWS_PULLED, ROWS_PUSHED))
 
 
 def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]]:
-    """The variables of the form of a weight that only the stage's updates touch, along the first axis long enough."""
+    """The variables of a weight's form that only the stage's updates touch, split along the first long axis."""
     program = cut.program
     forward = {op for phase in cut.phases for piece in list_pieces(phase, stage) for op in piece.ops}
     read = {value.op for op in forward for value in program.graph.ops[op].inputs}
@@ -263,7 +264,7 @@ def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]
 
 
 def _find_whole_reader(cut: Cut, variable: int) -> str:
-    """The type of an op that reads or writes a variable and cannot be sharded; None if there is none."""
+    """The type of an op that reads or writes a variable and cannot be sharded; "" if there is none."""
     readers = (op.type for op in cut.program.graph.consumers(Value(variable)))
     return next((kind for kind in readers if kind not in ASSIGNS | _READS), "")
 
@@ -279,7 +280,7 @@ def hosts_of_splits(cut: Cut) -> frozenset[str]:
 
 
 def check_held(cut: Cut, held: Mapping[int, Layout]) -> None:
-    """Refuse a program that would read as a whole what an earlier one has left in pieces."""
+    """Refuse a program that would read variables whole that an earlier one has left in pieces."""
     program = cut.program
     known = {op for layouts in cut.layouts.values() for op in layouts.variables}
     for op, layout in held.items():
@@ -294,8 +295,8 @@ def check_held(cut: Cut, held: Mapping[int, Layout]) -> None:
 
 
 def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> None:
-    """Between processes, refuse a split stage that has no worker for each of its devices, and what is not built. `at`
-    tells the line that made an op.
+    """Between processes, refuse a split stage without a worker for each of its devices, and unsupported features. `at`
+    returns the line of an op.
     """
     for number, layouts in cut.layouts.items():
         for op in sorted(layouts.reshards):
@@ -323,7 +324,7 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
 
 
 def _too_few(stage: Stage, there: int, where: str) -> OptionError:
-    """A split stage has more devices than its cluster has workers."""
+    """The error for a split stage with more devices than its cluster has workers."""
     said, fewer = f"{stage.shards} devices", f"nb.split({there}), or nb.split() for as many as there are"
     if stage.replicas > 1:
         said += f" in each of {stage.replicas} replicas"
@@ -338,7 +339,7 @@ def _too_few(stage: Stage, there: int, where: str) -> OptionError:
 
 
 def _check_handles(program: Program, op: int, reshards: Sequence[Reshard], at: Callable[[int], str]) -> None:
-    """Refuse an op that is given a variable that is in pieces, where it is not known what it does to them."""
+    """Refuse an op with a sharded variable as input, if it has no rule for pieces."""
     for each in reshards:
         if program.graph.spec(each.value).dtype == "resource":
             path, kind = program.variable_ops[each.value.op].path, program.graph.ops[op].type
@@ -351,7 +352,7 @@ def _check_handles(program: Program, op: int, reshards: Sequence[Reshard], at: C
 
 
 def list_own_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:
-    """What the devices of a stage run, in the order of a step: its pieces, and what its worker runs once."""
+    """The fragments of a stage's devices in the order of a step: those of micro-batches, and those that run once."""
     workers = cut.workers_of(stage)
     for phase in cut.phases:
         yield from (phase.prologue[worker] for worker in workers if worker in phase.prologue)
@@ -360,7 +361,7 @@ def list_own_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:
 
 
 def list_pieces(phase: PhasePlan, stage: int) -> Iterator[Fragment]:
-    """What a stage runs for each micro-batch."""
+    """The fragments of a stage for each micro-batch."""
     for plan in phase.stages:
         if plan.stage == stage:
             yield from plan.fragments
@@ -377,7 +378,7 @@ def list_sums(program: Program) -> Iterator[tuple[Value, Value]]:
 
 
 def list_wholes(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterator[Value]:
-    """What is given by a stage's fragments and read elsewhere than in its own, or by what knows nothing of pieces."""
+    """The results of a stage's fragments that are read in other fragments, or by ops without support for pieces."""
     inside = {value for fragment in fragments if fragment.stage == stage for value in fragment.feeds}
     outside = {value for fragment in list_fragments(cut) if fragment.stage != stage for value in fragment.feeds}
     summed = {value for _, value in list_sums(cut.program)}

@@ -1,7 +1,7 @@
 """The order in which an update writes large variables: one after the other.
 
-TensorFlow begins with all variables of an update before it ends with one, and holds a tensor of the size of each
-meanwhile. In order it holds those of one.
+TensorFlow updates all variables concurrently, and holds a temporary tensor of the size of each. In order it holds
+those of one variable.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.passes.facts import ASSIGNS
 
 LEAST = 1 << 20
-"""Bytes from which on a variable is worth an order."""
+"""The least bytes of a variable that is ordered."""
 
 
 def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
     """For each op of an update that is ordered: the write that it waits for, which is that of the previous large
     variable.
 
-    Two variables are ordered where nothing that one alone is computed from is read for the other.
+    Two variables are ordered if no value that only one of them depends on is read for the other.
     """
     chosen = set(ops)
     before = {
         index: {*(value.op for value in graph.ops[index].inputs), *graph.ops[index].control} & chosen for index in ops
     }
     if any(each > index for index, needed in before.items() for each in needed):
-        return {}  # a loop of TensorFlow 1
+        return {}  # a TensorFlow 1 loop
     writes = [index for index in sorted(ops) if graph.ops[index].type in ASSIGNS]
     bits = {index: 1 << number for number, index in enumerate(writes)}
-    reached = _follow(before, bits)  # the writes that an op is needed for, itself included
+    reached = _follow(before, bits)  # the writes that depend on an op, itself included
     last = sorted(index for index in writes if reached[index] == bits[index])
     finals = sum(bits[index] for index in last)
     large: dict[int, list[int]] = {bits[index]: [] for index in last}
@@ -46,7 +46,7 @@ def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
 
 
 def _follow(before: Mapping[int, set[int]], bits: Mapping[int, int]) -> dict[int, int]:
-    """The bits of all that each op is needed for."""
+    """The bits of all ops that depend on each op."""
     found = {index: bits.get(index, 0) for index in before}
     for index in sorted(before, reverse=True):
         for each in before[index]:
@@ -55,7 +55,7 @@ def _follow(before: Mapping[int, set[int]], bits: Mapping[int, int]) -> dict[int
 
 
 def _may_wait(graph: Graph, index: int) -> bool:
-    """Whether an op makes something large, and no other process waits for it."""
+    """Whether an op makes a large value, and no other process waits for it."""
     op = graph.ops[index]
     alone = not op.stateful or op.type == "ReadVariableOp"
     sizes = (spec.nbytes() for spec in op.outputs if spec.shape is not None and None not in spec.shape)

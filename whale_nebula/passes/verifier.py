@@ -1,6 +1,6 @@
 """The verifier of programs before, between and after the passes.
 
-It guards against faults of passes, not of users: what a user wrote wrongly, passes refuse with his line.
+It detects faults of passes, not of users: passes themselves refuse invalid user code, with its line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class InvalidProgramError(ValueError):
-    """A pass has left a program that is not valid."""
+    """Raised if a program is invalid after a pass."""
 
 
 def verify(given: Compilation, name: str) -> None:

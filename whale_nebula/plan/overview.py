@@ -85,7 +85,7 @@ class Overview:
         return times(replace(plan, boundaries=tuple(others)), assumptions_of(plan)).seconds
 
     def once(self) -> tuple[PlanOnce, ...]:
-        """What runs once a step, in order."""
+        """The parts that run once a step, in order."""
         found = [self._describe_once([fragment]) for fragment in self.cut.whole.values()]
         for phase in self.cut.phases:
             found += [self._describe_once([fragment]) for fragment in phase.prologue.values()]

@@ -1,4 +1,4 @@
-"""The records of a Plan: its stages, its boundaries, and what runs once a step.
+"""The records of a Plan: its stages, its boundaries, and the parts that run once a step.
 
 The scope of a count follows from its name: `step_...` and FLOPs are those of a whole step of the example,
 `activation_bytes` and a boundary's `bytes` those of its first micro-batch.

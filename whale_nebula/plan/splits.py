@@ -127,7 +127,7 @@ def tell_costs(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Crossed:
     """Sizes of collectives, for micro-batches with these `rows` and leaves with these `shapes`; the first micro-batch
-    stands for all.
+    is used for all.
     """
 
     cut: Cut

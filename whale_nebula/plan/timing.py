@@ -146,7 +146,7 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all phases together, without what runs once a step."""
+        """Seconds of all phases together, without parts that run once a step."""
         return sum(phase.timeline.seconds for phase in self.phases)
 
 

@@ -59,7 +59,7 @@ def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
 
 
 def correct(problem: Problem, chosen: Candidate, seen: Observed) -> Problem:
-    """The problem corrected by what a run of one of its plans has measured."""
+    """The problem corrected by the measurements of a run of one of its plans."""
     return replace(slow_down(problem, find_slowness(problem, chosen, seen)), lines={**problem.lines, **seen.lines})
 
 

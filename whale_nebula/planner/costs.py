@@ -254,7 +254,7 @@ class Costs:
         return np.where(self.upper, self._most_bytes(begin, end, shards, in_flight, in_flight), 0.0)
 
     def _most_bytes(self, begin: Any, end: Any, shards: int, in_flight: Any, came: Any, later: int = 0) -> Any:
-        """Peak bytes beside weights and slots: the maximum of two moments of a step.
+        """Peak bytes in addition to weights and slots: the maximum of two moments of a step.
 
         A backward needs the activations of micro-batches in flight, the inputs of those that `came` in, the sum of
         gradients so far, and the new gradients, which are added one by one. A last stage has forward and backward in

@@ -30,7 +30,7 @@ from whale_nebula.report.records import size
 class Decision:
     """The planner's decision for a program: candidates, the chosen one first, and the problem that they solve.
 
-    `reasons` are those for which something was not free to choose, and `said` the constraints of the step's scopes.
+    `reasons` are those for which an option was not free to choose, and `said` the constraints of the step's scopes.
     `handles` are its variables, by the id of their handle, with their paths; `program` is the step that was planned,
     for `clusters`, which share the cores of one process if they are `emulated`, and some of which have `measured` its
     blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`

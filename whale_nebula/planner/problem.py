@@ -138,7 +138,7 @@ class Options:
     """Decisions of the user that constrain the search; None leaves one to the search. `most` bounds the micro-batches,
     `memory` the bytes of each worker. A later one of `schedules` is taken only if it is clearly faster, and a less
     lossy codec if the step takes at most the share of `slack` longer. With `split`, stages with several workers shard
-    their variables instead of replicating them; if open, this is tried where memory is short or all-reduces take long.
+    their variables instead of replicating them; if open, this is tried if memory is short or all-reduces take long.
     """
 
     micro_batch: int | None = None

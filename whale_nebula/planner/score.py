@@ -132,7 +132,7 @@ def _work(costs: Costs, part: Part, parted: bool) -> Work:
 
 
 def _add_coding(work: Work, crossing: Sequence[Crossing], place: int, handling: tuple[float, float]) -> Work:
-    """Add the seconds of encoding, decoding and handling what crosses at both ends of a stage."""
+    """Add the seconds of encoding, decoding and handling the tensors that cross at both ends of a stage."""
     none = np.zeros(4)
     before = crossing[place - 1][2] if place else none
     after = crossing[place][2] if place < len(crossing) else none
@@ -201,7 +201,7 @@ def _fit_in_memory(
     problem: Problem, shape: Shape, costs: Costs, holding: _Holding, sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
     """The limit of micro-batches in flight that memory imposes; none if the schedule's own demand fits. This demand
-    includes what longer round trips than predicted would cause.
+    includes the effect of longer round trips than predicted.
     """
     allowed = [problem.sites[part.site].memory for part in shape.parts]
 

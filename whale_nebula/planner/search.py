@@ -35,7 +35,7 @@ AFFORDED = 120_000
 """The total number of simulated instructions."""
 BY_FORMULA, BY_SIMULATOR = 12, 4
 """The number of best candidates that are improved by local search, with the formula and with the simulator, since the
-formula misjudges some where memory is short.
+formula misjudges some if memory is short.
 """
 HOPELESS = 1.5
 """The ratio to the best known step from which on a number of micro-batches, or of those in flight, is skipped, by a

@@ -19,7 +19,7 @@ from whale_nebula.planner.problem import Array, Chain, Fixed, Problem, Shape, Si
 
 MOST_GROUPS = 240
 WIDEST = 72
-"""The number of groups into which a longer chain is merged for the search; some more where memory is short."""
+"""The number of groups into which a longer chain is merged for the search; some more if memory is short."""
 
 
 def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:

@@ -230,7 +230,7 @@ WORTH = 0.05
 """A shorter waiting time, as a share of the step, is not mentioned."""
 
 HELD = 0.1
-"""Shares that would save this part of the time but are not used must be fixed: by the config, or by `nb.shard`."""
+"""Shares that would save this part of the time but are unused are fixed: by the config, or by `nb.shard`."""
 
 
 def waits(seconds: Sequence[float]) -> float:

@@ -52,7 +52,7 @@ def gap(before: Report | None, report: Report) -> float | None:
 
 
 def per_second(rate: float) -> str:
-    """A rate in words, which includes the time between steps.
+    """A rate in words; it includes the time between steps.
 
     >>> per_second(1.904)
     '1.9 steps/s with what lies between'

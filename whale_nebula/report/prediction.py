@@ -58,7 +58,7 @@ class Carried:
 class PhaseBasis:
     """One phase for one micro-batch: each stage's work, and the hops between stages.
 
-    `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, for both
+    `fused` is, by stage, whether forward and backward are one function; `numbers` belong to `hops`, for both
     directions.
     """
 
@@ -280,7 +280,7 @@ _TELLING = 0.3
 
 @dataclass(frozen=True)
 class PlannedReport:
-    """A step of a plan by `nb.auto_parallel`: the prediction before the run, beside the medians of the `steps` measured
+    """A step of a plan by `nb.auto_parallel`: the prediction before the run, with the medians of the `steps` measured
     since it was compiled.
 
     `stages` are the seconds that each computes a step, `links` those for which a step occupies each line, `memory` the

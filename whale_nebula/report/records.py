@@ -44,7 +44,7 @@ class Beside:
         return 0.0 if self.predicted is None else self.measured - self.predicted
 
     def text(self, unit: Callable[[float], str], whose: str = "") -> str:
-        """Both in words."""
+        """The measurement and the prediction in words."""
         said = unit(self.measured)
         return said if self.predicted is None else f"{said} (predicted {unit(self.predicted)}{whose})"
 
@@ -64,7 +64,7 @@ class WorkerReport:
 @dataclass(frozen=True)
 class Span:
     """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
-    that held a line, or what runs once a step.
+    that occupied a line, or a part that runs once a step.
 
     `lane` is the name of the stage or link ("gpu->npu"), or `ONCE`; `micro_batch` may be None, `bytes` are those of a
     message.

@@ -252,7 +252,7 @@ class Report:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Report:
-        """Read what `save` wrote; of a metrics file, the last step."""
+        """Read a report written by `save`, or the last step of a metrics file."""
         return read(path)[0][-1]
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ _NOTHING = "-"
 
 
 def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
-    r"""A line for each direction that is encoded, under a line of heads; none where nothing is.
+    r"""A line for each direction that is encoded, under a header line; empty if none is encoded.
 
     Values measured in another process (the error and the encoding of what is only received here) are a dash.
 
@@ -37,7 +37,7 @@ def coded_boundaries(boundaries: Mapping[str, BoundaryReport]) -> dict[str, Boun
 
 
 def describe_crossing(name: str, each: BoundaryReport) -> str:
-    """A direction in a few words.
+    """A short text on a direction.
 
     >>> describe_crossing("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
     'b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)'
@@ -195,7 +195,7 @@ def _explain_overhead(link: LinkReport) -> str:
 
 
 def _describe_once(report: Report) -> str | None:
-    """What ran once a step, if it was timed."""
+    """The parts that ran once a step, if timed."""
     own = [span for span in report.spans if span.lane == ONCE]
     took = sum(span.end - span.start for span in own if span.what != EXCHANGE)
     waited = sum(span.end - span.start for span in own if span.what == EXCHANGE)

@@ -45,7 +45,7 @@ class Watcher(Protocol):
 
 
 class Watching:
-    """Passes reports to watchers by a thread. A watcher that fails is logged and dropped; training goes on."""
+    """Passes reports to watchers by a thread. A watcher that fails is logged and dropped; training continues."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)

@@ -1,4 +1,4 @@
-"""Steps under `nb.auto_parallel`: captured uncut, planned, and captured again with the stages that were decided."""
+"""Steps under `nb.auto_parallel`: captured uncut, planned, and captured again with the decided stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whale_nebula.scopes import public
 from whale_nebula.scopes.auto import Limits
 
 ROWS = 32
-"""Rows of a batch of which nothing is known."""
+"""The assumed number of rows of an unknown batch."""
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 Call = Callable[[Sequence[Any]], Any]
@@ -38,7 +38,7 @@ def capture_planned(
     tensors: Sequence[Any] | None,
     **options: Any,
 ) -> Captured:
-    """A step that was captured uncut, with the stages that are decided for it.
+    """Capture a step again that was captured uncut, with the stages that are decided for it.
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
@@ -62,7 +62,7 @@ def capture_planned(
             return cut(_go_back(run, decision, decision.replaces))
     check_said(said, limits, run)
     decision = decide(name, first, shapes, limits, run, tensors, lambda each: _check_cut(cut(each), each, shapes, run))
-    if decision is None:  # nothing that could be given to stages: one cluster runs all of it
+    if decision is None:  # nothing to assign to stages: one cluster runs all of it
         if first.program.stages[0].where:
             return first
         stage = Stage("stage0", find_clusters(limits, said, run).names[0], str(limits.site))
@@ -85,8 +85,8 @@ def _reuse(
     shapes: Sequence[tuple[int, ...]],
     run: Run,
 ) -> Captured:
-    """A step with the stages that were decided for another one of the same variables; it is run with the whole batch
-    where its own cannot be cut.
+    """A step with the stages that were decided for another one of the same variables; it runs with the whole batch if
+    its own cannot be cut.
     """
     try:
         found = cut(decision)
@@ -102,8 +102,8 @@ def _reuse(
 def _try_stages(
     cut: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
 ) -> tuple[Captured | None, Decision, NebulaError | None]:
-    """The step with the stages of a decision, or why the passes refuse them; None if another decision turns out to be
-    better.
+    """The step with the stages of a decision, or the error of a pass that refuses them; None if another decision is
+    found to be better.
     """
     try:
         found = cut(decision)
@@ -114,14 +114,14 @@ def _try_stages(
 
 
 def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
-    """Return to the previous plan, as a better one was refused after all."""
+    """Return to the previous plan, as the better one was refused by a pass."""
     stays = replace(before, replan=False, replaces=refused)
     run.decisions[:] = [stays if each is refused else each for each in run.decisions]
     return stays
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
-    """An earlier decision for the step's variables, as a model is evaluated where it is trained."""
+    """An earlier decision for the step's variables, as a model is evaluated with the stages of its training."""
     handles = handles_of(captured)
     for decision in run.decisions:
         if any(decision.handles.get(handle) == path for handle, path in handles.items()):

@@ -33,9 +33,9 @@ _TOLD_SECONDS = 2.0
 _LEAST = 0.1
 """The least share of a measurement that is taken as work, when the seconds of an empty call are subtracted."""
 _SMALL_SUM, _LARGE_SUM = 2.0**20, 2.0**26
-"""Adding is measured with a tensor of the size of the largest gradient, between these."""
+"""The bounds of the size for measuring additions, which is that of the largest gradient."""
 _CALLS = 6
-"""A measurement makes at least so many calls."""
+"""The least number of calls of a measurement."""
 
 
 def measure_blocks(
@@ -58,7 +58,7 @@ def measure_blocks(
         bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
         bench.measure(_group_by_block(subgraphs), layers, keys)
         if bench.fresh:
-            with suppress(OSError):  # a cache that cannot be written is none
+            with suppress(OSError):  # a cache that cannot be written is not used
                 keep_blocks(bench.fresh)
         known = bench.known
     found: dict[str, dict[int, Points]] = {}
@@ -77,7 +77,7 @@ def _group_by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgra
 
 
 CALL = "call"
-"""The key under which the seconds of an empty call are kept."""
+"""The key of the seconds of an empty call."""
 
 
 def _adding_key(layers: Layers) -> str:
@@ -153,13 +153,13 @@ class _Bench:
 
     @cached_property
     def _call(self) -> float:
-        """Seconds of a call that does nothing, at best."""
+        """Seconds of an empty call, the minimum of several."""
         empty = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec([1]))
         x = tf.zeros([1])
         return min(time_calls(lambda: tf_private.call_flat(empty, [x], [])).seconds for _ in range(5))
 
     def _measure_block(self, own: Mapping[str, Subgraph], wanted: Mapping[tuple[str, int], str]) -> None:
-        """Measure forward and backward with the fewest rows first, which tells whether there is time for more."""
+        """Measure forward and backward with the fewest rows first, to see whether there is time for more."""
         copies: dict[int, Any] = {}
         functions: dict[str, Function] = {}
         lasted: dict[str, float] = {}
@@ -229,7 +229,7 @@ class _Bench:
 
 
 def _fill(dtype: Any, shape: Any, drawn: bool) -> Any:
-    """A tensor of random numbers (if `drawn`), or of ones; of zeros for whole numbers."""
+    """A tensor of random numbers (if `drawn`), or of ones; of zeros for integers."""
     if dtype.is_floating and drawn and len(shape):
         return tf.cast(np.random.default_rng(1).standard_normal(tuple(shape), "float32") * 0.1, dtype)
     return tf.ones(shape, dtype) if dtype.is_floating or dtype.is_bool else tf.zeros(shape, dtype)

@@ -24,8 +24,8 @@ from whale_nebula.site import calling_site, warn_at
 def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | None = None) -> Clusters:
     """The clusters of the run as data: devices, links and codecs, with their rates in bytes, seconds and FLOP/s.
 
-    What the config says stays as it is; what it does not say is what `whale-nebula measure` has found on this machine,
-    or is None. `source` is read instead of the run: a cluster object's JSON, as a file ("clusters.json") or a dict, or
+    Values of the config take precedence; others are measurements of `whale-nebula measure` on this machine, or None.
+    `source` is read instead of the run: a cluster object's JSON, as a file ("clusters.json") or a dict, or
     a config ("clusters.yaml", or a dict).
 
     >>> import whale_nebula as nb
@@ -56,7 +56,7 @@ def told_by_config(run: Run, names: Sequence[str] | None = None) -> Clusters:
 
 
 def config_of(run: Run) -> str | None:
-    """The file of a run's config, if it has one: lines that were measured stand beside it."""
+    """The file of a run's config, if it has one; measured lines are stored beside it."""
     return run.source or (run.attachment.config if run.attachment is not None else None)
 
 
@@ -84,7 +84,7 @@ def find_rings(run: Run) -> dict[str, Line]:
 
 
 def add_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
-    """With the lines that `bench link` has measured, where the config gives no rate."""
+    """Add the lines that `bench link` has measured, if the config has no rate."""
     links, sources = {}, {}
     for a, b in told.links:
         found = load_measurement(path_of(config, a, b))

@@ -52,15 +52,14 @@ def data(
     purpose: str | None = None,
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """A published dataset of a cluster's owner: "gpu://corpus". The config says where it is read (`data:`).
+    """A published dataset of a cluster's owner: "gpu://corpus". The config has its location (`data:`).
 
-    An element is a batch, a dict with a tensor for each column of the published schema. Each time that it is gone
-    through is a pass over all rows. With a `seed` they come in an order that the seed and the number of the pass
-    decide, the same on every machine; without one, as they lie. `skip(n)` begins further on and reads nothing of what
-    it leaves out.
+    An element is a batch, a dict with a tensor for each column of the published schema. Each iteration is a pass over
+    all rows. With a `seed` their order follows from the seed and the number of the pass, the same on every machine;
+    without one, it is the stored order. `skip(n)` starts at a later batch without reading the skipped ones.
 
-    Each batch is decided of, counted and recorded where the data is. `purpose` is what was granted; it need not be said
-    where one grant holds.
+    Each batch is authorised, counted and recorded where the data is. `purpose` is that of the grant; it is optional if
+    there is only one grant.
     """
     where, match = str(calling_site()), _URL.fullmatch(source) if isinstance(source, str) else None
     if match is None:
@@ -82,7 +81,7 @@ def data(
 
 
 class Plan:
-    """How a dataset is read: its source, the batches, and the next pass."""
+    """The plan of reading a dataset: its source, the batches, and the next pass."""
 
     def __init__(
         self, reading: Reading, about: About, name: str, batch: int, seed: int | None, drop_remainder: bool
@@ -130,11 +129,11 @@ class Batches(tf_datasets.Same):
 
 
 def _to_value(column: Column, array: Any) -> Any:
-    """A column as TensorFlow takes it: of texts, an array of bytes."""
+    """A column in a form for TensorFlow: texts as an array of bytes."""
     return array if column.dtype != STRING or array.size else np.empty(array.shape, "S1")
 
 
-# ---------------------------------------------------------------------- where it is read
+# ---------------------------------------------------------------------- the reader
 def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Reading:
     """The reader of a cluster's data: through the registry on its owner's machines, otherwise through the service."""
     home = run.config.data.get(cluster)
@@ -194,7 +193,7 @@ def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str,
 
 
 def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> AuditLog:
-    """A log of this process's own: another one on this machine may have the same name."""
+    """Open a log of this process alone; another process on this machine may have the same name."""
     for number in range(_MOST_LOGS):
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)

@@ -52,8 +52,8 @@ def decide(
     tensors: Sequence[Any] | None,
     check: Callable[[Decision], object],
 ) -> Decision | None:
-    """Search for a plan among clusters; None where the step has nothing that could be given to stages. `check` raises
-    what the passes refuse of a decision.
+    """Search for a plan among clusters; None if the step has nothing to assign to stages. `check` raises the refusals
+    of passes.
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
@@ -99,7 +99,7 @@ def check_said(said: Constraints, limits: Limits, run: Run) -> None:
 
 
 def _explain_whole(captured: Captured, layers: Layers) -> str:
-    """Why a batch is not cut unless the user says so."""
+    """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
         return "the step asks for gradients more than once"
     if layers.draws:
@@ -112,8 +112,8 @@ def _explain_whole(captured: Captured, layers: Layers) -> str:
 
 
 def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
-    """With the seconds of split stages by the bytes that the passes have found; with another plan, where that is faster
-    then.
+    """Recompute the seconds of split stages by the bytes that the passes have found; returns another plan if that is
+    then faster.
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)

@@ -45,7 +45,7 @@ class NebulaFunction:
         return results
 
     def _tell_uncut(self) -> None:
-        """After the first call: a function in which no stage was entered runs uncut, and says so once."""
+        """After the first call: warn once of a function in which no stage was entered, as it runs uncut."""
         made = self._step.last if observer() is None else None
         if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
             return
@@ -69,7 +69,7 @@ class NebulaFunction:
 
     @property
     def step(self) -> Step:
-        """The step behind it, for planning and verification."""
+        """The underlying step, for planning and verification."""
         return self._step
 
 
@@ -81,7 +81,7 @@ def _call(fn: Callable[..., Any], names: list[str], values: list[Any]) -> tuple[
 
 @check_signature
 def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ()) -> Any:
-    """Run a function by a plan: `@nb.function` stands where `@tf.function` stood.
+    """Run a function by a plan: `@nb.function` replaces `@tf.function`.
 
     Every tensor argument of rank 1 or more is a batch along its first axis, except those named in `whole`.
 

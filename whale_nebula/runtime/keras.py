@@ -1,4 +1,4 @@
-"""Keras's train, test and predict functions for a model that bears scopes."""
+"""Keras's train, test and predict functions for a model with scopes."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ _STEPS: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 
 
 def running_step(model: Any, kind: str) -> Step | None:
-    """The step that Keras runs now, where it has run one since the model was compiled."""
+    """The step that Keras runs, if it has run one since the model was compiled."""
     function = getattr(model, f"{kind}_function", None)
     return None if function is None else _STEPS.get(function)
 
 
 def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
-    """A model's step and how a batch is given to it: for planning and verification."""
+    """A model's step, and the arguments from a batch, for planning and verification."""
     _check(model)
     return _step(model, kind), *_arguments(data, kind)
 
@@ -131,7 +131,7 @@ def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
 
 
 def _complete_batch(data: Any, kind: str) -> Any:
-    """The batch with None for trailing parts that Keras leaves out, where the config declares them."""
+    """The batch with None for trailing parts that Keras leaves out, if the config declares them."""
     parts = data if isinstance(data, tuple) else (data,)
     named = [place + 1 for place, name in enumerate(_INPUTS) if _is_declared(name)]
     if kind == "predict" or max(named, default=0) <= len(parts):
@@ -140,7 +140,7 @@ def _complete_batch(data: Any, kind: str) -> Any:
 
 
 def _is_declared(name: str) -> bool:
-    """Whether the config gives a form to an input, or to some inside it."""
+    """Whether the config declares the form of an input, or of one inside it."""
     return any(path.partition("/")[0] == name for path in current_run().config.inputs)
 
 
@@ -158,7 +158,7 @@ def _restore_batch(names: tuple[str | None, ...], values: list[Any]) -> tuple[Se
 
 
 def _paths(model: Any) -> Mapping[int, str]:
-    """Handle to path, for all that a model's step may touch."""
+    """Handle to path, for all variables that a model's step may touch."""
     return {id(variable.handle): name for name, variable in name_variables(model).items()}
 
 

@@ -1,7 +1,7 @@
 """The hook in Keras's `make_{train,test,predict}_function`, which routes models with scopes to this runtime.
 
-It must ask early, because a subclassed model whose first act is `fit` enters our scopes inside Keras's own trace, too
-late to cut anything. A model without scopes falls through to Keras untouched. `tf.keras_import` has the wrapper.
+It must decide early, because a subclassed model that begins with `fit` enters our scopes inside Keras's own trace, too
+late to cut anything. A model without scopes is passed to Keras unchanged. `tf.keras_import` has the wrapper.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 @short_traceback
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
-    """Replacement of `make_train_function` and its like for a model."""
+    """Replacement of `make_train_function` and similar methods of a model."""
     install()
     watching = observer()
     if watching is not None and kind != "predict":
@@ -86,7 +86,7 @@ def _share_files(kind: str) -> None:
 
 
 def _watch_fit(model: Any) -> None:
-    """With checkpoints, let a `fit` report its position, and begin where the run ended."""
+    """With checkpoints, let a `fit` report its position, and resume where the run ended."""
     run = opened_run()
     if run is not None and run.checkpoints is not None:
         from whale_nebula.runtime.checkpoint.fitting import watch_fit
@@ -95,8 +95,8 @@ def _watch_fit(model: Any) -> None:
 
 
 def _watch_plain_model(model: Any, kind: str) -> None:
-    """A model without scopes may share layers with one that has some: in several processes all that it reads must be
-    here. Where checkpoints are written, it is saved as others are, if there is one process.
+    """Prepare a model without scopes, which may share layers with one that has scopes: in several processes all that it
+    reads must be in this one. If checkpoints are written by a single process, it is saved like others.
     """
     run = opened_run()
     if run is not None and len(run.workers) > 1:
@@ -128,7 +128,7 @@ def _require_variables(model: Any, kind: str) -> None:
 
 
 def _inside() -> bool:
-    """Whether this is called inside scopes that say something of a whole step, or is to be planned."""
+    """Whether this is called inside scopes that apply to a whole step, or steps are to be planned."""
     frames = open_frames()
     if current_limits() is not None:
         return True
@@ -150,9 +150,9 @@ def _forget(model: Any, inside: bool) -> None:
 
 
 def _may_bear(model: Any, kind: str) -> bool:
-    """A subclassed model shows its scopes only when it is called, and one with a step of its own when that runs.
+    """Whether a model may enter scopes later: a subclassed model when it is called, or its own step when that runs.
 
-    Nor does a functional model call a layer of the user's that says itself which shape it gives, or an RNN its cell.
+    A functional model does not call a user's layer that computes its output shape itself, nor an RNN its cell.
     """
     if not isinstance(model, tf_private.KerasFunction) or _overrides(model, f"{kind}_step"):
         return True
@@ -170,7 +170,7 @@ def _stepper(model: Any, kind: str) -> Callable[[Any], Any]:
 
 
 class _Probe:
-    """Stands for a subclassed model's function until its first batch shows whether it bears scopes."""
+    """Replacement of a subclassed model's function until its first batch shows whether it has scopes."""
 
     def __init__(self, model: Any, kind: str, original: Original) -> None:
         self._model, self._kind, self._original = model, kind, original
@@ -189,7 +189,7 @@ class _Probe:
         return self._settle(_stepper(self._model, self._kind))(again())
 
     def _try_plainly(self, again: Callable[[], Any]) -> Any:
-        """Let Keras go; where a scope turns up on the way (in a `train_step`, say), stop it and capture the step."""
+        """Run Keras's function; if a scope is entered in it (as in a `train_step`), stop it and capture the step."""
         setattr(self._model, f"{self._kind}_function", None)
         self._original(self._model, True)
         _watch_plain_model(self._model, self._kind)
@@ -220,9 +220,9 @@ def _peek(iterator: Any) -> tuple[Callable[[], Any], Any]:
 
 
 def _call_symbolically(model: Any, batch: Any) -> None:
-    """Call a model without computing, so that scopes in its `call` are met; its own errors are for `fit` to show.
+    """Call a model without computing, so that scopes in its `call` are entered; its own errors are raised by `fit`.
 
-    What is built on the way has the names that it would get in Keras's own trace.
+    Layers that are built have the same names as in Keras's own trace.
     """
     x = batch[0] if isinstance(batch, (tuple, list)) else batch
     form = _form(x)

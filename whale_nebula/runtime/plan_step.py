@@ -1,4 +1,4 @@
-"""Build the Plan that a user sees from a captured step, cut as it would be for running."""
+"""Build the public Plan of a captured step, cut as for running."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def capture_step(
     found, limits = capture(call, layout, **options), current_limits()
     if limits is None:
         return found
-    from whale_nebula.runtime.auto import capture_planned  # the planner, which other scripts do not need
+    from whale_nebula.runtime.auto import capture_planned  # imports the planner, which other scripts do not need
 
     return capture_planned(name, found, limits, call, layout, tensors, **options)
 
@@ -154,7 +154,7 @@ def _plan(
 
 
 def _links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
-    """The lines that this step uses; sizes by the formula that links count by."""
+    """The lines that this step uses; sizes by the formula by which links count bytes."""
     found: dict[str, PlanLink] = {}
     for name, link in link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
         line, sent = traffic.lines.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
@@ -172,8 +172,8 @@ def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
 
 
 def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
-    """Refuse a step that is not planned as it was pinned, or as the owner of this cluster has approved; without pins
-    and approvals do nothing.
+    """Refuse a step whose plan differs from its pin, or is not approved by the owner of this cluster; without pins and
+    approvals do nothing.
     """
     run = current_run()
     pins, scoped = run.pins, any(stage.where for stage in captured.program.stages)

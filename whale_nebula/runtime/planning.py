@@ -29,19 +29,18 @@ from whale_nebula.site import calling_site, script_site, short_traceback, warn_a
 __all__ = ["Plan", "plan"]
 
 _ROWS = 32
-"""Rows of an example whose rows are not given."""
+"""The assumed number of rows of an example without rows."""
 
 
 @check_signature
 @short_traceback
 def plan(model_or_function: Any, *example: Any) -> Plan:
-    """Plan a step without running it: stages, boundaries, what runs once, and the schedule.
+    """Plan a step without running it: stages, boundaries, parts that run once, and the schedule.
 
-    Take a Keras model and a batch `x, y[, sample_weight]`: the plan is that of its train step, or of its
-    predict step where it is not compiled. Or take an `nb.function` and its arguments. Of the example only
-    shapes and types matter: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset`
-    all do. Variables keep their values; what the first step would build (layers, optimizer slots) is built. Of a step
-    that has run, what it runs is planned: it is not captured again.
+    The arguments are a Keras model and a batch `x, y[, sample_weight]`, for the plan of its train step, or of its
+    predict step if it is not compiled; or an `nb.function` and its arguments. Only shapes and types of the example are
+    used: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset`. Variables keep their values;
+    layers and optimizer slots that the first step would build are built. A step that has run is not captured again.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -67,7 +66,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     return plan_step(subject.step.name, captured, tensors, captured.projected)
 
 
-# ---------------------------------------------------------------------- what is planned
+# ---------------------------------------------------------------------- subjects
 @dataclass(frozen=True)
 class Subject:
     """The step that is planned or verified, and the arguments of a call."""
@@ -76,17 +75,15 @@ class Subject:
     arguments: Arguments
     unpack: Unpack
     running: Step | None = None
-    """The step that calls of it run now: what that has captured is not captured again."""
+    """The step that its calls run, whose capture is reused."""
 
     def call(self, given: Sequence[Any]) -> Any:
-        """The step on these values of its arguments."""
+        """Call the step with these values of its arguments."""
         return self.step.call(self.unpack, given)
 
 
 def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subject:
-    """The subject of an example. `tupled` examples are passed to a train step as the tuple that they are, others as
-    `fit` passes them.
-    """
+    """The subject of an example. `tupled` ones are passed to a train step as a tuple, others as `fit` passes them."""
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):
@@ -116,7 +113,7 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
 
 
 def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
-    """A predict step takes x alone."""
+    """Warn if an example for a predict step, which takes x alone, has more."""
     names = [name for name, part in zip(("y", "sample_weight"), example[1:], strict=False) if part is not None]
     if names:
         warn_at(
@@ -128,7 +125,7 @@ def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
 
 
 def check_batch(caller: str, model: str, example: Sequence[Any]) -> None:
-    """A batch of Keras: x, y and sample_weight, each an array or several."""
+    """Validate a batch of Keras: x, y and sample_weight, each an array or several."""
     if not 1 <= len(example) <= 3:
         raise OptionError(
             f"{caller} got {len(example)} parts of a batch",
@@ -166,7 +163,7 @@ def no_scopes(name: str) -> PlanError:
 
 # ---------------------------------------------------------------------- examples
 def _example(example: Sequence[Any]) -> Sequence[Any]:
-    """The example batch; a dataset stands for the spec of its elements."""
+    """The example batch; a dataset is replaced by the spec of its elements."""
     if len(example) == 1 and isinstance(example[0], tf.data.Dataset):
         found = example[0].element_spec
         return found if isinstance(found, tuple) else (found,)
@@ -174,13 +171,13 @@ def _example(example: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_tuple_dataset(example: Sequence[Any]) -> bool:
-    """Whether the example is a dataset of tuples: their length is what the train step sees, even if it is one."""
+    """Whether the example is a dataset of tuples, which the train step receives as they are, even with one element."""
     given = example[0] if len(example) == 1 else None
     return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
 
 
 def cast_as_fed(leaf: Any) -> Any:
-    """Keras feeds floating arrays in its own precision."""
+    """Cast a floating array to Keras's precision, in which it is fed."""
     floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
     return leaf.astype(keras.config.floatx()) if floating else leaf
 

@@ -28,12 +28,12 @@ from whale_nebula.schedule.lines import Line
 from whale_nebula.site import script_site, warn_once
 
 SKIPPED = 2
-"""The first steps of a plan trace, compile and warm up: they are not counted."""
+"""The number of first steps of a plan that are not counted, as they trace, compile and warm up."""
 FIRST = 8
-"""So many steps are measured before a plan is judged, and then again whenever twice as many were."""
+"""The number of measured steps before a plan is judged; then again whenever their number has doubled."""
 KEPT = 64
 MOST = 5
-"""So many plans of one program are tried."""
+"""The most plans of one program that are tried."""
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
@@ -99,7 +99,7 @@ class PlanWatch:
         for what, seconds in taken.items():
             self.kept.setdefault(what, deque(maxlen=KEPT)).append(seconds)
 
-    # ------------------------------------------------------------------ beside what was predicted
+    # ------------------------------------------------------------------ comparison with predictions
     def _compare(self, planned: Candidate, seconds: float, workers: Mapping[str, WorkerReport]) -> PlannedReport:
         computes, held, needed = self._predicted
         return PlannedReport(
@@ -110,7 +110,7 @@ class PlanWatch:
 
     @cached_property
     def _predicted(self) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, int]]:
-        """Seconds that stages compute and lines are held, by "stage npu" and "link gpu->npu", and bytes by worker."""
+        """Seconds of stages and lines, by "stage npu" and "link gpu->npu", and bytes by worker."""
         problem, planned = self.decision.problem, self.planned or self.decision.chosen
         names = stage_names(problem, planned.parts)
         rounds = [ceil(planned.shape.micro_batches / part.replicas) for part in planned.parts]
@@ -121,16 +121,16 @@ class PlanWatch:
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
     def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
-        """Medians of measurements beside predictions, by names of stages or lines."""
+        """Medians of measurements with predictions, by names of stages or lines."""
         known = ((what, seconds) for what, seconds in predicted.items() if what in self.kept)
         return {what.partition(" ")[2]: Beside(median(self.kept[what]), seconds) for what, seconds in known}
 
-    # ------------------------------------------------------------------ what follows from it
+    # ------------------------------------------------------------------ reactions
     def _judge(self, planned: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
         """Report a plan that deviates strongly, with a better one if measurements show one, which may be adopted."""
         seen = self._observe(planned, found.seconds.measured, outcome)
         better, slowness = None, self.decision.slowness
-        if found.is_off and seen.stages:  # of stages that are one function nothing is known apart
+        if found.is_off and seen.stages:  # stages in one function are not measured separately
             slowness = self._keep_slowness(planned, seen)
             problem = correct(replace(self.decision.problem, rows=self.rows), planned, seen)
             better = find_better(problem, planned.shape, seen.seconds, self.decision.tried)
@@ -147,8 +147,8 @@ class PlanWatch:
             self.told = True
 
     def _takes(self, better: Offer | None) -> bool:
-        """Whether a better plan, which all processes have agreed on, is adopted from the next step on. A pinned plan
-        stays.
+        """Whether a better plan, on which all processes have agreed, is adopted from the next step on. A pinned plan
+        is kept.
         """
         before, run = self.decision, self.run
         if not before.replan or len(before.tried) >= MOST or run.pins.pin_of(self.name) is not None:
@@ -165,14 +165,14 @@ class PlanWatch:
         if outcome.basis is not None:
             stages = tuple(_computes(outcome.basis, place) for place in range(len(outcome.basis.stages)))
             return Observed(seconds, stages, {} if self.run.alone else dict(self._lines(planned, outcome.pace)))
-        one = self._runs_uncut(outcome)  # its update is part of what it computes
+        one = self._runs_uncut(outcome)  # its computing time includes the update
         return Observed(seconds, (planned.compute[0] * seconds / planned.seconds,) if one else ())
 
     def _runs_uncut(self, outcome: StepOutcome) -> bool:
         return self.run.alone and self.decision.uncut and outcome.basis is None
 
     def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Line]]:
-        """The lines between stages as they were: their rates, and the delays that the first micro-batch has seen."""
+        """The lines between stages as measured: their rates, and the delays of the first micro-batch."""
         problem, count = self.decision.problem, planned.shape.micro_batches
         for place, (one, other) in enumerate(pairwise(planned.parts)):
             if one.site == other.site:
@@ -184,11 +184,11 @@ class PlanWatch:
                 wires[a, b] = replace(wire, rate=MIB / mib) if mib else wire
                 held += wires[a, b].seconds(planned.bytes.get(name, 0.0) / count)
             away, kept = (pace.get(f"0.{place + n}.first.{what}", 0.0) for n, what in ((0, "away"), (1, "kept")))
-            delay = (away - kept - held - pace.get(f"0.{place}.forward", 0.0)) / 2  # a forward may be in its way
+            delay = (away - kept - held - pace.get(f"0.{place}.forward", 0.0)) / 2  # it may wait for a forward
             yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
 
     def _describe(self, better: Offer, seen: Observed, slowness: Mapping[str, float]) -> str:
-        """A better plan in words, beside the one of now."""
+        """A better plan in words, compared with the current one."""
         shape = better.candidates[0].shape
         names = dict.fromkeys(better.problem.sites[part.site].name for part in shape.parts)
         unseen = " and ".join(name for name in names if name not in slowness)
@@ -196,7 +196,7 @@ class PlanWatch:
         return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as its rates say' * bool(unseen)}"
 
     def _offer(self, found: PlannedReport) -> None:
-        """Say once that a better plan is known."""
+        """Report once that a better plan is known."""
         site, mend = script_site(), f"{self.offer}: nb.auto_parallel(replan=True), or run again"
         what = f"a step of {self.name} takes {found.headline}"
         if self.run.here().lead:
@@ -229,6 +229,6 @@ class PlanWatch:
 
 
 def _computes(basis: Basis, place: int) -> float:
-    """Seconds that a stage computes for a micro-batch, in all phases; of replicas, the slowest."""
+    """Seconds that a stage computes for a micro-batch, in all phases; with replicas, in the slowest."""
     works = [phase.works[place] for phase in basis.phases]
     return sum((work.seconds - work.codecs - work.overhead) * work.most_slow for work in works)

@@ -33,11 +33,11 @@ from whale_nebula.site import calling_site, script_site, short_traceback, warn_a
 
 @dataclass(frozen=True)
 class Here:
-    """Where this process stands: its cluster and worker, whether it leads, all the clusters there are, and the epoch
-    of the run: how often its workers were started again (`whale-nebula run --restarts`). `runs_for` are clusters that
-    are away now, whose stages this process's cluster runs (`elastic:`).
+    """The position of this process: its cluster and worker, whether it leads, all clusters of the run, and the run's
+    epoch: the number of restarts of its workers (`whale-nebula run --restarts`). `runs_for` are clusters that are
+    away, whose stages this process's cluster runs (`elastic:`).
 
-    In one process every cluster is here, and it leads.
+    A single process has every cluster, and leads.
 
     >>> Here("local", "local/0", True, ("gpu", "npu"), alone=True).runs("gpu")
     True
@@ -75,8 +75,8 @@ def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
 
 @dataclass
 class StepNow:
-    """The step that runs, for what stands beside the graph: its number, how many micro-batches it has, which is 0
-    between steps, and whether each cluster trains a copy of all.
+    """The running step, for code outside the graph: its number, its number of micro-batches, which is 0 between steps,
+    and whether each cluster trains a copy of the whole program.
     """
 
     number: int = 0
@@ -86,7 +86,7 @@ class StepNow:
 
 @dataclass
 class Run:
-    """An open run. `nb.shutdown()` closes it, and so does leaving it as a context manager."""
+    """An open run. It is closed by `nb.shutdown()`, or at the end of its block as a context manager."""
 
     config: Config
     links: Links
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def writes_files(self) -> bool:
-        """Whether this process writes files that all processes of its host would write alike: the first one does."""
+        """Whether this process, the first of its host, writes files that all processes of the host would write."""
         worker = self.attachment.worker if self.attachment is not None else ""
         same = [name for name, host in self.hosts.items() if host == self.hosts.get(worker)]
         return not same or worker == min(same)
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def alone(self) -> bool:
-        """Whether all clusters live in this process."""
+        """Whether all clusters are in this process."""
         return self.attachment is None
 
     @property
@@ -189,16 +189,16 @@ class Run:
         return Here(own, self.attachment.worker, self._leads(), clusters, epoch=epoch, runs_for=runs_for)
 
     def _leads(self) -> bool:
-        """The lead is the first worker of the last stage's cluster; before a program is known, of the last one."""
+        """Whether this is the first worker of the last stage's cluster, or of the last cluster without a program."""
         last_cluster = self.clusters[-1] if self.clusters else list(self.workers.values())[-1]
         last = [worker for worker, cluster in self.workers.items() if cluster == last_cluster]
         return self.attachment is not None and self.attachment.worker == last[0]
 
     def meet(self, clusters: Sequence[str], written: Mapping[str, str] | None = None) -> None:
-        """The clusters of a program that is about to run; `written` says for each where its stage stands.
+        """Register the clusters of a program that is about to run; `written` has the line of each one's stage.
 
-        A config that names clusters names all of them. Without one, clusters of one process come to be by being named;
-        those of several must be there.
+        A config that names clusters names all of them. Without a config, a single process creates clusters by their
+        names; in several processes they must exist.
         """
         self.check_named(written or {})
         self.clusters = list(dict.fromkeys([*self.clusters, *clusters]))
@@ -210,7 +210,7 @@ class Run:
             raise self._no_worker(missing[0], (written or {}).get(missing[0]) or self.site)
 
     def _no_worker(self, cluster: str, where: str) -> ConfigError:
-        """A stage is on a cluster that no process runs; a process that no stage is on may have a name misspelt."""
+        """The error for a stage on a cluster that no process runs; the name of an unused process may be misspelt."""
         idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
         why = f"the processes of this run are {', '.join(self.workers)}"
         mend = f"start a worker of {cluster!r}"
@@ -225,7 +225,7 @@ class Run:
         )
 
     def check_named(self, written: Mapping[str, str]) -> None:
-        """Refuse a cluster that is not configured; `written` gives where each name stands."""
+        """Refuse a cluster that is not configured; `written` has the line of each name."""
         known = list(self.config.clusters)
         unknown = next((name for name, where in written.items() if where and name not in known), None)
         if not known or unknown is None:
@@ -253,11 +253,11 @@ class Run:
             self.rounds.settle()
 
     def check_ids(self, inputs: Sequence[str]) -> None:
-        """The first step shows what inputs there are: by one of them rows are compared between processes."""
+        """Verify at the first step that `ids` names an input, by which rows are compared between processes."""
         self.compares = self.compares or names_any(compared_by(self.ids), inputs, self.site)
 
     def _check_links(self) -> None:
-        """The first program of several clusters shows which there are: a link of others joins nothing."""
+        """Refuse, at the first program of several clusters, links between other clusters."""
         known = list(dict.fromkeys([*self.config.clusters, *self.clusters, *self.workers.values()]))
         unknown = next((name for name in self.links.names if name not in known), None)
         if unknown is not None:
@@ -292,22 +292,21 @@ def init(
 ) -> Run:
     """Open a run. It is optional: without it all clusters live in this process and links are free.
 
-    `config` is a path to clusters.yaml or the same as a dict; `links` says what the lines are like that join clusters
-    of one process; `seed` is the seed that all processes agree on; `ids` names the input by which clusters check
-    that they train on the same rows.
+    `config` is a path to clusters.yaml or the same as a dict; `links` has the emulated lines between clusters of
+    one process; `seed` is the seed that all processes agree on; `ids` names the input by which clusters check that they
+    train on the same rows.
 
-    `plan` pins plans: files that `Plan.save` wrote, one for each step, by whose name it is found. When such a step is
-    first made and is planned otherwise than it was saved, a `PlanMismatchError` names the first difference, and nothing
-    is run. A step of another model that has no pin, and a pin that no step came for, are told as warnings.
+    `plan` pins plans: files of `Plan.save`, one for each step, found by the step's name. If the plan of such a step
+    differs from the saved one, a `PlanMismatchError` names the first difference before the step runs. A step of another
+    model without a pin, and a pin without a step, cause warnings.
 
-    `show` is what one sees while training: "live" is a table on the terminal, which leaves it to whoever else writes
-    there, "lines" are lines in the log, and "none", which it is unless you say so, leaves the screen to Keras and you.
-    `metrics` is a file that gets a line of JSON for every step, `tensorboard` a folder for its event files.
-    `outputs` gives the same by name, and others that were added to `whale_nebula.report.watchers.OUTPUTS`.
+    `show` is the display while training: "live" is a table on the terminal, below other output, "lines" are lines in
+    the log, and "none", the default, prints nothing. `metrics` is a file that gets a line of JSON for every step,
+    `tensorboard` a folder for its event files. `outputs` has the same by name, and others that were added to
+    `whale_nebula.report.watchers.OUTPUTS`.
 
-    `checkpoint` is a folder: what is trained is saved there, and a run that finds something in it goes on from there.
-    {"folder": ..., "every": 100 or "30s", "keep": 3, "overhead": 0.035, "memory": "5s"} says
-    more.
+    `checkpoint` is a folder: the run is saved in it, and resumes from a checkpoint that is found there. With more
+    options it is a dict: {"folder": ..., "every": 100 or "30s", "keep": 3, "overhead": 0.035, "memory": "5s"}.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -328,12 +327,12 @@ def init(
             )
         site = str(calling_site())
         watching = observer()
-        if watching is not None:  # nothing runs: nothing is held against a plan, and nothing is written
+        if watching is not None:  # nothing runs: plans are not compared, and nothing is written
             (config, links), plan, show = watching.instead(config, links), (), "none"
             metrics = tensorboard = outputs = checkpoint = None
         attachment = attach()
         if config is None and attachment is not None:
-            config = attachment.config  # the one that the launcher was given
+            config = attachment.config  # the launcher's config
         loaded = load(_config(config, site), site)
         if watching is not None:
             loaded = replace(loaded, outputs={}, checkpoint=None)
@@ -376,7 +375,7 @@ def _checkpointing(checkpoint: Any, site: str) -> Checkpointing:
 
 
 def _open_checkpoints(run: Run, saves: Checkpointing) -> None:
-    """Find the checkpoint that the run goes on from, with all other processes. Here TensorFlow is needed."""
+    """Find the checkpoint that the run resumes from, with all other processes. This needs TensorFlow."""
     from whale_nebula.runtime.checkpoint.opening import open_checkpoints
 
     run.checkpoints = open_checkpoints(run, saves)
@@ -413,7 +412,7 @@ def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
 
 
 def _config(config: Any, site: str) -> Any:
-    """What a config is given as; a line that stands in its place is none."""
+    """Validate the form of a config; the text of a line is refused."""
     if isinstance(config, str) and all(quantities.kind(part.strip()) for part in config.split(",")):
         raise OptionError(
             f"nb.init({config!r}) takes the path of a config here, and that is a line",
@@ -452,7 +451,7 @@ def _join(run: Run, attachment: Attachment) -> None:
 
 
 def _sow(run: Run) -> None:
-    """A seed that is named here sets all that draws, in one process as in several; a launcher's is set already."""
+    """Set all random seeds to the given one, in one process as in several; a launcher's is already set."""
     launched = None if run.attachment is None else run.attachment.seed
     named = run.config.seed if run.seed is None and run.config.seed != launched else run.seed
     if named is not None:
@@ -461,7 +460,7 @@ def _sow(run: Run) -> None:
 
 @check_signature
 def shutdown() -> None:
-    """Close the run: links end in order, threads go, totals start anew. Without a run it does nothing.
+    """Close the run: links are closed in order, threads ended, totals reset. Without a run it does nothing.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -479,7 +478,7 @@ def shutdown() -> None:
 
 
 def shut_down_at_exit() -> None:
-    """Close the run at the end of the script. After an uncaught error nothing more is saved."""
+    """Close the run at the end of the script. After an uncaught error nothing is saved."""
     if _run is not None and _run.checkpoints is not None and hasattr(sys, "last_value"):
         _run.checkpoints.failed = True
     shutdown()
@@ -496,7 +495,7 @@ def report_failure(failure: BaseException) -> None:
 
 @check_signature
 def here() -> Here:
-    """Where this process stands among the clusters.
+    """The position of this process among the clusters.
 
     >>> import whale_nebula as nb
     >>> nb.here().lead
@@ -519,9 +518,9 @@ def current_run() -> Run:
 @scope
 @contextlib.contextmanager
 def gathered() -> Iterator[None]:
-    """Hold the whole model for a while: inside, variables of other clusters can be read.
+    """Gather the whole model: inside this context, variables of other clusters can be read.
 
-    Every process calls it at the same point. In one process everything is here already, and it does nothing.
+    Every process calls it at the same point. In a single process it does nothing.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb

@@ -30,7 +30,7 @@ _KERASS_OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 @dataclass(frozen=True)
 class Seen:
-    """A step that was looked at."""
+    """A step that was planned."""
 
     captured: Captured
 
@@ -47,10 +47,10 @@ class Seen:
 
 @dataclass
 class Shown:
-    """The plans of the steps that were met, each form of a step once.
+    """The plans of the steps that were called, each form of a step once.
 
-    With `goes_on` the script is to run on after a step; `saves` is then called with the name of whatever it is about
-    to save with.
+    With `goes_on` the script continues after a step; `saves` is then called with the name of the function that it
+    calls to save.
     """
 
     goes_on: bool
@@ -82,13 +82,13 @@ class Shown:
         return self.known[key]
 
     def zeros(self, seen: Seen, tensors: Sequence[Any]) -> Any:
-        """Zeros in the form of a step's results: nothing was computed."""
+        """Zeros in the form of a step's results, which are not computed."""
         rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1)
         results = tf.nest.flatten(seen.captured.structured_outputs, expand_composites=True)
         return seen.captured.pack([_zero(each, rows) for each in results if isinstance(each, tf.Tensor)])
 
     def _guard(self) -> None:
-        """Suppress saving from the first step on that is answered with zeros."""
+        """Suppress saving from the first step on that returns zeros."""
         if self.goes_on and len(self.plans) == 1:
             self.guarded.enter_context(_report_saves(self.saves))
 

@@ -1,6 +1,6 @@
 """TensorBoard event files of steps: results, seconds by stage, bytes by link and boundary.
 
-TensorFlow writes them itself; TensorBoard is only needed to look at them.
+TensorFlow writes them itself; TensorBoard is only needed to view them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventFiles:
                 tf.summary.write(f"{report.program}/{name}", value, metadata=_metadata())
 
     def tick(self) -> None:
-        """The writer flushes by itself."""
+        """Do nothing: the writer flushes automatically."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -57,7 +57,7 @@ class EventFiles:
 
 
 def scalars(report: Report) -> Iterator[tuple[str, float]]:
-    """All single numbers of a report, with their paths."""
+    """All scalars of a report, with their paths."""
     yield from report.scalars.items()
     yield "step_seconds", report.step_seconds
     if report.prediction is not None:
@@ -80,7 +80,7 @@ def scalars(report: Report) -> Iterator[tuple[str, float]]:
 
 
 def _metadata() -> Any:
-    """The metadata by which TensorBoard's scalar dashboard accepts a tensor, as tf.summary.scalar writes it."""
+    """The metadata for TensorBoard's scalar dashboard, as written by tf.summary.scalar."""
     made = tf.compat.v1.SummaryMetadata()
     made.plugin_data.plugin_name = "scalars"
     made.data_class = 1

@@ -1,9 +1,9 @@
 """`nb.verify`: compare a step of the plan with a step of the uncut model.
 
-Both run one step from the same state, which is then put back. What rounding alone makes of an update is measured: the
-uncut step is run again from weights that are one bit away. `plan.verification` has the limits.
+Both run one step from the same state, which is then restored. The effect of rounding on an update is measured: the
+uncut step runs again from weights that differ by one bit. `plan.verification` has the limits.
 
-Of several processes each runs the uncut step for itself, while it holds the whole model, and then its part of the plan.
+In several processes each runs the uncut step, while it holds the whole model, and then its part of the plan.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 def verify(model_or_function: Any, *batch: Any) -> Verification:
     """Run one step by the plan and the same step uncut, and compare all that they return and write.
 
-    A Keras model is given a batch (x, y[, sample_weight]) for its train step, an `nb.function` its arguments.
-    Variables, optimizer, metrics and seeds are afterwards what they were before; what the step does outside
-    TensorFlow's variables (printing, a `py_function`) happens more than once. In a run of several processes every
-    process calls it with the same batch, and for a while holds the whole model, which crosses the line twice.
+    The arguments are a Keras model and a batch (x, y[, sample_weight]), or an `nb.function` and its arguments.
+    Variables, optimizer, metrics and seeds are restored afterwards; effects of the step outside TensorFlow's variables
+    (printing, a `py_function`) happen more than once. In a run of several processes every process calls it with the
+    same batch, and temporarily holds the whole model, which is sent over the line twice.
 
-    A variable may be as far away as 1e-3 of its update (1e-2 in half precision), and what rounding alone has been seen
-    to make of that. A plan with codecs that lose more than half precision does is not comparable.
+    The limit of a variable's error is 1e-3 of its update (1e-2 in half precision) plus the measured effect of rounding.
+    A plan with codecs less precise than half precision is not comparable.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -84,7 +84,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
-    with nullcontext() if run.alone else run.ledger.tell_failures():  # nobody waits for a process that cannot go on
+    with nullcontext() if run.alone else run.ledger.tell_failures():  # other processes do not wait for one that failed
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(subject.call, layout, around=around)
@@ -143,7 +143,7 @@ def _make_tensor(leaf: Any) -> Any:
 
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
-    """The uncut step and the planned one, each from the variables as they are; these are put back."""
+    """Run the uncut step and the planned one from the current variables, which are restored."""
     with gathered(), leave_errors():
         before = _values(engine)
 
@@ -209,7 +209,7 @@ def _nudge(engine: Engine, seed: int) -> None:
 
 
 def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
-    """The batch with its rows in another order, where micro-batches add its rows in another order too."""
+    """The batch with its rows in another order, if micro-batches also add them in another order."""
     leaves = engine.captured.program.leaves
     strange = any(leaf.spec.dtype in ("string", "variant", "resource") for leaf in leaves)
     if engine.captured.program.pipeline.micro_batch < 2 or strange:
@@ -253,7 +253,7 @@ class _Reason(NamedTuple):
 
 
 def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]:
-    """Why the two steps must differ."""
+    """The reasons why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
     others = (DRAWN_ANEW, SHARED)
@@ -293,7 +293,7 @@ def _loses(way: Way) -> bool:
 
 
 def _halves(engine: Engine) -> list[str]:
-    """The types of half precision that the model computes in, or that something crosses in."""
+    """The types of half precision of the model's computation, or of crossings."""
     casts = [parse_way(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
     inside = {spec.dtype for op in engine.captured.program.graph.ops for spec in op.outputs}
     return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]

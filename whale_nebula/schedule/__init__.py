@@ -1,4 +1,4 @@
-"""Pipeline schedules: instructions of each stage, limits of what is in flight, and a simulator.
+"""Pipeline schedules: instructions of each stage, limits of micro-batches in flight, and a simulator.
 
 Pure Python, independent of tensors and of a cluster. A custom schedule is another entry of `SCHEDULES`.
 """

@@ -146,7 +146,7 @@ Hops = Mapping[tuple[int, int], Hop]
 
 
 def hop_of_seconds(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
-    """A hop given by the seconds that a message holds the line, alike in both directions.
+    """A hop given by the seconds that a message occupies the line, the same in both directions.
 
     >>> hop_of_seconds("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
     3.5

@@ -48,7 +48,7 @@ def time_to_arrive(every: int) -> int:
 
 
 def pieces(total: int, every: int) -> int:
-    """The default number of fragments: up to eight, of a size that is worth a message.
+    """The default number of fragments: up to eight, each large enough for a message.
 
     >>> pieces(20_000_000, 100), pieces(20_000_000, 5), pieces(1000, 100)
     (8, 5, 1)

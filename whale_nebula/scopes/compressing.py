@@ -17,7 +17,7 @@ from whale_nebula.scopes.frames import Frame, cluster_block_of, compress_of, rep
 from whale_nebula.site import calling_site
 
 FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
-"""The options of `nb.compress` that stand for one codec."""
+"""The options of `nb.compress` that define one codec."""
 _OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",), "compress": ("auto", "none")}
 """The words that an option accepts instead of a codec."""
 _CHANGES = ("ramp", "delta", "mask", "forward", "zstd")

@@ -128,7 +128,7 @@ def standing(stack: Stack) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_stack() -> Iterator[None]:
-    """Restore the stack at the end of this context, whatever is closed inside."""
+    """Restore the stack at the end of this context, after any scopes closed inside."""
     stack = _STACK.get()
     try:
         yield

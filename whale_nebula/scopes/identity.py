@@ -30,7 +30,7 @@ def deal_to(
 ) -> None:
     """Set the clusters of the run, each with its number of workers: stages that name none get them in order.
 
-    `own` is the cluster of this process, where there are several processes. `speeds` has the speeds of workers, for
+    `own` is the cluster of this process, if there are several processes. `speeds` has the speeds of workers, for
     clusters whose workers differ. `moved` maps each cluster that is away to the one that runs its stages.
     """
     global _dealt, _workers, _own, _speeds, _moved

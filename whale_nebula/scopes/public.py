@@ -51,10 +51,10 @@ def replica(
     shard: str | None = None,
     exchange: str | None = None,
 ) -> Opens:
-    """Replicate what is inside; each replica works on its share of the micro-batches.
+    """Replicate the stages inside; each replica works on its share of the micro-batches.
 
     It encloses a whole model, a pipeline, or single stages, each with its own count. Without a count there are as
-    many replicas as the cluster has workers for what is inside; with an `nb.split(count)` inside, a replica takes
+    many replicas as the cluster has workers for the stages inside; with an `nb.split(count)` inside, a replica takes
     `count` of them. A batch is divided into at least as many micro-batches as there are replicas.
 
     With `shard="optimizer"` each replica holds a part of the optimizer's slots, receives that part of the summed
@@ -178,7 +178,7 @@ def compress(
     The codec is used from `start_step` on. `ramp` begins with milder precisions and continues with the next as soon as
     its relative error is below a bound. `mask` names the input that marks the rows to send, or is True for Keras's mask
     of a tensor. `delta` names the input with the ids of samples: both sides cache up to 1 GiB of samples a boundary and
-    send differences to them. `zstd` compresses the bytes where that makes them fewer. `nonfinite` is the reaction
+    send differences to them. `zstd` compresses the bytes if that makes them fewer. `nonfinite` is the reaction
     to a NaN that would enter a codec's state: "raise", or "skip" the step in all processes.
 
     >>> import whale_nebula as nb
@@ -206,7 +206,7 @@ def auto_parallel(
 
     The planner chooses all that is None: which `clusters` take part, the numbers of micro-batches and of replicas of a
     stage, whether its variables are sharded over workers instead, and whether forwards are recomputed to save memory.
-    `memory` ("16GiB", or bytes) is the limit of a worker, if the config has none. Nothing lossy is chosen by itself:
+    `memory` ("16GiB", or bytes) is the limit of a worker, if the config has none. Nothing lossy is chosen by default:
     `compress` is the codec of boundaries, as in `nb.compress` ("auto": for each boundary the mildest codec whose time
     hides behind computation), and a batch is divided only if that gives the same numbers.
 

@@ -40,7 +40,7 @@ _INVERTED = {WHOLE: WHOLE, COUNT: INVERSE, INVERSE: COUNT}
 
 
 def add_folds(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Sums with sums, means with means and wholes; nothing else keeps its state under +."""
+    """The state of a sum: only two sums, or means with means and wholes, keep their state."""
     kinds = {fold.kind for fold in folds if not fold.zero}
     if not kinds:
         return whole()
@@ -57,7 +57,7 @@ def add_folds(site: Site, folds: Sequence[Fold]) -> Fold:
 
 
 def multiply_folds(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Linear in each factor: the product has the state of the one factor that is not whole."""
+    """The state of a product, which is linear in each factor: that of the one factor that is not whole."""
     return reduce(lambda left, right: _product(site, left, right), folds)
 
 
@@ -75,14 +75,14 @@ def _product(site: Site, left: Fold, right: Fold) -> Fold:
 
 
 def divide_folds(site: Site, folds: Sequence[Fold]) -> Fold:
-    """A quotient is a product with the divisor's inverse."""
+    """The state of a quotient, a product with the divisor's inverse."""
     above, below = folds
     kind = _INVERTED.get(below.kind)
     return site.nonlinear(folds) if kind is None else _product(site, above.bare, Fold(kind, per=UNKNOWN))
 
 
 def extreme(site: Site, folds: Sequence[Fold]) -> Fold:
-    """The maximum or minimum of two: of numbers of rows it is a number of rows, as no batch has less than one row."""
+    """The maximum or minimum of two: for numbers of rows a number of rows, as every batch has at least one row."""
     larger = site.op.type in ("Maximum", "Max")
     known = [fold.per for fold in folds if fold.kind == COUNT]
     if len(known) == 2:
@@ -101,7 +101,7 @@ def pack_entries(site: Site, parts: tuple[Fold, ...]) -> Fold:
 
 
 def move_by_wholes(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Entries of the first operand are moved, left out or repeated as wholes say: its state stays."""
+    """Entries of the first operand are moved, left out or repeated by whole indices: its state is kept."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].bare
     return site.nonlinear(folds)

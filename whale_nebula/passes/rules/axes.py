@@ -8,8 +8,8 @@ cannot be cut, as results depend on neighbours along it.
     Conv2D       nhwi, xyio -> nhwo      i folded by sum; h, w, x, y mixed
     Max          nc -> n                 c folded by max
 
-`RULES` holds the description of an op type beside its rule. The folding of micro-batches follows the one axis where the
-batch lies (`fold_axes`); layouts of split tensors follow all of them.
+`RULES` has the description of an op type beside its rule. The folding of micro-batches follows only the batch axis
+(`fold_axes`); layouts of split tensors follow all axes.
 """
 
 from __future__ import annotations
@@ -120,15 +120,15 @@ def _fold_away(site: Site, rows: Fold, found: Axes) -> Fold:
 
 
 def check_mixed(folds: Sequence[Fold]) -> None:
-    """Refuse to combine rows with a value that is folded over the own micro-batch only."""
+    """Refuse to combine rows with a value that is folded over a single micro-batch."""
     for fold in folds:
         if fold.kind not in (ROWS, WHOLE):
             raise Undecided(f"single rows are mixed with {fold.spoken}")
 
 
 def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
-    """The message for rows along an axis of equal size in another tensor, whose rows are elsewhere: most often this was
-    not intended, and the step fails uncut as well.
+    """The message for rows along an axis of equal size in another tensor, whose rows are along another axis: usually
+    this is not intended, and the step also fails uncut.
     """
     if any(label not in (found.outputs[0] or ()) for _, labels in operands for label in labels):
         return f"{TWO_AXES} (in-batch negatives)"

@@ -89,7 +89,7 @@ def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
 
 @rule("TensorListReserve", "EmptyTensorList", literal=True)
 def fresh(site: Site) -> Result:
-    """An empty list: nothing is known of its elements yet."""
+    """An empty list, whose elements are not yet known."""
     return Fold(EMPTY) if site.folds[1].kind == WHOLE else site.couple("a list is as long as the batch")
 
 
@@ -104,7 +104,7 @@ def taken_apart(site: Site) -> Result:
 
 @rule("TensorListSetItem", "TensorListPushBack", raw=True)
 def put(site: Site) -> Result:
-    """All elements of a list share one state."""
+    """The list with an element; all elements share one state."""
     held, item = site.folds[0], site.folds[-1]
     if site.op.type == "TensorListSetItem" and site.folds[1].kind != WHOLE:
         coupled = next((fold.bare for fold in site.folds if fold.kind == COUPLED), None)
@@ -161,6 +161,6 @@ def put_behind(site: Site) -> Result:
 
 @rule("EagerPyFunc", "PyFunc", "PyFuncStateless")
 def python(site: Site) -> Result:
-    """A Python function sees one micro-batch at a time."""
+    """The results of a Python function, which receives one micro-batch at a time."""
     called = "tf.py_function" if site.op.type == "EagerPyFunc" else "tf.numpy_function"
     return site.couple(f"{called} {PYTHON}")

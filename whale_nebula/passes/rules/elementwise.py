@@ -69,7 +69,7 @@ def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
 
 @rule("Mul", "MulNoNan", axes=describe_entries, literal=True, positions=True)
 def multiplication(site: Site) -> Result:
-    """Linear in each factor; positions may be multiplied by a whole."""
+    """The product, linear in each factor; positions may be multiplied by a whole."""
     found = _lift_entries(site, multiply_folds)
     if not found.position:
         return found
@@ -89,12 +89,12 @@ def _count_blocks(site: Site) -> int:
     op = site.graph.ops[factor.op]
     shape = site.graph.ops[op.inputs[0].op] if op.type == "StridedSlice" else op
     begins = site.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
-    whole_graph = site.owner == site.op.index  # elsewhere its numbers would mean other tensors
+    whole_graph = site.owner == site.op.index  # in a body its numbers would refer to other tensors
     return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
 
 
 def _quotient(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Linear in the dividend, unless a remainder is dropped."""
+    """The state of a quotient: linear in the dividend, unless a remainder is dropped."""
     exact = site.spec(0).floating and site.op.type != "FloorDiv"
     return divide_folds(site, folds) if exact else _shared_out(site, folds)
 
@@ -129,7 +129,7 @@ def join_entries(site: Site) -> Result:
 
 @rule(*_SHIFTS, axes=describe_entries, literal=True, positions=True)
 def shift_entries(site: Site) -> Result:
-    """Like these; adding a value to positions that is no position is an offset."""
+    """As `join_entries`; a value without positions that is added to positions is an offset."""
     found = _lift_entries(site, _SHIFTS[site.op.type])
     marked = [fold for fold in site.folds if fold.position]
     if not found.position or len(marked) == len(site.folds) == 1:
@@ -139,7 +139,7 @@ def shift_entries(site: Site) -> Result:
 
 @rule("Cast", axes=describe_entries, literal=True, positions=True)
 def cast(site: Site) -> Result:
-    """Linear, but where it rounds or compares with zero."""
+    """A cast: linear, unless it rounds or compares with zero."""
     fold = site.folds[0]
     rounds = (site.spec(0).floating and not site.op.outputs[0].floating) or site.op.outputs[0].dtype == "bool"
     if fold.kind in (WHOLE, ROWS) or not rounds:
@@ -172,7 +172,7 @@ def each_the_same(site: Site) -> Result:
 
 
 def _describe_choice(site: Site) -> Axes:
-    """The old Select takes a vector condition along the first axis."""
+    """The axes of a select; the old Select takes a vector condition along the first axis."""
     found = describe_entries(site)
     if site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
         return found
@@ -182,7 +182,7 @@ def _describe_choice(site: Site) -> Axes:
 
 @rule("Select", "SelectV2", axes=_describe_choice)
 def choice(site: Site) -> Result:
-    """A whole condition selects among sums as an addition would combine them."""
+    """A select; with a whole condition, sums are combined as by an addition."""
     same = site.folds[0].kind == WHOLE
     return fold_axes(
         site, _describe_choice, lambda site, folds: join_folds(site, *folds[1:]) if same else site.nonlinear(folds)
@@ -190,7 +190,7 @@ def choice(site: Site) -> Result:
 
 
 def _lift_entries(site: Site, rest: Join) -> Fold:
-    """Follow vectors of counts and known numbers entry by entry."""
+    """The state of vectors of counts and known numbers, entry by entry."""
     lanes = _lanes(site)
     if lanes is None:
         return first_of(fold_axes(site, describe_entries, rest))
@@ -223,5 +223,5 @@ def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
     try:
         with np.errstate(all="ignore"):
             return whole(work(*known).item())
-    except OverflowError:  # an unsigned number of 64 bits with a signed one
+    except OverflowError:  # an unsigned 64-bit number combined with a signed one
         return whole()

@@ -1,8 +1,8 @@
-"""Three rewrites used where an op's rule alone would couple the rows or lose a sum.
+"""Three rewrites for inputs with which an op's rule alone would couple the rows or lose a sum.
 
-A value of inputs only can be computed for the whole batch: fed. A differentiated value may be multiplied by rows /
-rows_m: grown, a sum becomes a mean, and a number of rows that of the whole batch. A model output of which only the
-shape is read can be replaced by an input's rows: recounted.
+Feed: a value of inputs only is computed for the whole batch. Grow: a differentiated value is multiplied by rows /
+rows_m; a sum becomes a mean, and a number of rows that of the whole batch. Recount: a model output of which only the
+shape is read is replaced by an input's rows.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Recount(NamedTuple):
 
 Outcome = tuple[Fold, ...]
 FED = whole()._replace(inputs=True)
-"""The state of a value that is read as it is for the whole batch."""
+"""The state of a value that is computed for the whole batch."""
 
 
 def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool, apart: bool) -> tuple[Site, Outcome]:
-    """Read what comes from inputs alone as it is for the whole batch: always, or where that is better.
+    """Read values of inputs alone as computed for the whole batch: always, or if that is better.
 
-    Where micro-batches may stand `apart`, what they couple may be their rows: then its size is not known, and each has
-    its own.
+    If micro-batches may be `apart`, a coupled value may consist of rows: then its size is unknown, and each micro-batch
+    has its own.
     """
     places = [
         place
@@ -81,9 +81,9 @@ def _lacks_sizes(spec: Spec) -> bool:
 
 
 def list_check_inputs(site: Site) -> list[Value]:
-    """The inputs of an assertion that should be those of the whole batch: numbers that depend on inputs only.
+    """The inputs of an assertion that should be those of the whole batch: scalars that depend on inputs only.
 
-    That something holds for all rows can be asserted of each micro-batch, which then has a name.
+    An assertion on all rows can be made in each micro-batch, which the error then names.
     """
 
     def for_all(fold: Fold) -> bool:
@@ -94,7 +94,7 @@ def list_check_inputs(site: Site) -> list[Value]:
 
 
 def recount(site: Site, recounts: list[Recount]) -> Site:
-    """Let reshaped inputs count their own rows, so that the result depends on inputs only."""
+    """Replace the number of rows in reshapes of inputs by their own, so that the result depends on inputs only."""
     if site.op.type != "Reshape" or not site.folds[0].inputs or site.folds[1].inputs:
         return site
     data, parts = site.folds[0], site.parts(1)
@@ -114,9 +114,9 @@ def _size_asked_for(part: Fold, per: int) -> int | None:
 
 
 def countable(site: Site) -> tuple[int | None, ...] | None:
-    """The sizes of a model's output where an op reads nothing else of it, the rows as None; None where one is unknown.
+    """The sizes of a model's output if an op reads only these, the rows as None; None if one is unknown.
 
-    So Keras makes the mask of a `Concatenate` of something masked with something that is not: ones, as long as that.
+    An example is Keras's mask of a `Concatenate` of a masked and an unmasked tensor: ones of the size of the latter.
     """
     if site.op.type not in SHAPED:
         return None
@@ -128,11 +128,11 @@ def countable(site: Site) -> tuple[int | None, ...] | None:
 
 
 SHAPED = frozenset({"Shape", "ZerosLike", "OnesLike"})
-"""Ops that read of a tensor its shape alone."""
+"""Ops that read only the shape of a tensor."""
 
 
 def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
-    """Multiply counts, sums or both by rows / rows_m, if nothing else helps."""
+    """Multiply counts, sums or both by rows / rows_m, as a last resort."""
     for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
         places = [at for at, fold in enumerate(site.folds) if fold.kind in kinds and site.spec(at).floating]
         if not places or badness(outcome) == 0:
@@ -145,7 +145,7 @@ def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
 
 
 def badness(outcome: Sequence[Fold]) -> int:
-    """0: can be merged; 1: must be computed after; 2: coupled."""
+    """The worst state as a number: 0 can be merged, 1 must be computed from merged values, 2 is coupled."""
     return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)
 
 

@@ -57,7 +57,7 @@ class Folding:
     recounts: tuple[Recount, ...] = ()
 
     def of(self, value: Value) -> Fold:
-        """The state of a value; whole for an op that was left out."""
+        """The state of a value; whole for an op that is left out."""
         return self.folds.get(value, whole())
 
 
@@ -78,10 +78,10 @@ def fold(
 
     `batched` gives the batch axis of input ops; other inputs are the same in every micro-batch. `targets` are the
     differentiated values: only there may a value be grown. `skip` leaves ops out; `checks` are assertions, which run on
-    the whole batch if they depend on inputs only; `means` and `sums` are declared as such over micro-batches, whatever
-    they depend on; `recounting` requests `recounts`. With `apart` values of inputs only are computed for the whole
-    batch only where that helps: otherwise a micro-batch has its own. Rows of values marked as groups are coupled,
-    unless `grouped` is off.
+    the whole batch if they depend on inputs only; `means` and `sums` are declared as such over micro-batches,
+    independent of their inputs; `recounting` requests `recounts`. With `apart` values of inputs only are computed for
+    the whole batch only if that helps: otherwise a micro-batch has its own. Rows of values marked as groups are
+    coupled, unless `grouped` is off.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -143,8 +143,8 @@ class Bodies:
 class _Run:
     """One walk over the ops.
 
-    `closure` are the differentiated ops, `kept` those that must be right when they are read at the end. Values in `fed`
-    are those of the whole batch; others that should have been are recorded in `asked`, for another walk.
+    `closure` are the differentiated ops, `kept` those whose values at the end must be those of the batch. Values in
+    `fed` are those of the whole batch; others that should be are recorded in `asked`, for another walk.
     """
 
     graph: Graph
@@ -178,7 +178,7 @@ class _Run:
                     self.folds[value] = self._feed_once(value, found) if value in self.fed else found
 
     def _feed_once(self, value: Value, found: Fold) -> Fold:
-        """Values that are whole already, because of fed ones, need not be fed themselves."""
+        """The state of a value to feed; values that are already whole because of fed ones need not be fed."""
         if found.kind == WHOLE:
             return found
         self.used.add(value)
@@ -187,7 +187,7 @@ class _Run:
         return FED
 
     def all_recounts(self) -> tuple[Recount, ...]:
-        """The recounts of reshapes, and of all other values that are fed the shape of a model's output."""
+        """The recounts of reshapes, and of all other values that depend on the shape of a model's output."""
         above = sorted(self.graph.ascend(self.needed, stop=self.counted.__contains__))
         leaf = next((op for op in above if op in self.batched), -1)
         edges = [Edge(op, at, value) for op in above for at, value in enumerate(self.graph.ops[op].inputs)]
@@ -226,9 +226,9 @@ class _Run:
         return self._fix_inputs(site, outcome)
 
     def _fix_inputs(self, site: Site, outcome: Outcome) -> Outcome:
-        """Feed what comes from inputs alone where it meets anything else; in what is differentiated, grow.
+        """Feed values of inputs alone that are combined with others; grow differentiated values.
 
-        Among inputs alone it is put off until rows need it; what is only written into variables may be a sum.
+        For ops of inputs alone feeding is deferred until rows need it; values only written to variables may be sums.
         """
         if site.op.index in self.checks:
             self.asked.update(list_check_inputs(site))
@@ -243,7 +243,7 @@ class _Run:
 
 
 def _refine_specs(site: Site) -> dict[Value, Spec]:
-    """The shapes of an op's outputs, where they are now better known than when traced."""
+    """The shapes of an op's outputs that are more precise than in the trace."""
     spec = reduced_spec(site)
     return {} if spec is None else {Value(site.op.index): spec}
 

@@ -73,7 +73,7 @@ def _describe_expanded(site: Site) -> Axes:
 
 @rule("ExpandDims", axes=_describe_expanded, literal=True, positions=True)
 def expand(site: Site) -> Result:
-    """Add an axis of size one; at the end it makes a column of rows."""
+    """Add an axis of size one; as the last axis it makes a column of rows."""
     data = site.folds[0]
     found = first_of(fold_axes(site, _describe_expanded, follow_entries(0)))
     column = data.kind == found.kind == ROWS and site.int_at(1) in (-1, site.rank(0))
@@ -81,7 +81,7 @@ def expand(site: Site) -> Result:
 
 
 def _describe_squeezed(site: Site) -> Axes:
-    """Remove axes of size one, but not the batch axis."""
+    """Remove axes of size one, except the batch axis."""
     sizes, named, data = site.spec(0).shape, site.attribute("squeeze_dims", ()), site.folds[0]
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
         raise Undecided("which axes are dropped depends on sizes")
@@ -110,8 +110,8 @@ def squeeze(site: Site) -> Result:
 
 
 def describe_reshape(site: Site) -> Axes:
-    """Group runs of axes with as many entries before as after. In each the first axes of more than one entry are the
-    same axis, if one's size is a multiple of the other's.
+    """The axes of a reshape: runs of axes with as many entries before as after are grouped. In each group the first
+    axes of more than one entry are the same axis, if one's size is a multiple of the other's.
     """
     before, after = site.spec(0).shape, read_target(site)
     if before is None or after is None:
@@ -138,7 +138,7 @@ def _is_multiple(one: int | None, other: int | None) -> bool:
 
 
 def group_axes(before: Sizes, after: Sizes) -> Iterator[tuple[range, range]]:
-    """The shortest runs of axes with as many entries before as after; the rest where sizes are unknown.
+    """The shortest runs of axes with as many entries before as after; all remaining axes if sizes are unknown.
 
     >>> [(list(old), list(new)) for old, new in group_axes((None, 16, 32), (None, 16, 4, 8))]
     [([0], [0]), ([1], [1]), ([2], [2, 3])]
@@ -171,7 +171,7 @@ def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
 
 @rule("Reshape", axes=describe_reshape, literal=True, positions=True)
 def reshape(site: Site) -> Result:
-    """The batch axis may be merged with axes behind it, and split from them again."""
+    """A reshape, which may merge the batch axis with axes behind it, and split it from them again."""
     data, target = site.folds
     if data.kind != ROWS:
         return follow_entries(0)(site, site.folds)
@@ -205,7 +205,7 @@ def _reshape_rows(site: Site, data: Fold) -> Fold:
 
 
 def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
-    """Rows that lie one after the other: as many entries must lie above them as before, or none."""
+    """Move rows in sequence: the number of entries before the batch axis must be unchanged, or one."""
     if _is_same_count(*move.heads) or (move.counted == data.per > 0 and _is_same_count(*move.tails)):
         return data._replace(axis=move.place, per=per).bare
     if move.place or _count_known(move.heads[0]) == 1:
@@ -250,7 +250,7 @@ def _batch_place(site: Site, after: Sizes) -> int:
 
 
 def _per(data: Fold, move: _Move) -> int:
-    """Entries a row along the batch axis: the counted ones, or those that the axes behind a -1 leave."""
+    """Entries a row along the batch axis: the counted ones, or those that remain for a -1."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
     old, new = _drop_common_end(*move.tails)
@@ -280,7 +280,7 @@ def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
 
 
 def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
-    """Interleaved and ragged rows may only get other axes behind them."""
+    """Reshape interleaved and ragged rows, for which only the axes behind them may change."""
     equal = _is_same_count(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _is_same_count(*move.heads):
         return data._replace(axis=move.place).bare
@@ -288,7 +288,7 @@ def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
 
 
 def _is_same_count(old: Sizes, new: Sizes) -> bool:
-    """Whether both certainly have equally many entries; an unknown size equals one in its own place."""
+    """Whether both certainly have equally many entries; unknown sizes at the same place are equal."""
     left, right = _drop_common_end(old, new)
     if None in left or None in right:
         return False
@@ -362,7 +362,7 @@ def pack(site: Site) -> Result:
 
 
 def _match_all(folds: Sequence[Fold]) -> Fold:
-    """The state of tensors of one shape, all of them rows."""
+    """The common state of tensors of one shape with rows."""
     check_mixed(folds)
     if any(fold.kind == WHOLE for fold in folds):
         raise Undecided(BESIDE)
@@ -431,7 +431,7 @@ def broadcast_shape(site: Site) -> Result:
 
 
 def pair_sizes(site: Site) -> list[tuple[Fold, Fold]] | None:
-    """The sizes of two shapes that meet where tensors of these are broadcast; None where they cannot be told apart."""
+    """The pairs of sizes of two shapes that are broadcast; None if their entries cannot be distinguished."""
     left, right = site.parts(0), site.parts(1)
     if left is None or right is None:
         return None

@@ -1,4 +1,4 @@
-"""Rules for products of tensors, convolutions, and ops that mix some axes and leave the others alone."""
+"""Rules for products of tensors, convolutions, and ops that mix some axes and keep the others."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def transposed_convolution(site: Site) -> Axes:
 
 @axes("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter", rest=multiply_folds)
 def filters_gradient(site: Site) -> Axes:
-    """The gradient of filters is a sum over samples."""
+    """The gradient of filters, a sum over samples."""
     return _describe_convolution(site, 0, -1, 2)
 
 
@@ -155,7 +155,7 @@ def _describe_samples(site: Site) -> Axes:
 
 @rule(_POOLS, _IMAGES, axes=_describe_samples)
 def samples(site: Site) -> Result:
-    """Beside its samples a pool may tell which places it took, and by which cuts: by a seed that stays, alike."""
+    """Samples along axis 0; a pool may also return positions, and its regions, which are whole for a fixed seed."""
     found = fold_axes(site, _describe_samples, Site.nonlinear)
     if isinstance(found, Fold) or found[0].kind != ROWS:
         return found
@@ -234,7 +234,7 @@ def _describe_batch_norm(site: Site) -> Axes:
 
 @rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 _FusedBatchNormEx", axes=_describe_batch_norm)
 def batch_norm(site: Site) -> Result:
-    """In training the statistics are the batch's own; otherwise they are given."""
+    """Batch normalisation: in training with the batch's own statistics, otherwise with given ones."""
     data = site.folds[0]
     if data.kind != ROWS or any(fold.kind == ROWS for fold in site.folds[1:]):
         return site.couple("statistics are made of the batch") if _rows(site) else site.nonlinear(site.folds)
@@ -251,7 +251,7 @@ def _rows(site: Site) -> bool:
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def blocks(site: Site) -> Result:
-    """Dilated convolutions move blocks of samples to the batch axis, and back."""
+    """The ops of dilated convolutions that move blocks of samples to the batch axis, and back."""
     data, sizes = site.folds[0], site.ints(1)
     if data.kind != ROWS:
         return site.nonlinear(site.folds)

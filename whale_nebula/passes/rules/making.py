@@ -177,7 +177,7 @@ def like(site: Site) -> Result:
 
 @rule("Range", literal=True)
 def number_rows(site: Site) -> Result:
-    """A range over the batch numbers the rows."""
+    """A range over the batch, which numbers the rows."""
     start, stop, step = (site.folds[place] for place in range(3))
     if start.kind == stop.kind == step.kind == WHOLE:
         numbers = [fold.literal[0] for fold in (start, stop, step) if fold.literal is not None]

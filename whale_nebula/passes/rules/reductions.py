@@ -1,4 +1,4 @@
-"""Rules for reductions: over the batch axis they give a sum or a mean."""
+"""Rules for reductions; over the batch axis the result is a sum or a mean."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
 
 def _describe_reduction(site: Site) -> Axes:
-    """The reduced axes are removed."""
+    """The axes of a reduction: the reduced ones are removed."""
     folded = _axes(site)
     if folded is None:
         raise Undecided("the axes that are folded are not known")
@@ -42,7 +42,7 @@ def _describe_reduction(site: Site) -> Axes:
 
 @rule("Sum", "Mean", *_OTHERS, axes=_describe_reduction, literal=True)
 def reduction(site: Site) -> Result:
-    """Sums and means over the batch are linear; all other reductions over it couple the rows."""
+    """A reduction: sums and means over the batch are linear; all others over it couple the rows."""
     data, axes = site.folds
     vector = (data.parts is not None and site.parts(0) is not None) or (data.literal is not None and site.rank(0) == 1)
     if vector and data.kind != ROWS:
@@ -92,7 +92,7 @@ def _rounds(site: Site) -> bool:
 
 
 def _is_constant(graph: Graph, value: Value) -> bool:
-    """Whether every entry is the same constant: tf.ones, times numbers that come from constants. It is counted.
+    """Whether every entry is the same constant: tf.ones, times numbers from constants. Its sum counts entries.
 
     TensorFlow 1's losses compute their divisor this way.
     """
@@ -107,7 +107,7 @@ def _is_constant(graph: Graph, value: Value) -> bool:
 
 
 def _constant(graph: Graph, value: Value) -> bool:
-    """Whether a number comes from constants alone."""
+    """Whether a number depends on constants alone."""
     above = graph.ascend([value.op])
     return all(graph.ops[op].inputs or graph.ops[op].type == "Const" for op in above)
 
@@ -118,7 +118,7 @@ def _reduce_other_axes(site: Site) -> Fold:
 
 
 def _reduce_shape(site: Site) -> Fold:
-    """Products of shapes are numbers of entries."""
+    """The product of a shape, which is a number of entries."""
     parts = site.parts(0)
     if not parts or site.flag("keep_dims"):
         return _reduce_other_axes(site)
@@ -139,7 +139,7 @@ def half_square(site: Site) -> Axes:
 
 @axes("ArgMax ArgMin")
 def best(site: Site) -> Axes:
-    """The searched axis is removed."""
+    """The axes of an arg-max: the searched one is removed."""
     before, along = _labels_but_one(site)
     left = [label for label in before if label != along]
     return Axes((before,), (left,), mixed={along: f"{site.op.type} over the batch"})
@@ -169,7 +169,7 @@ def _describe_segments(site: Site) -> Axes:
 
 @rule("UnsortedSegmentSum", "SegmentSumV2", axes=_describe_segments)
 def segments(site: Site) -> Result:
-    """Segment sums with a fixed number of segments: over the batch they are sums. Over other axes each row has its own
+    """Segment sums with a fixed number of segments: over the batch they are sums; over other axes each row has its own
     segments.
     """
     return fold_axes(site, _describe_segments, move_by_wholes)
@@ -177,7 +177,7 @@ def segments(site: Site) -> Result:
 
 @rule("DenseBincount", "Bincount")
 def heights(site: Site) -> Result:
-    """Counts of each number, or whether it occurs: for each row, or for the batch, of which only counts are a sum."""
+    """Counts of each number, or whether it occurs: for each row, or for the batch, where only counts are sums."""
     data, number, weights = site.folds
     if ROWS not in (data.kind, weights.kind):
         return site.nonlinear(site.folds)
@@ -198,7 +198,7 @@ def among_best(site: Site) -> Axes:
 
 @rule(REPLICA_SUM, literal=True)
 def over_replicas(site: Site) -> Result:
-    """A sum or count over the batch becomes that of the whole batch in every micro-batch; others would differ."""
+    """A sum over replicas: a sum or count over the batch becomes that of the whole batch in every micro-batch."""
     part = site.folds[0]
     if part.kind in (SUM, COUNT):
         return whole()

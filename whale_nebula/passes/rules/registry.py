@@ -29,13 +29,13 @@ EMPTY = "empty"
 AFTER = "after"
 """Right only when computed once, from merged values."""
 COUPLED = "coupled"
-"""What a row gets depends on the other rows."""
+"""The value of a row depends on the other rows."""
 
 UNKNOWN = 0
-"""`per` where the number of entries a row is not known, only that it is the same for each."""
+"""`per` for an unknown number of entries a row that is the same for each."""
 
 STRANGE = -1
-"""`position` where the number of times is not known."""
+"""`position` for an unknown factor."""
 
 _OUTPUTS = 1024
 
@@ -46,8 +46,7 @@ def blocks_of(value: Value) -> int:
 
 
 UNDER, OWN = -1, -2
-"""First number of an `order`: the batch lies under other axes that were merged with it; an order like no
-other."""
+"""First number of an `order`: the batch axis was merged behind other axes; or a unique order."""
 
 _SPOKEN = {
     WHOLE: "a value that is the same in every micro-batch",
@@ -68,13 +67,12 @@ Number = int | float
 class Fold(NamedTuple):
     """The state of a value.
 
-    `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row). `order`
-    is empty where the rows lie one after the other, so that the micro-batches' values only need to be put behind
-    each other; `ragged` where each row gives another number of them: by which mask. `position` marks multiples of
-    the number that a row has in the batch: it says how many times (or `STRANGE`, or `blocks_of`), `offset` that
-    something was added. `inputs` says that the value comes from the user's inputs alone. `literal` are the known
-    numbers of a whole, `parts` the states along the last axis. `blame` and `reason` say of after and coupled which op
-    made it so, and why.
+    `axis` is the axis of the rows; `per` the entries of one row along it (for a count: the number a row). `order` is
+    empty if rows are in sequence, so that micro-batches' values only need to be concatenated; `ragged` is the mask by
+    which each row has a different number of entries. `position` marks multiples of the index of a row in the batch: it
+    is the factor (or `STRANGE`, or `blocks_of`), `offset` whether a value was added. `inputs` is whether the value
+    depends on the user's inputs alone. `literal` are the known numbers of a whole, `parts` the states along the last
+    axis. `blame` and `reason` are, for after and coupled, the op that caused it and why.
 
     >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
     ('rows(1)', 'sum of inputs')
@@ -145,7 +143,7 @@ def whole(*literal: Number) -> Fold:
 
 
 def rows(axis: int, per: int = 1, order: tuple[int, ...] = ()) -> Fold:
-    """The batch lies along `axis`."""
+    """The state of a value with the batch along `axis`."""
     return Fold(ROWS, axis=axis, per=per, order=order)
 
 
@@ -167,7 +165,7 @@ def vector(parts: tuple[Fold, ...]) -> Fold:
 Result = Fold | tuple[Fold, ...]
 
 NO_RULE = "no rule for op type"
-"""How a reason begins where it is not known what an op does to rows."""
+"""The beginning of the reason for an op whose effect on rows is unknown."""
 
 NO_RANK = "the number of axes is not known, so neither is where the rows meet"
 
@@ -299,13 +297,13 @@ class Site:
 
 
 Rest = Callable[[Site, Sequence[Fold]], Result]
-"""What an op does to values without rows."""
+"""A rule for values without rows."""
 
 
 class Axes(NamedTuple):
-    """The axes of an op's inputs and outputs, in labels (see `axes.py`). Inputs behind the last one described only
-    control it. An input that is None is a shape, which adds no information; an output that is None has no such axes.
-    `folded` tells how entries of a removed axis are combined, `mixed` why an axis cannot be cut.
+    """The axes of an op's inputs and outputs, in labels (see `axes.py`). Inputs behind the last one described are
+    only parameters. An input that is None is a shape, which adds no information; an output that is None has no such
+    axes. `folded` is how entries of a removed axis are combined, `mixed` why an axis cannot be cut.
     """
 
     inputs: tuple[Labels | None, ...]
@@ -325,7 +323,7 @@ class Axes(NamedTuple):
 
 Labels = Sequence[str]
 Describe = Callable[[Site], Axes]
-"""The axes of an op; `Undecided` where they are not known."""
+"""A function that returns the axes of an op, or raises `Undecided`."""
 
 
 def find_axes(describe: Describe, site: Site) -> Axes | str:
@@ -339,8 +337,8 @@ def find_axes(describe: Describe, site: Site) -> Axes | str:
 class Entry(NamedTuple):
     """The registered rules of an op type: its axes, its rule for micro-batches, and the condition of that rule.
 
-    `literal`: also where all inputs are whole, because it knows their numbers. `raw`: also where an input is
-    coupled. `positions`: also for numbers of rows.
+    `literal`: also if all inputs are whole, to evaluate their numbers. `raw`: also if an input is coupled. `positions`:
+    also for indices of rows.
     """
 
     apply: Callable[[Site], Result]

@@ -54,7 +54,7 @@ class _Taken(NamedTuple):
         return in_turn and (self.begin is None or self.begin.literal == (0,))
 
     def takes_size(self, size: int | None) -> bool:
-        """Whether all entries of an axis of this size are taken; as many as there are rows, along the batch."""
+        """Whether all entries of an axis of this size are taken; along the batch axis, as many as there are rows."""
         end = None if self.end is None or self.end.literal is None else self.end.literal[0]
         known = end is not None and size is not None and end >= size
         return self.from_start and (known or self.end is None or self.end.kind == COUNT)
@@ -70,7 +70,7 @@ def _read_slice(site: Site, rank: int | None) -> list[_Taken] | None:
     begins, sizes = site.parts(1), site.parts(2)
     if begins is None or sizes is None:
         return None
-    ends = [None if size.literal == (-1,) else size for size in sizes]  # an end only matters if it is all
+    ends = [None if size.literal == (-1,) else size for size in sizes]  # an end is only known if all entries are taken
     return [_Taken(begin=begin, end=end) for begin, end in zip(begins, ends, strict=True)]
 
 
@@ -106,7 +106,7 @@ def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
 
 
 def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> Describe:
-    """Axes that are taken completely and in order stay; of others a part is taken."""
+    """The axes of a slice: those taken completely and in order are kept; of others a part is taken."""
 
     def describe(site: Site) -> Axes:
         labels, kept, mixed = _name_taken(site.spec(0).shape, read(site, site.rank(0)))
@@ -116,7 +116,7 @@ def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> 
 
 
 def _describe_put_back(site: Site) -> Axes:
-    """Axes that were taken completely are also axes of the gradient."""
+    """The axes of a slice's gradient, including those that were taken completely."""
     shape = site.op.outputs[0].shape
     labels, kept, mixed = _name_taken(shape, _read_strided(site, None if shape is None else len(shape)))
     return Axes((None, None, None, None, kept), (labels,), mixed=mixed)
@@ -167,13 +167,13 @@ def _slice(site: Site, taken: Sequence[_Taken] | None) -> Result:
 
 @rule("StridedSlice", axes=_describe_taken(_read_strided), literal=True, positions=True)
 def slice_strided(site: Site) -> Result:
-    """`x[begin:end:stride, ...]` with its masks."""
+    """A strided slice `x[begin:end:stride, ...]` with its masks."""
     return _slice(site, _read_strided(site, site.rank(0)))
 
 
 @rule("Slice", axes=_describe_taken(_read_slice), literal=True)
 def plain(site: Site) -> Result:
-    """`begin` and `size`, one each an axis."""
+    """A slice by `begin` and `size`, one each an axis."""
     return _slice(site, _read_slice(site, site.rank(0)))
 
 
@@ -300,7 +300,7 @@ def _gather_own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
 
 
 def _is_blocks(site: Site, position: int) -> bool:
-    """Whether the first two axes of the tensor that positions count the blocks of were merged to this table."""
+    """Whether this table was merged from the first two axes of the tensor whose blocks the positions count."""
     made = site.graph.ops[site.op.inputs[0].op]
     if made.type != "Reshape" or blocks_of(made.inputs[0]) != position or site.owner != site.op.index:
         return False
@@ -317,7 +317,7 @@ def _slice_without_rows(site: Site) -> Result:
 
 @rule("GatherNd", "ResourceGatherNd", positions=True)
 def gather_nd(site: Site) -> Result:
-    """Each vector of numbers along the last axis picks one entry, or one block."""
+    """A gather in which each vector of numbers along the last axis selects one entry, or one block."""
     table, numbers = site.folds
     if ROWS not in (table.kind, numbers.kind):
         return move_by_wholes(site, site.folds)
@@ -348,7 +348,7 @@ def one_hot(site: Site) -> Axes:
 
 @rule("Where")
 def where(site: Site) -> Result:
-    """The indices at which a mask is true: each row gives as many entries as it has true ones."""
+    """The indices at which a mask is true: each row has as many entries as true values."""
     mask, rank = site.folds[0], site.rank(0)
     if mask.kind != ROWS:
         return site.nonlinear(site.folds)
@@ -359,7 +359,7 @@ def where(site: Site) -> Result:
 
 
 def _mask(site: Site) -> int:
-    """The identity of a mask, whatever its shape: entries of one mask belong together, those of two do not."""
+    """The identity of a mask, independent of its shape: only entries of the same mask match."""
     value = site.op.inputs[0]
     while site.graph.ops[value.op].type in _SHAPED:
         value = site.graph.ops[value.op].inputs[0]
@@ -371,7 +371,7 @@ _SHAPED = frozenset({"Reshape", "Identity", "Squeeze", "ExpandDims"})
 
 @rule("ScatterNd", "TensorScatterAdd")
 def scatter(site: Site) -> Result:
-    """Entries added to places of a whole tensor: a sum."""
+    """A scatter of entries into a whole tensor: a sum."""
     numbers, entries, target = site.folds if site.op.type == "ScatterNd" else (*site.folds[1:], site.folds[0])
     if ROWS not in (numbers.kind, entries.kind, target.kind):
         return move_by_wholes(site, (entries, numbers, target))
@@ -383,7 +383,7 @@ def scatter(site: Site) -> Result:
 
 @rule("LookupTableFindV2", "LookupTableFind")
 def find(site: Site) -> Result:
-    """A table of the program's own."""
+    """A lookup in a table of the program."""
     table, keys, default = site.folds
     if table.kind == default.kind == WHOLE:
         return keys.bare if keys.kind == ROWS else site.nonlinear([keys])

@@ -33,7 +33,7 @@ _ALONE, _, _ALLOW = BatchCoupledError.usual_mends
 
 
 class Mends(NamedTuple):
-    """Lines of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. Where
+    """Lines of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. If
     each replica may have one micro-batch, moments can be `shared`.
     """
 
@@ -43,7 +43,7 @@ class Mends(NamedTuple):
 
 
 def mends(asked: int, *, copied: bool) -> Mends:
-    """The mends for a batch that `nb.pipeline` divides into this number of micro-batches, and replicas too, where the
+    """The mends for a batch that `nb.pipeline` divides into this number of micro-batches, and by replicas if the
     step is `copied`.
 
     >>> mends(4, copied=False).alone, mends(1, copied=True).alone
@@ -94,7 +94,7 @@ def _find_baked(graph: Graph, op: Op) -> _Found | None:
 def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
     """The op before `op` at which rows got a fixed number that does not match others.
 
-    Inputs that are reshaped alone are read whole, so it comes to light only where they meet what is cut.
+    Reshaped inputs alone are read whole, so the error appears only when they are combined with cut values.
     """
     longs = {value: (graph.spec(value).shape or (0,))[0] for value in op.inputs}
     for value, long in longs.items() if None in longs.values() else ():
@@ -129,12 +129,12 @@ def _reshape(graph: Graph, op: Op) -> _Found | None:
     if not sizes or sizes[0] < 2 or not shape or shape[0] is not None:
         return None
     if -1 not in sizes and None not in shape[1:] and math.prod(sizes[1:]) != _row(shape):
-        return None  # rows are merged or split, as they would be with -1
+        return None  # rows are merged or split, also with -1
     return _Found(sizes[0], f"tf.reshape(x, {free(sizes, shape)})")
 
 
 def _operand(graph: Graph, op: Op) -> _Found | None:
-    """An operand of constants that is as long as a batch, combined with rows."""
+    """An operand of constants with the size of a batch, combined with rows."""
     shapes = [graph.spec(value).shape for value in op.inputs]
     beside = any(shape is None or None in shape for shape in shapes)
     for value, shape in zip(op.inputs, shapes, strict=True) if beside else ():
@@ -165,7 +165,7 @@ def _split(graph: Graph, op: Op) -> _Found | None:
 
 
 _FIXING = frozenset({"Reshape", "Unpack", "SplitV"})
-"""Ops that make of rows something with a fixed number."""
+"""Ops whose result has a fixed number of rows."""
 
 _FINDERS: dict[str, Callable[[Graph, Op], _Found | None]] = {
     "Reshape": _reshape,
@@ -184,11 +184,11 @@ _RULES = {
 
 
 def merge_rule(fold: Fold) -> str:
-    """How the values of micro-batches are combined into the whole's.
+    """The rule that combines the values of micro-batches into that of the batch.
 
-    "same", "sum", "mean" and "concat:<axis>" say just that; "vector:<rule>,<rule>" says it entry by entry;
-    "whole": do not merge, evaluate it once on the whole batch (it comes from inputs alone); "after": compute
-    it once from merged values; "coupled": it cannot be had.
+    "same", "sum", "mean" and "concat:<axis>" apply to all entries; "vector:<rule>,<rule>" has a rule for each entry;
+    "whole": do not merge, evaluate it once on the whole batch (it depends on inputs alone); "after": compute it once
+    from merged values; "coupled": impossible.
 
     >>> merge_rule(Fold("rows", axis=1)), merge_rule(Fold("mean"))
     ('concat:1', 'mean')
@@ -206,10 +206,10 @@ def verdict(
     where: Callable[[int], str] = lambda op: "",
     what: str = LOSS,
     ways: tuple[str, ...] = (),
-    lines: Mends = Mends(),  # noqa: B008 - it does not change
+    lines: Mends = Mends(),  # noqa: B008 - immutable
 ) -> CaptureError | None:
-    """Why a value cannot be had from micro-batches, or None where it can. `where` gives an op's line in the
-    source, `ways` are ways out that only this value has, `lines` those that leave the batch as it is.
+    """The error for a value that cannot be computed from micro-batches, or None if it can. `where` returns an op's line
+    in the source, `ways` are mends specific to this value, `lines` those that leave the batch whole.
 
     >>> error = verdict(Fold(COUPLED, reason="rows are sorted"), Graph(()))
     >>> print(error.why)
@@ -237,7 +237,7 @@ def verdict(
 
 
 _UNDECIDED = ("not known", "unknown", "by number")
-"""What stands in reasons that say that a rule cannot tell, and not that rows depend on each other."""
+"""Parts of reasons for which a rule cannot decide, while others mean that rows depend on each other."""
 
 
 def _headline(fold: Fold, layer: str, what: str) -> str:
@@ -257,12 +257,12 @@ def _describe_fold(fold: Fold, layer: str) -> str:
 
 
 def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
-    """The applicable mends: a weight declares the divisor of a mean loss, another layer normalises each row alone."""
+    """The applicable mends: a weight declares the divisor of a mean loss, another layer normalises single rows."""
     weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs) and not op.functions
     fails = fold.reason in (BESIDE, FIXED)
     allow = lines.allow + _EXACT * (fold.reason == BY_ROW or PYTHON in fold.reason)
-    weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # a layer's output is no loss
+    weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # a layer's output is not a loss
     found = [lines.alone, *([weight] if weighs else []), _AS_MANY if fails else allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: what is saved and when, how it is written beside training, and how a run goes on from one."""
+"""Checkpoints of a run: what is saved and when, how it is written concurrently with training, and how a run resumes."""

@@ -1,9 +1,9 @@
 """Checkpoints of clusters that train apart: each cluster's copy of the weights, and the state of local SGD.
 
-The shared weights are saved under the names of their variables, beside the optimizer's slots of the first cluster: that
-is the model, for any other plan. Each cluster's own copy is saved under names with the cluster's, and so are
-differences in flight, compression errors, and the outer optimizer's state. A run of the same clusters continues from
-there to the bit; one of others begins with the model.
+The shared weights are saved under the names of their variables, with the optimizer's slots of the first cluster: that
+is the model, for any other plan. Each cluster's own copy is saved under names that contain the cluster's, as are
+differences in flight, compression errors, and the outer optimizer's state. A run of the same clusters resumes bit for
+bit; a run of others starts from the model.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class SavedRounds:
             self._of.update(each["of"])
 
     def has(self, clusters: tuple[str, ...], here: Mapping[str, Meetings], weights: Sequence[str]) -> bool:
-        """Whether it was a run of these very clusters, which met in the same way, and the state of those of this
-        process is here.
+        """Whether it was a run of exactly these clusters with the same options, and the state of this process's
+        clusters is in this checkpoint.
         """
         found = {cluster: self._find(cluster, weights) for cluster in here}
         alike = all(each is not None and each.get("form") == here[cluster].form for cluster, each in found.items())

@@ -1,8 +1,8 @@
 """The checkpoints of a run: what is saved, when, and how all processes agree on one.
 
-A checkpoint is taken before a step of training, so it contains all that was done after the step before. The lead
-announces in a step's sheet that it is due; all receive that by the end of the step, and save before the next one. Each
-then writes its part beside training, and announces in a later sheet that it has; once all have, it is committed.
+A checkpoint is taken before a step of training, so it includes all changes after the previous step. The lead announces
+in a step's sheet that it is due; all receive that by the end of the step, and save before the next one. Each then
+writes its part concurrently with training, and announces in a later sheet that it has; once all have, it is committed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 class Training(Protocol):
-    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title` tells it
-    from other steps of its name, which train other variables.
+    """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title`
+    distinguishes it from other steps of its name, which train other variables.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Training(Protocol):
 @dataclass
 class Checkpoints:
     """The checkpoints of one run, written to `levels`, of which the first is the disk. `source` is the checkpoint that
-    the run goes on from, if any, and `resumed` its position.
+    the run resumes from, if any, and `resumed` its position.
 
     If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
     variables are restored. `skips` counts the batches of a `fit` that were trained already. `forms` are the shapes for
-    which programs were traced, as in the manifest. `read`: a program has come, or `nb.restore` was called.
+    which programs were traced, as in the manifest. `read`: a program was registered, or `nb.restore` was called.
     """
 
     run: Run
@@ -107,7 +107,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ the beginning
     def open(self) -> None:
-        """Choose the checkpoint that the run goes on from, together with all other processes."""
+        """Choose the checkpoint that the run resumes from, together with all other processes."""
         folders = [level.folder for level in self.levels]
         self.source = choose_source(
             self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1], folders[0].scan
@@ -132,9 +132,9 @@ class Checkpoints:
         self.memories.restore_codecs()
         _LOG.info("%s: goes on from %s", self.group.worker, self.source.path)
 
-    # ------------------------------------------------------------------ what there is to save
+    # ------------------------------------------------------------------ variables
     def take_in(self, engine: Engine) -> None:
-        """Register the variables of a program, and restore them if the run goes on from a checkpoint."""
+        """Register the variables of a program, and restore them if the run resumes from a checkpoint."""
         program, self.read = engine.name, True
         self._turns[program] = self.known.turns
         if isinstance(engine.runner, BetweenClusters):
@@ -160,22 +160,22 @@ class Checkpoints:
         failpoint("checkpoint.restored")
 
     def note_form(self, program: str, shapes: Shapes) -> None:
-        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run traces
-        alike.
+        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run makes
+        the same traces.
         """
         known = self.forms.get(program, ())
         if shapes not in known:
             self.forms[program] = (*known, shapes)
 
     def count_saved(self, engine: Training) -> int:
-        """The number of steps of a program in the checkpoint that the run goes on from."""
+        """The number of steps of a program in the checkpoint that the run resumes from."""
         if self.source is None or not engine.trains:
             return 0
         return self.position.programs.get(self._find_title(engine), 0)
 
     def _find_title(self, engine: Training) -> str:
         """The title of a program: in a `fit` its name; in custom loops, where several steps may share a name, it
-        depends on the trained variables too.
+        also depends on the trained variables.
         """
         if self.position.fit and not self.position.ended:
             return engine.name
@@ -216,7 +216,7 @@ class Checkpoints:
         self._reset_metrics(program)
 
     def _reset_metrics(self, program: str) -> None:
-        """Reset metrics after a program's variables were restored, if a `fit` goes on after its end."""
+        """Reset metrics after a program's variables were restored, if a `fit` continues after its end."""
         if self.source is not None and self.reset_metrics is not None and program in self.position.programs:
             self.reset_metrics()
             self.reset_metrics = None
@@ -248,7 +248,9 @@ class Checkpoints:
 
     @property
     def notices(self) -> Notices | None:
-        """How workers agree on savings if clusters in several processes train the leading program apart."""
+        """The notices by which workers agree on savings if clusters in several processes train the leading program
+        apart.
+        """
         return self._notices if self.position.program in self._apart else None
 
     @cached_property
@@ -275,7 +277,7 @@ class Checkpoints:
             level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, self.run.here().epoch)
 
     def count_last(self) -> None:
-        """At the end of a loop: count the last program's steps if it trained after the leading one, not beside it."""
+        """At the end of a loop: count the last program's steps if it trained after the leading one, not alternately."""
         self.position = self._leading.count_last(self.position)
 
     def _check_batch(self, tensors: Sequence[Any]) -> None:
@@ -309,7 +311,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def note_failure(self) -> Iterator[None]:
-        """Context of a step: after a failed one nothing is saved any more, unless another one succeeds."""
+        """Context of a step: after a failed one nothing is saved until another one succeeds."""
         self.failed = True
         with self.spent.count_step():
             yield
@@ -333,7 +335,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ fits of Keras
     def begin_epoch(self, program: str, epoch: int, callbacks: Sequence[Any]) -> None:
-        """Record the begin of an epoch of a `fit` of this program."""
+        """Record the start of an epoch of a `fit` of this program."""
         self.memories.callbacks = callbacks
         self.position = replace(self.position, program=program, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
@@ -360,7 +362,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ saving
     def save(self, levels: Sequence[Level], batch: str = "") -> None:
-        """Take a snapshot and write it beside training; `batch` is the fingerprint of the next batch."""
+        """Take a snapshot and write it concurrently with training; `batch` is the fingerprint of the next batch."""
         with self.spent.count_saving():
             self._save(levels, batch)
 
@@ -383,7 +385,7 @@ class Checkpoints:
                 self.saved = self.position
 
     def finish(self, *, ended: bool = True) -> None:
-        """Save what is not saved yet, and return when it is on the disk. All processes call it at the same point.
+        """Save unsaved steps, and return when they are on the disk. All processes call it at the same point.
         Training has `ended`, unless a step is about to begin.
         """
         with self.spent.count_saving():
@@ -416,7 +418,7 @@ class Checkpoints:
             level.drain()
 
     def end(self) -> None:
-        """At the end of the run: save what is not saved yet, unless a step has failed."""
+        """At the end of the run: save unsaved steps, unless a step has failed."""
         if self.failed:
             return
         if self.run.here().lead:
@@ -428,7 +430,7 @@ class Checkpoints:
             _LOG.warning("step %d is not saved: %s", self.position.step, error)
 
     def heed_sigterm(self) -> None:
-        """Let SIGTERM end a script that nobody has started as a worker after its step, with all saved."""
+        """Let SIGTERM end a script without a launcher after its step, with all saved."""
 
         def ask(name: str) -> None:
             departure.settle({self.group.worker: name})

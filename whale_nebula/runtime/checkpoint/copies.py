@@ -1,8 +1,8 @@
 """Copies of a host's part of a checkpoint in the memory of another host of its cluster, and their return to a new host.
 
-The hosts of a cluster form a ring: each sends the part that it has written to its memory to the next one, which keeps
-it beside its own, as if both shared a folder. A host that has nothing of the checkpoint that a run goes on from
-receives its part from one that has it. A cluster that leaves the run hands over its part to one that stays.
+The hosts of a cluster form a ring: each sends the part that it has written to its memory to the next one, which stores
+it with its own, as if both shared a folder. A host without a part of the checkpoint that a run resumes from receives
+its part from one that has it. A cluster that leaves the run passes its part to one that stays.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _PROGRAM = 1 << 21
-"""What copies are numbered as is above all numbers of programs and of rounds."""
+"""The number of copies in keys, above all numbers of programs and of rounds."""
 _BLOCK = 4 << 20
 _NAME = re.compile(r"\w[\w.-]*")
 _SAVING, _RESTORING = 0, 2
-"""The phases of keys: their answers are in the phase after."""
+"""The phases of keys; acknowledgements are in the next phase."""
 
 
 def admit_copies(session: Session) -> None:
@@ -59,7 +59,7 @@ class Way:
             link.receive(self._answer(slot), self.session.patience)
 
     def receive(self) -> Iterator[bytes]:
-        """Receive blocks; the caller knows when there is no more."""
+        """Receive blocks; the caller determines the end."""
         link, slot = self.session.links[self.source], 0
         while True:
             block = np.asarray(link.receive(self._key(slot), self.session.patience)).tobytes()
@@ -159,7 +159,7 @@ class Copies:
         self._guard(lambda: send_part(way, found, self.folder.group))
 
     def _guard(self, act: Callable[[], object]) -> None:
-        """Call a function; after a failure nothing is copied any more, and training goes on."""
+        """Call a function; after a failure copying stops, and training continues."""
         try:
             if self._usable:
                 act()
@@ -186,7 +186,7 @@ def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: st
 
 def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder) -> bool:
     """Send their parts to hosts that lack them; returns whether any was sent. All processes call it at the same point;
-    `found` is the local part, and `folder` is where this host stores what it receives.
+    `found` is the local part, and `folder` is where this host stores received parts.
     """
     manifests = {} if found is None else found.manifests
     has = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
@@ -228,8 +228,8 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
 
 
 def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> tuple[str, str, str] | None:
-    """The part that a host needs of a checkpoint, and who has it: its own part, or, if nobody has that, any other for
-    the common contents.
+    """The part of a checkpoint that a host needs, and its holder: the host's own part, or, if no host has it, any other
+    for the common contents.
     """
     label, has = hosts[worker]
     if label in has:

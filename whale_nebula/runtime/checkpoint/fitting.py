@@ -1,7 +1,7 @@
 """The position of a `fit` of Keras in checkpoints, and its continuation.
 
-Epochs that were trained already are iterated without training, so that the data's random numbers stay the same; so are
-the batches of the epoch in which the run ended.
+Epochs that are already trained are iterated without training, so that the data's random numbers are the same; so are
+the trained batches of the epoch in which the run ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMEMBERED: Mapping[type, tuple[str, ...]] = {
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save", "_batches_seen_since_last_saving"),
 }
-"""What Keras's own callbacks remember between epochs. Others are asked by `get_state` and `set_state`, if they have
+"""The state of Keras's own callbacks between epochs. Others are saved by `get_state` and `set_state`, if they have
 these.
 """
 
@@ -72,7 +72,7 @@ class FitWatch(keras.callbacks.Callback):
         self._checkpoints.memories.restore_history(self._number, self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Record the begin of an epoch."""
+        """Record the start of an epoch."""
         self._epoch = epoch
         self._checkpoints.begin_epoch(program_of(self.model), epoch, self._fit.callbacks)
 
@@ -97,8 +97,8 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
 
 
 def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
-    """Handle a `fit` that had ended before epoch `until` and has nothing to train: restore the model now, for what
-    follows. The step restores it too when it skips the first batches as trained.
+    """Handle a `fit` that had ended before epoch `until` and has nothing to train: restore the model now, for the
+    code that follows. The step also restores it when it skips the first batches as trained.
     """
     position, name = checkpoints.position, program_of(model)
     checkpoints.position = replace(position, program=name, ended=False)

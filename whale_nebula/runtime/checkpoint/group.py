@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _ALONE = "local/0"
 _OFFERED = 2
-"""So many of each folder, the newest: a host is at most one behind the others."""
+"""The number of newest checkpoints of each folder that are offered: a host is at most one behind the others."""
 
 
 class Group:
-    """The processes of a run that share a host with this one, and thus a folder: the first of them commits what they
-    have written.
+    """The processes of a run that share a host with this one, and thus a folder: the first of them commits their
+    parts.
     """
 
     def __init__(self, run: Run) -> None:
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def gone(self) -> list[str]:
-        """The clusters without which the run goes on."""
+        """The clusters without which the run continues."""
         found = self._run.attachment
         running = set(self._run.workers.values())
         return [] if found is None else sorted({cluster_of(each) for each in found.absent} - running)
@@ -81,7 +81,7 @@ class Group:
             heart.tell(saved=step)
 
     def exchange(self, doing: str, said: Any) -> dict[str, Any]:
-        """Exchange a value with all processes; the result has this one's too."""
+        """Exchange a value with all processes; the result includes this one's."""
         if self._run.alone:
             return {self.worker: said}
         session = self._run.ledger.session
@@ -89,8 +89,8 @@ class Group:
         return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in told.items()}}
 
     def list_entries(self, variables: Mapping[str, Any], *, apart: bool = False) -> Iterator[Entry]:
-        """The entries of variables that this worker writes: what it alone holds, and its share of what it holds with
-        others. If clusters train `apart`, those others are of its own cluster.
+        """The entries of variables that this worker writes: those that it alone holds, and its share of those that
+        others hold too. If clusters train `apart`, only others of its own cluster count.
         """
         mates = self._list_mates() if apart else self.members
         for number, name in enumerate(sorted(variables)):
@@ -127,7 +127,7 @@ class Group:
         return self._fetch(source, lacking) if self.label else list(lacking)
 
     def _fetch(self, source: Source, lacking: Mapping[str, Any]) -> list[str]:
-        """Receive what this process lacks, by slices, from the first process that has it; send what others lack."""
+        """Receive missing tensors, by slices, from the first process that has them; send those that others lack."""
         told = self.exchange("what is missing of a checkpoint", list(lacking))
         every = sorted({str(name) for names in told.values() for name in names})
         if not every:
@@ -184,7 +184,7 @@ class Group:
         return self._run.alone or self._find_kept(variable) is not None
 
     def _find_kept(self, variable: Any) -> Any:
-        """The record of who holds a variable; None if each process has it whole."""
+        """The record of a variable's holders; None if each process has it whole."""
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
 
 
@@ -235,10 +235,10 @@ def choose_source(
     list_durable: Callable[[], Sequence[Found]] = list,
 ) -> Source | None:
     """The newest checkpoint with all its parts, the same in all processes; None if there is none. Damaged ones are
-    reported and skipped. A host that has nothing of it receives its part, into this `folder`. If the run goes on
-    without a cluster, `list_durable` gives the checkpoints on the disk, of which parts may be missing.
+    reported and skipped. A host without a part receives its own, into this `folder`. If the run continues without a
+    cluster, `list_durable` gives the checkpoints on the disk, of which parts may be missing.
     """
-    whole: dict[str, list[Found]] = {}  # by folder: a checkpoint in memory may be newer than those of all others
+    whole: dict[str, list[Found]] = {}  # by folder: a checkpoint in memory may be newer than all others
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
         beside = whole.setdefault(os.path.dirname(each.path), [])
         if (each.manifests or each.problems) and len(beside) < _OFFERED and check_whole(each, _LOG.warning):
@@ -255,7 +255,7 @@ def choose_source(
 
 
 def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str] | None) -> None:
-    """Refuse to go on without clusters that have parts of newer checkpoints: of more than one step, or of all steps."""
+    """Refuse to continue without clusters that have parts of newer checkpoints: of more than one step, or of all."""
     gone = group.gone
     if not gone:
         return

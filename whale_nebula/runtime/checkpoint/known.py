@@ -1,4 +1,4 @@
-"""The variables of a run by their names in checkpoints, and their values from the checkpoint that it goes on from."""
+"""The variables of a run by their names in checkpoints, and their values from the checkpoint that it resumes from."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _refuse_missing(path: str, program: str, source: Source, over: bool) -> Chec
 
 @dataclass
 class Known:
-    """The variables that a process knows. `aliases` gives, by program, the names that are not the paths of its
-    variables. The n-th variable with a path in programs of one name is called `path@n` there: that of a model that was
-    made again. A name is not reused, whether or not its variable still exists.
+    """The registered variables of a process. `aliases` gives, by program, the names that are not the paths of its
+    variables. The n-th variable with a path in programs of one name is `path@n`: that of a model that was made again.
+    A name is not reused, whether or not its variable still exists.
 
     `over`: the `fit` that is about to begin was over when the checkpoint was saved. `turns` counts the requests to
     restore all values again.
@@ -142,11 +142,11 @@ class Known:
             )
 
     def was_reached(self, program: str, needed: Collection[str]) -> bool:
-        """Whether the saved run had come to the model of these variables, if models are made again."""
+        """Whether the saved run had reached the model of these variables, if models are made again."""
         return not needed or any(self._was_saved(program, path) for path in needed)
 
     def _was_saved(self, program: str, path: str) -> bool:
-        """Whether the saved run had come to this variable: if a model is made again, to the one before."""
+        """Whether the saved run had reached this variable: if a model is made again, the previous one."""
         key = self._find_key(program, path)
         return key == path or (self.source is not None and key in self.source.manifest.aliases.get(program, {}))
 

@@ -1,8 +1,8 @@
 """One place where the checkpoints of a run are written: a disk, or the memory of this host.
 
 Workers of clusters that train apart share no steps, and thus no sheets; they send each other notices instead: the first
-worker announces before which step all save, one that nobody reaches without the announcement; and each announces when
-its part is written.
+worker announces the step before which all save, which no worker can reach without the announcement; and each announces
+when its part is written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Pending:
 
 @dataclass
 class Level:
-    """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest. If an account's storage is
+    """Writes checkpoints to a folder, at the rate of its `pace`, and keeps the newest. If an account's storage is
     limited, `check_room` raises for too many bytes.
 
     A level on a disk is `durable`. One in memory without room is abandoned (`usable`); on a disk it is tried again. A
@@ -69,7 +69,7 @@ class Level:
         return self._pending is not None
 
     def clean(self, step: int | None) -> None:
-        """Before a run goes on from a step, or begins anew: put aside checkpoints that were not read; in memory remove
+        """Before a run resumes from a step, or starts anew: move unread checkpoints to another name; in memory remove
         them.
         """
         for name in self.folder.clean(step):
@@ -111,7 +111,7 @@ class Level:
                 self.settle({worker: str(said) for worker, said in told.items()})
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write this worker's part, beside training."""
+        """Write this worker's part, concurrently with training."""
         self.due = False
         self.pace.note_saving(snapshot.step, time.monotonic())
         part = self._writer.submit(self._write_part, snapshot)
@@ -174,7 +174,7 @@ class Level:
         self.pace.note_cost(time.perf_counter() - pending.began)
 
     def _tell_failure(self, step: int, why: str) -> None:
-        """Warn of a failed saving; training goes on, and earlier checkpoints stay."""
+        """Warn of a failed saving; training continues, and earlier checkpoints are kept."""
         self.usable = self.durable
         if not self.durable:
             _LOG.info("%s: nothing is saved in memory any more: %s", self.group.worker, why)
@@ -236,7 +236,7 @@ class Notices:
         self.due[level] = step
 
     def take_due(self, step: int) -> list[Level]:
-        """Returns and removes the levels to save after a step; raises if an announcement has come too late."""
+        """Returns and removes the levels to save after a step; raises if an announcement has arrived too late."""
         found = []
         for level in [level for level, due in self.due.items() if due <= step]:
             due = self.due.pop(level)
@@ -247,7 +247,7 @@ class Notices:
         return found
 
     def hear(self) -> None:
-        """Announce the parts that are written, receive the notices of others, and commit what is complete."""
+        """Announce written parts, receive the notices of others, and commit complete checkpoints."""
         self._tell_written()
         for peer in self.links:
             while self._take(peer, 0.0):
@@ -255,7 +255,7 @@ class Notices:
         self._settle()
 
     def drain(self) -> None:
-        """Wait until all that is being written here has been written everywhere."""
+        """Wait until all checkpoints being written here are written everywhere."""
         self.hear()
         while any(level.busy for level in self.levels):
             self._tell_written(wait=True)

@@ -1,4 +1,4 @@
-"""The state of a run beside variables: states of codecs, of a `fit`'s callbacks, and of objects of the user's."""
+"""The state of a run besides variables: states of codecs, of a `fit`'s callbacks, and of the user's objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLAIN = ("steps", "rung", "version", "codec", "error")
 
 
 def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
-    """Encode a channel's state as a document. The state of a user-defined structure is left out: it begins anew."""
+    """Encode a channel's state as a document. The state of a user-defined structure is left out."""
     document: dict[str, Any] = {name: getattr(state, name) for name in _PLAIN}
     if state.held is not None:
         document["held"] = {name: put(array) for name, array in state.held.as_arrays().items()}
@@ -54,7 +54,7 @@ def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
 
 
 def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> ChannelState | None:
-    """Decode a channel's state; None if it begins anew. `get` finds arrays by name."""
+    """Decode a channel's state; None if it has to be initialised. `get` finds arrays by name."""
     if document.get("reset"):
         return None
     state = ChannelState(**{name: document[name] for name in _PLAIN})
@@ -85,9 +85,9 @@ class Memories:
     """The states of one worker. `channels` are those of codecs, `histories` the results of each finished `fit`.
     `source` is the checkpoint.
 
-    Objects are saved as they were when the last step had just returned, as a loop that goes on repeats its draws for
-    the next step. Variables among them are saved a second time (`late`) when the next step is about to begin: what a
-    loop has written to them in between is restored at that point. `begun`: that step has come.
+    Objects are saved as they were when the last step returned, as a resumed loop repeats its draws for the next step.
+    Variables among them are saved a second time (`late`) before the next step: values that a loop has written to them
+    in between are restored at that point. `begun`: that step has been reached.
     """
 
     worker: str
@@ -123,7 +123,7 @@ class Memories:
 
     def _find(self, kind: str, *, own: bool = False) -> Any:
         """The saved state of a kind, and the function that reads its arrays: of this worker, or, unless it must be its
-        `own`, of the first one if the workers are others now.
+        `own`, of the first one if the workers have changed.
         """
         parts = {} if self.source is None else self.source.parts
         part = parts.get(self.worker) or (parts[min(parts)] if parts and not own else None)
@@ -157,7 +157,7 @@ class Memories:
         return max(map(len, self.histories.get(fit, {}).values()), default=0)
 
     def restore_history(self, fit: int, callbacks: Sequence[Any]) -> None:
-        """Restore the history of a finished `fit`, which trains nothing now."""
+        """Restore the history of a finished `fit`, which is not trained again."""
         self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
         for each in callbacks:
             if isinstance(each, keras.callbacks.History) and fit in self.histories:
@@ -175,14 +175,14 @@ class Memories:
             write_object(value, decode_value(saved[name], self._get))
 
     def restore_late(self) -> None:
-        """Before the first step: restore the values that were written to variables before it."""
+        """Before the first step: restore the values that were written to variables before it in the saved run."""
         saved: Mapping[str, Any] = {} if self.begun else self._find("late") or {}
         self.begun = True
         for name in saved.keys() & self.objects.keys():
             write_object(self.objects[name], decode_value(saved[name], self._get))
 
     def _restore_parts(self, name: str, value: Spread) -> None:
-        """Give an object that is spread over workers the states that each has saved."""
+        """Restore an object that is spread over workers from the states that each has saved."""
         if self.source is None:
             return
         saved = {worker: part.memory.get("objects", {}) for worker, part in self.source.parts.items()}

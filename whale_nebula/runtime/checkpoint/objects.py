@@ -1,4 +1,4 @@
-"""Objects of the user's that are saved with a run, and their states as documents."""
+"""The user's objects that are saved with a run, and their states as documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from whale_nebula.errors import OptionError
 
 Put = Callable[[Any], str]
-"""Keep an array; gives the name by which it is found again."""
+"""A function that stores an array and returns the name by which it is read."""
 _ARRAY, _PAIR, _KEYS = "array", "tuple", "dict"
 
 
@@ -46,20 +46,20 @@ class SavedState:
 
 
 class Spread(Stateful, Protocol):
-    """An object of which each worker has a part, and which only steps change. If a run goes on with other workers, the
+    """An object of which each worker has a part, and which only steps change. If a run resumes with other workers, the
     parts are redistributed. It may be large, so it is read only when it is saved: the arrays of its `state_dict` must
     not be modified afterwards.
     """
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
         """Restore the states that workers have saved, by their names; this `worker` selects its own part when it
-        trains. `complete` unless other workers have saved more, in files that are not here.
+        trains. `complete` unless other workers have saved more, in files that are missing here.
         """
         ...
 
 
 def encode_value(value: Any, put: Put) -> Any:
-    """Encode a value as JSON, with its arrays beside it.
+    """Encode a value as JSON, with its arrays stored separately.
 
     >>> encode_value({"best": np.float32(0.5), "seen": (1, 2)}, lambda array: "a")
     {'dict': [['best', 0.5], ['seen', {'tuple': [1, 2]}]]}
@@ -150,7 +150,7 @@ def read_object(value: Any) -> Any:
 
 
 def _copy_state(state: Any) -> Any:
-    """A deep copy of a state, whose lists and arrays may be the object's own."""
+    """A deep copy of a state, whose lists and arrays may belong to the object."""
     if isinstance(state, np.ndarray):
         return state.copy()
     if isinstance(state, tf.Variable):

@@ -1,8 +1,8 @@
 """Training of a model without scopes: Keras runs its steps itself; the variables that they read and write are saved.
 
-These are the variables of the model, and all others that the function refers to that Keras has traced: optimizers of a
-custom `train_step`, and the generator of all draws without a seed. TensorFlow's own random ops are made to draw from
-variables there, the same numbers as without them.
+These are the variables of the model, and all others that the function traced by Keras refers to: optimizers of a custom
+`train_step`, and the generator of all draws without a seed. There TensorFlow's own random ops draw from variables, with
+the same numbers as without.
 """
 
 from __future__ import annotations

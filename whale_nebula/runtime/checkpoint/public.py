@@ -23,8 +23,8 @@ from whale_nebula.tf.keras_training import build_optimizer
 
 
 class Resumed(NamedTuple):
-    """The position at which a run goes on: `step` steps of training are done; of a `fit` also its epoch, and batches of
-    that.
+    """The position at which a run resumes: `step` steps of training are done; in a `fit` also its epoch, and
+    the batches of that.
     """
 
     step: int
@@ -34,10 +34,10 @@ class Resumed(NamedTuple):
 
 @check_signature
 def resumed() -> Resumed | None:
-    """The position at which this run goes on from a checkpoint; None if it began anew.
+    """The position at which this run resumes from a checkpoint; None if it started anew.
 
-    A custom loop begins there: `for batch in dataset.skip(nb.resumed().step if nb.resumed() else 0)`. `fit` does so by
-    itself.
+    A custom loop starts there: `for batch in dataset.skip(nb.resumed().step if nb.resumed() else 0)`. `fit` does so
+    automatically.
 
     >>> import whale_nebula as nb
     >>> nb.resumed() is None
@@ -51,10 +51,10 @@ def resumed() -> Resumed | None:
 @check_signature
 @short_traceback
 def state(**objects: Any) -> None:
-    """Save these objects with the run, each by its name; if the run goes on from a checkpoint, restore them.
+    """Save these objects with the run, each by its name; if the run resumes from a checkpoint, restore them.
 
-    They are saved as they were when the last step had just returned. So a loop that draws its batch and calls the step
-    draws the next batch when it goes on; it must update counters before it calls the step.
+    They are saved as they were when the last step returned. So a loop that draws its batch and calls the step draws the
+    next batch when it resumes; it must update counters before it calls the step.
 
     >>> import numpy as np, whale_nebula as nb
     >>> nb.state(generator=np.random.default_rng(1))
@@ -68,7 +68,7 @@ def state(**objects: Any) -> None:
 @check_signature
 @short_traceback
 def save(path: str | os.PathLike[str], model: Any) -> None:
-    """Save a model with its optimizer in a folder. Every process calls it at the same point, and it is there on return.
+    """Save a model with its optimizer in a folder. Every process calls it at the same point; it is written on return.
 
     >>> import tempfile, keras, whale_nebula as nb
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -165,7 +165,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
-    """The variables of a model by their names in a checkpoint, if another model of the run has the same paths."""
+    """The variables of a model by their names in a checkpoint, in which another model may have the same paths."""
     variables, manifest, program = variables_of(model), source.manifest, program_of(model)
     own = manifest.aliases.get(program, {})
     again = any(f"{path}@2" in own for path in variables)

@@ -1,7 +1,7 @@
 """Slices of tensors in TensorFlow's bundles: how a tensor is divided for writing, and how any part of it is read.
 
-A bundle is read in whole slices. So large tensors are written as tiles: a plan that holds half of a variable, along
-whichever axis, reads about half of it.
+A bundle is read in whole slices. So large tensors are written as tiles: a plan that holds half of a variable, along any
+axis, reads about half of it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from whale_nebula.errors import CheckpointError
 from whale_nebula.ir.layout import Layout, divide
 
 _TILE = 9 << 17
-"""Bytes of a tile at least: TensorFlow reads slices below 2^20 through a buffer, and with it what lies beside them."""
+"""The least bytes of a tile: TensorFlow reads slices below 2^20 through a buffer, with their neighbours."""
 _CUTS = (96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
-"""Into how many tiles an axis may be cut: counts that many numbers of workers divide."""
+"""The possible numbers of tiles along an axis, which many numbers of workers divide."""
 
 
 class Slice(NamedTuple):
@@ -109,7 +109,7 @@ class Entry(NamedTuple):
 
 
 def make_whole_entry(name: str, value: Any) -> Entry:
-    """An entry of a tensor that is completely here."""
+    """An entry of a tensor that is completely in this process."""
     tensor = tf.convert_to_tensor(value)
     shape = tuple(tensor.shape.as_list())
     return Entry(name, Tensor(tensor.dtype.name, shape), Slice((0,) * len(shape), shape), tensor)
@@ -143,7 +143,7 @@ def overlap(one: Slice, other: Slice) -> int:
 
 
 class Source:
-    """The tensors of a checkpoint that can be read here, from the bundles of one or more hosts."""
+    """The tensors of a checkpoint that can be read locally, from the bundles of one or more hosts."""
 
     def __init__(self, found: Found, identity: str) -> None:
         self.path = found.path
@@ -168,7 +168,7 @@ class Source:
         return list(dict.fromkeys(each for found in self._slices.get(name, {}).values() for each in found))
 
     def has(self, name: str, part: Slice | None = None) -> bool:
-        """Whether a tensor, or a part of it, is here."""
+        """Whether a tensor, or a part of it, can be read locally."""
         return name in self._slices and self._find_bundle(name, part) is not None
 
     def _find_bundle(self, name: str, part: Slice | None) -> str | None:

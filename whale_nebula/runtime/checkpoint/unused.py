@@ -16,7 +16,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 def warn_of_unused(checkpoints: Checkpoints) -> None:
-    """Log a warning if a script that ends well has not trained the programs of its checkpoints."""
+    """Log a warning if a script that ends without error has not trained the programs of its checkpoints."""
     if sys.exc_info()[0] is not None:
         return
     resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path

@@ -1,6 +1,6 @@
 """Write a checkpoint: each worker its part, and the first worker of a host the manifest, once all parts are written.
 
-Everything here runs beside training, in a thread, on values that were taken between two steps.
+Everything here runs concurrently with training, in a thread, on values that were taken between two steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 T = TypeVar("T")
 _PART, _STATE = "part.json", "state"
 _BUNDLE = 256 << 20
-"""Bytes of tensors that are written at once."""
+"""The most bytes of tensors in one bundle."""
 
 
 class Writer:
@@ -85,14 +85,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Written:
-    """A part that waits for the others."""
+    """A written part, while others are pending."""
 
     part: Part
     tensors: Mapping[str, Tensor]
 
 
 def write_part(folder: Folder, snapshot: Snapshot) -> Part:
-    """Write the part of one worker, durably. It belongs to no checkpoint yet."""
+    """Write the part of one worker, durably. It is not yet committed."""
     path = folder.worker_path(snapshot.step, snapshot.worker)
     files.remove(path)
     files.make_folder(path)

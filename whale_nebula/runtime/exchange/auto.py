@@ -22,10 +22,10 @@ from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import wire_bytes
 
 ROOM = 0.8
-"""A milder precision has to fit into this share of the computing."""
+"""The share of the computing time into which a milder precision has to fit."""
 
 GUESS = 0.05
-"""Seconds that the slowest stage is taken to compute a step, until that was measured."""
+"""The assumed computing seconds of the slowest stage in a step, until measured."""
 
 _UNKNOWN = (1, 4096)  # stands for the shape of a tensor of unknown rank
 
@@ -36,7 +36,7 @@ class Outlook:
 
     `rows` are those of its micro-batches, `compute` the computing seconds of the slowest stage (None: not measured
     yet). By link, "a->b": `rates` are bytes a second, where a missing link takes no time; `carried` are the bytes of
-    the step before. Of `unseen` links no rate was measured although they carried something: their `rates` are the
+    the previous step. For `unseen` links no rate was measured although they carried data: their `rates` are the
     config's.
     """
 
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
 
 @dataclass
 class Auto:
-    """Chooses the precision of all directions of a program that are sent from here."""
+    """Chooses the precision of all directions of a program that this process sends."""
 
     directions: Sequence[Direction]
     states: States
@@ -130,7 +130,7 @@ class Auto:
 
 
 def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
-    """Add a note if the choice rests on the config alone."""
+    """Add a note if the choice depends on the config alone."""
     for link in direction.links:
         if link in outlook.unseen and outlook.compute is not None:
             rate = outlook.rates.get(link)
@@ -141,7 +141,7 @@ def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
 
 
 def mildest(held: Sequence[float], compute: float, now: int) -> int:
-    """The least lossy rung whose transfer time hides under the computing, otherwise the last one.
+    """The least lossy rung whose transfer time is hidden by computing, otherwise the last one.
 
     >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)
     (2, 3)

@@ -26,8 +26,8 @@ class Crossing:
     """One direction of a boundary: `kind` is forward, or backward for a gradient, which has its own `number`.
 
     `label` names it in reports ("b0 gpu->npu", and "b0 npu->gpu" for its gradient), `name` in states: the same in every
-    program of a model, whatever the lengths of its rows. A gradient's `way` is the backward one. `boundary` is None for
-    a gradient without a boundary.
+    program of a model, independent of the lengths of its rows. A gradient's `way` is the backward one. `boundary` is
+    None for a gradient without a boundary.
     """
 
     value: Value
@@ -158,7 +158,7 @@ class Crossings:
         return f"{_channel(crossing, lane)}{AT}{host}{'' if out else ', incoming'}"
 
     def ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
-        """The names of channels with a local end, as state keys have them before the host."""
+        """The names of channels with a local end: the prefixes of state keys, without the host."""
         found: dict[str, None] = {}
         for crossing in self.of_boundaries:
             for lane in self.lanes(crossing) if crossing.way.coded else ():
@@ -168,7 +168,7 @@ class Crossings:
         return tuple(found)
 
     def links(self, crossing: Crossing) -> tuple[str, ...]:
-        """The links of a crossing, such as "gpu->npu"; empty if all readers are where it is made."""
+        """The links of a crossing, such as "gpu->npu"; empty if all readers are on the host that makes it."""
         stages = (crossing.source, *crossing.readers)
         home, *others = (self.cluster(self.routing.first(stage)) for stage in stages)
         return tuple(f"{home}->{other}" for other in dict.fromkeys(others) if other != home)
@@ -241,7 +241,7 @@ class Channels:
 
     @cached_property
     def may_skip(self) -> bool:
-        """Whether any boundary asks to skip steps with a NaN, for which all processes must agree on each step."""
+        """Whether any boundary requests to skip steps with a NaN, for which all processes must agree on each step."""
         return self.training and any(each.way.nonfinite == SKIP for each in self.crossings.of_boundaries)
 
     def end(self, crossing: Crossing, host: str, lane: str, *, out: bool) -> Any:
@@ -258,8 +258,8 @@ class Channels:
 
     @cached_property
     def entries(self) -> Mapping[Value, int]:
-        """For values that may arrive encoded and whose first axis only a step knows: the number of entries for each
-        row.
+        """For values that may arrive encoded and whose first axis is known only in a step: the number of entries for
+        each row.
         """
         program, boundaries = self.cut.program, self.crossings.of_boundaries
         coded = dict.fromkeys(each.boundary.value for each in boundaries if each.boundary and each.way.coded)
@@ -267,11 +267,11 @@ class Channels:
 
     @cached_property
     def auto(self) -> Auto:
-        """Chooses the codecs of directions with `nb.compress("auto")`."""
+        """The chooser of codecs of directions with `nb.compress("auto")`."""
         return Auto(tuple(self._directions()), self.states, self.training)
 
     def _directions(self) -> Iterator[Direction]:
-        """The directions with `nb.compress("auto")` that are sent from here."""
+        """The directions with `nb.compress("auto")` that this process sends."""
         for each in self.crossings.of_boundaries:
             links = self.crossings.links(each) if each.way.auto else ()
             for lane in self.crossings.lanes(each) if links else ():

@@ -33,9 +33,9 @@ from whale_nebula.runtime.exchange.state import (
 from whale_nebula.transport.protocol import Packed
 
 MEASURE_EVERY = 50
-LADDER_EVERY = 10  # steps, between two looks at the next precision
+LADDER_EVERY = 10  # steps between two checks of the next precision
 _CLAMPED = ("numbers beyond 65504 are clamped by fp16",)
-_SLACK = 16  # bytes that packed whole numbers may take more than the numbers themselves
+_SLACK = 16  # bytes by which packed integers may exceed the numbers themselves
 
 
 class _Made(NamedTuple):
@@ -191,7 +191,7 @@ class Outgoing(_End):
         return distance(kept, again)
 
     def _leave_out(self, at: At, tally: Tally) -> None:
-        """Leave the step out; where it must not be, raise the error that stops the run. Nothing in an evaluation."""
+        """Leave the step out, or raise an error if that is not allowed; in an evaluation do nothing."""
         if not at.training:
             return
         if self.way.nonfinite != SKIP:
@@ -268,7 +268,7 @@ class Incoming(_End):
         return read_payload(came.data, prod(came.dims[:-1]), news, most, zstd=self.way.zstd)
 
     def _decode_changes(self, codec: Codec | None, payload: Payload, came: Packed, ids: Any) -> Any:
-        """Decode a tensor sent as differences to cached samples, which both sides must hold alike."""
+        """Decode a tensor sent as differences to cached samples, which must be the same on both sides."""
         state = self.states.of(self.key)
         held = self._cache(state)
         if ids is not None and held.stamp(ids) != came.state:
@@ -278,7 +278,7 @@ class Incoming(_End):
         return made
 
     def _learn_state(self, codec: Codec | None, payload: Payload, came: Packed, dims: Dims) -> ChannelState:
-        """Update the state by received news; it must then equal that of the other side."""
+        """Update the state by a received update; it must then equal that of the other side."""
         state, structure = self.states.of(self.key), None if codec is None else codec.structure
         if structure is None or not dims or not structure.news(dims):
             return state
@@ -310,7 +310,7 @@ def is_due(step: int) -> bool:
 
 
 def distance(x: Any, again: Any) -> float:
-    """The norm of the difference by the norm of the tensor; 0 for a tensor of zeros that stayed so."""
+    """The norm of the difference relative to that of the tensor; 0 for an unchanged tensor of zeros."""
     wide = tf.cast(x, tf.float32)
     off, size = tf.norm(wide - tf.cast(again, tf.float32)), tf.norm(wide)
     return float(off) if float(size) == 0 else float(off / size)

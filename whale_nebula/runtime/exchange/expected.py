@@ -22,9 +22,9 @@ from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.tensor import dtype_code, raw_bytes
 
 ANY_SIZE = 2**32 - 1
-"""The bound of an axis that only a step knows; the cap of a whole tensor still holds."""
+"""The bound of an axis known only in a step; the limit of a whole tensor still applies."""
 _COLUMNS = 1 << 16
-"""As many are thought of where only a step knows: a basis, which may come with a tensor, has so many rows."""
+"""The assumed number of columns if known only in a step: a basis sent with a tensor has that many rows."""
 _NARROW = {"fp16": "float16", "bf16": "bfloat16"}
 _MICRO_BATCHED = ("forward", "backward", "result")
 
@@ -40,7 +40,7 @@ class Slot(NamedTuple):
 
 
 class _Anything(Bound):
-    """Bounded by the cap of a tensor alone."""
+    """A bound that is only the limit of a tensor's size."""
 
     def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
         return True
@@ -50,7 +50,7 @@ ANYTHING = _Anything("any", ())
 
 
 def count_known_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Sequence[int]:
-    """The rows of each micro-batch of a step; none where inputs of its only one may differ in theirs."""
+    """The rows of each micro-batch of a step; empty for a single one, whose inputs may differ in their rows."""
     if len(counts) > 1:
         return counts
     batched = [tensor for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
@@ -70,10 +70,11 @@ class _Step(NamedTuple):
 
 
 class Expected:
-    """Gives the bound of a key, for every program of a run; keys that no program has are refused.
+    """The bounds of tensors by key, for every program of a run; keys that no program has are refused.
 
-    No tensor is expected of a step that has not begun here, or with another number of rows than its micro-batch. Values
-    of variables (kind "control") belong to no program: each is admitted before it is sent, and dropped once received.
+    Tensors of a step that has not begun here, or with another number of rows than their micro-batch, are not expected.
+    Values of variables (kind "control") belong to no program: each is admitted before it is sent, and dropped once
+    received.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,7 @@ class Expected:
 
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    """Everything that crosses between workers in a step, with its admissible forms."""
+    """All tensors that cross between workers in a step, with their admissible forms."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     for each in Crossings(cut, cut.routing).by_value.values():
         near, far = _bound_of(each.spec), _bound_of(each.spec, each.way)
@@ -156,7 +157,7 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
 
 
 def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
-    """For boundaries whose first axis only a step knows: the number of entries for each row of the batch."""
+    """For boundaries whose first axis is known only in a step: the number of entries for each row of the batch."""
     open_first = [each for each in Crossings(cut, cut.routing).of_boundaries if (each.spec.shape or (0,))[0] is None]
     tensors = {each.value: each.boundary.value for each in open_first if each.boundary is not None}
     found = entries_per_row(cut.program, set(tensors.values()))
@@ -167,7 +168,7 @@ def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
 
 
 def _bound_of(spec: Spec, way: Way | None = None) -> Bound:
-    """The bound of a tensor as it is sent."""
+    """The bound of a tensor in its encoded form."""
     if spec.shape is None:
         return ANYTHING
     most = tuple(ANY_SIZE if axis is None else axis for axis in spec.shape)

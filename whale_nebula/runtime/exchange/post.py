@@ -1,7 +1,7 @@
 """Exchange values between concurrent stages: by shared memory within a host, by links between hosts.
 
-A host is what shares memory for free: in one process a cluster, in several a worker. A value that several stages of
-a host read crosses once.
+A host is a unit of shared memory: in one process a cluster, in several a worker. A value that several stages of a host
+read crosses once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Post:
         self.channels.states.restore(self._before)
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
-        """Give a value to other stages: once to each host."""
+        """Make a value available to other stages: it is sent once to each host."""
         crossing = self.crossings.by_value[value]
         lane = self.crossings.lane(crossing, micro_batch)
         packed = None
@@ -133,7 +133,7 @@ class Post:
         first = self.channels.training and micro_batch == lane.lead
         with self._coding("decode", crossing, lane, taken, seat):
             if isinstance(came, Packed) and self.rows and crossing.boundary is not None:
-                # a few bytes may unpack to any number of rows: refuse what has another number than the micro-batch
+                # a few bytes may unpack to any number of rows: refuse another number than that of the micro-batch
                 entries = self.channels.entries.get(crossing.tensor)
                 due = came.dims[0] if entries is None else entries * self.rows[micro_batch]
                 if came.dims[0] != due:
@@ -152,8 +152,8 @@ class Post:
 
     @contextlib.contextmanager
     def _coding(self, what: str, crossing: Crossing, lane: Lane, place: Place, seat: Seat) -> Iterator[None]:
-        """Context of a codec, whose time counts for the stage that sends, or that reads first. Codec state passes from
-        micro-batch to micro-batch in order, whichever local replica is faster.
+        """Context of a codec, whose time counts for the stage that sends, or that reads first. Codec state is used
+        in the order of micro-batches, independent of the speeds of local replicas.
         """
         host, value, micro_batch = place
         clock = None if crossing.way.plain else self.clocks.get(seat)
@@ -167,7 +167,7 @@ class Post:
                 self._coded.add(place)
                 self._changed.notify_all()
 
-    # ------------------------------------------------------------------ the shelf of a host
+    # ------------------------------------------------------------------ values stored on a host
     def _lay(self, lane: Lane, place: Place, tensor: Any) -> None:
         with self._changed:
             self._left.setdefault(place, lane.readers[place[0]])
@@ -193,7 +193,7 @@ class Post:
         )
 
     def abort(self, failure: BaseException) -> None:
-        """Wake all waits on the shelf, as a stage failed."""
+        """Wake all waits for values, as a stage failed."""
         with self._changed:
             self._failed = self._failed or failure
             self._changed.notify_all()

@@ -19,12 +19,12 @@ from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import frame_count, wire_bytes
 
 AT = " at "
-"""Between a channel's name and the host whose end of it a state is of."""
+"""The separator between a channel's name and the host of the end in a state's key."""
 LANE = " by "
-"""Between its name and the hosts that it joins, where replicas make several channels of one boundary."""
+"""The separator between a channel's name and its hosts, if replicas cause several channels of one boundary."""
 
 codec_name = functools.cache(str)
-"""The text of a codec, which is asked for with every tensor."""
+"""The text of a codec, cached as it is needed for every tensor."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class ChannelState:
     """Codec state of one end of a channel. Frozen: a step makes a new one, and a failed step leaves the old one.
 
     `steps` counts steps of training that were begun, `rung` is the position on the ladder of precisions, `structure`
-    the state of the codec's structure, and `version` how often that was sent to the other side. `held` is the cache of
-    differences (a `codec.deltas.Cache`), whose version is then `version`. `codec` is the one of the last step of
-    training, and `error` its last measured error.
+    the state of the codec's structure, and `version` the number of times it was sent to the other side. `held` is the
+    cache of differences (a `codec.deltas.Cache`), whose version is then `version`. `codec` is that of the last step
+    of training, and `error` its last measured error.
     """
 
     steps: int = 0
@@ -72,7 +72,7 @@ class States:
             del self.held[name]
 
     def versions(self, ends: Iterable[str] = ()) -> dict[str, int]:
-        """The versions that both sides must have alike, by channel: the highest of the local ends. Channels in `ends`
+        """The versions that must agree on both sides, by channel: the highest of the local ends. Channels in `ends`
         without a state have version 0.
         """
         found = dict.fromkeys((f"model {self.model}: {name}" for name in ends), 0)
@@ -83,7 +83,7 @@ class States:
         return found
 
     def drop(self, told: Mapping[str, Mapping[str, int]], ends: Iterable[str] = ()) -> list[str]:
-        """Drop the states of which some process with an end has another version or none, in all processes alike.
+        """Drop, in all processes, the states of which some process with an end has another version or none.
         Returns their names.
         """
         own = self.versions(ends)
@@ -109,7 +109,7 @@ class States:
 
 @dataclass
 class Models:
-    """The models of a run, numbered as their first programs come, which is the same order in every process.
+    """The models of a run, numbered in the order of their first programs, the same in every process.
 
     >>> class Variable: ...
     >>> models, ours, theirs = Models(), [Variable(), Variable()], [Variable()]
@@ -175,7 +175,7 @@ class StepLines(NamedTuple):
 class Tally:
     """Statistics of one step's channels, summed up at its end. Thread-safe.
 
-    Sent and received tensors are counted apart: in one process both ends of a boundary are here, and its bytes count
+    Sent and received tensors are counted separately: if both ends of a boundary are in this process, its bytes count
     once. `left_out` is the reason to leave the step out, or "".
     """
 
@@ -185,11 +185,11 @@ class Tally:
     _changes: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def add(self, name: str, report: BoundaryReport) -> None:
-        """Count what was sent in a direction of a boundary."""
+        """Count a tensor sent in a direction of a boundary."""
         self._sent[name].append(report)
 
     def took(self, name: str, report: BoundaryReport) -> None:
-        """Count what was received in a direction of a boundary."""
+        """Count a tensor received in a direction of a boundary."""
         self._taken[name].append(report)
 
     def note_change(self, name: str, what: str) -> None:
@@ -228,10 +228,10 @@ class Tally:
 def note_changes(
     tally: Tally, name: str, way: Way, before: ChannelState, after: ChannelState, codec: Codec | None
 ) -> ChannelState:
-    """Report at either end what differs from the previous training step: the codec, or its state. Returns the state
-    that remembers it; an error measured with another codec is discarded.
+    """Report at either end differences from the previous training step: of the codec, or its state. Returns the state
+    that includes them; an error measured with another codec is discarded.
     """
-    if way.lossless:  # whole numbers cross as they are where that is less
+    if way.lossless:  # integers cross unchanged if that is smaller
         return replace(after, error=0.0)
     told, known = codec_name(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and told != known:
@@ -243,7 +243,7 @@ def note_changes(
 
 
 def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> BoundaryReport:
-    """Statistics of a tensor that has crossed as a payload."""
+    """Statistics of a tensor that crossed as a payload."""
     raw = prod(x.shape) * int(tf.as_dtype(x.dtype).size)
     size = payload.nbytes if isinstance(payload, Packed) else prod(payload.shape) * int(tf.as_dtype(payload.dtype).size)
     return BoundaryReport(codec_name(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)

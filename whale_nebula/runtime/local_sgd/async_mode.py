@@ -1,9 +1,9 @@
 """Asynchronous local SGD (`mode="async"`): a server of shared weights, and clusters that push and pull differences.
 
 The server is in the process of the first cluster's first worker, with a thread for each of the other clusters. It
-applies each difference as it arrives and answers with what has changed since that cluster asked last. A cluster takes
-in the answer to its last push every so many steps, and then pushes again: an exchange has as many steps to happen in as
-lie between two of them, and nobody waits except for a cluster that is too far behind.
+applies each difference as it arrives and answers with the changes since that cluster's last push. Every so many steps a
+cluster applies the answer to its last push, and pushes again: an exchange has the steps between two pushes to complete,
+and clusters only wait for one that is too far behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from whale_nebula.transport.mailbox import unsent_error
 from whale_nebula.wire.tensor import Bytes
 
 _LOOK = 1.0
-"""Seconds after which a thread that waits for a push looks whether the run is over."""
+"""Seconds after which a thread that waits for a push checks whether the run is over."""
 _WHOLE = 0
 
 
@@ -38,7 +38,7 @@ class Server:
 
     At the end of a run it serves until the other clusters have ended, if it `waits`.
 
-    The last push of each cluster before all meet is answered once all have made theirs, with the weights themselves.
+    The last push of each cluster before a synchronisation is answered with the weights, after all clusters' pushes.
     """
 
     ends: Ends
@@ -153,14 +153,14 @@ class Server:
                 when += 1
                 answer = self.take(cluster, when, data[1:], last=bool(data[:1].any()))
                 self.ends.answer(when, cluster, answer, 4 * self._size)
-        except (DeadlineError, LinkClosedError, RemoteProtocolError) as known:  # whoever waits raises it
+        except (DeadlineError, LinkClosedError, RemoteProtocolError) as known:  # raised by waiting threads
             self._fail(known)
         except BaseException as failure:
             self._fail(failure)
             raise
 
     def _fail(self, failure: BaseException) -> None:
-        """Record why a cluster failed, and wake those that wait for it."""
+        """Record the failure of a cluster, and wake threads that wait for it."""
         with self._changed:
             if not self._over:
                 self.failure = failure
@@ -168,7 +168,7 @@ class Server:
 
 
 class Pushed(NamedTuple):
-    """A difference in flight: the cluster's weights when it was sent, and the shared weights that come back."""
+    """A difference in flight: the cluster's weights when it was sent, and the shared weights in the answer."""
 
     own: Numbers
     known: Future[Numbers]
@@ -176,7 +176,7 @@ class Pushed(NamedTuple):
 
 @dataclass
 class Pushes(Meetings):
-    """One cluster's side. The first cluster's first worker has the `server`."""
+    """The cluster's side of asynchronous mode. The first cluster's first worker has the `server`."""
 
     waits_for_all: ClassVar[bool] = True
     every: int = field(kw_only=True)
@@ -215,13 +215,13 @@ class Pushes(Meetings):
         self._agreed = super().digest()
 
     def restart(self) -> None:
-        """Begin anew with the current weights, the server too."""
+        """Restart with the current weights, including the server."""
         super().restart()
         if self.server is not None and self._shared is not None:
             self.server.again(self._shared)
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take a snapshot of the state; once all have met it is only the number of steps."""
+        """Take a snapshot of the state; after a synchronisation it is only the number of steps."""
         steps = self.steps
         return lambda: {"steps": steps}
 
@@ -239,7 +239,7 @@ class Pushes(Meetings):
             self.server.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    # ------------------------------------------------------------------ a difference's way
+    # ------------------------------------------------------------------ pushing a difference
     def _push(self, *, last: bool = False) -> None:
         own = self._read_all()
         known = own if self._shared is None else self._shared

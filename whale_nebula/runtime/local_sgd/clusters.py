@@ -1,4 +1,4 @@
-"""Clusters that train apart (local SGD), as the engine sees them, and the lifecycle of a run's rounds.
+"""Clusters that train apart (local SGD), for the engine, and the lifecycle of a run's rounds.
 
 Rounds are opened for a set of weights, settled before reads, and restarted after writes.
 """
@@ -49,9 +49,9 @@ from whale_nebula.transport import MemoryNetwork
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _MOST = 8
-"""Bytes that a number may cross as: a large share of them, by topk, takes more than all of them as they are."""
+"""The most bytes of a number in transit: a large share by topk takes more bytes than all numbers uncompressed."""
 _OWN = 1 << 10
-"""Bytes that a codec may put before the numbers."""
+"""The most bytes of a codec's header."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Opened:
         return list(self._known.values())
 
     def read_shared(self) -> dict[int, Numbers]:
-        """The weights that all clusters know of, by the ids of the variables of this process."""
+        """The weights that all clusters share, by the ids of the variables of this process."""
         firsts = [next(iter(rounds.values())) for rounds in self._known.values()]
         return {
             id(variable): numbers.copy()
@@ -118,7 +118,7 @@ class Opened:
         return self._known[key]
 
     def settle(self) -> None:
-        """Give everybody the same weights; every process calls it at the same point."""
+        """Synchronise the weights of all clusters; every process calls it at the same point."""
         try:
             self._settle()
         except BaseException as failure:
@@ -160,7 +160,7 @@ class Opened:
             )
 
     def restart(self) -> None:
-        """Begin anew after the weights were replaced, in every process by the same ones."""
+        """Restart after the weights were replaced, in every process by the same ones."""
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
             self.copies.alike(first.flat.variables)
@@ -186,7 +186,7 @@ class Opened:
                 mend="one step (a function, or fit) for all that is trained with sync_every",
             )
 
-    # ------------------------------------------------------------------ all clusters are here
+    # ------------------------------------------------------------------ all clusters in this process
     def _make_all(
         self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
@@ -211,7 +211,7 @@ class Opened:
         """A cluster's copy of a variable of the model or its optimizer."""
         return self.copies.kept[cluster][id(variable)] if cluster else variable
 
-    # ------------------------------------------------------------------ others are in other processes
+    # ------------------------------------------------------------------ clusters in other processes
     def _make_own(
         self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
@@ -388,7 +388,7 @@ class OfClusters:
 
 
 def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
-    """The local-SGD view of a step whose clusters train apart, after they have agreed on what they exchange."""
+    """The local-SGD view of a step whose clusters train apart, after they have agreed on the exchange."""
     if run.rounds is None:
         run.rounds = Opened(run)
         run.closers.append(run.rounds.close)
@@ -410,7 +410,7 @@ _BYTES = 4
 
 
 def _tell_alone(apart: Apart, name: str) -> None:
-    """Warn that there is no other cluster to synchronise with."""
+    """Warn that no other cluster takes part."""
     option = f'exchange="{apart.exchange}"' if apart.exchange else f"sync_every={apart.every}"
     warn_once(
         script_site(),

@@ -1,9 +1,9 @@
-"""Exchange of momenta at one bit a number: after each step clusters have the same momentum, and make one update of it.
+"""Exchange of momenta at one bit a number: after each step clusters have the same momentum, and apply one update.
 
 Each cluster trains a copy. Its optimizer (`whale_nebula.strategies.OneBitAdam`, `OneBitLamb`) makes a step with the
 gradients of the cluster's rows, of which only the momentum is used. It is sent in float32 during warm-up, then as signs
-and one scale with error feedback. All decode the same bytes, average them in the same order, and update the weights and
-slots from before the step. So all copies stay identical, bit for bit.
+and one scale with error feedback. All clusters decode the same bytes, average them in the same order, and update the
+previous weights and slots. So all copies stay identical, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ class MomentumOptimizer(Protocol):
     fused: bool
 
     def slots_of(self, variable: Any) -> Slots | None:
-        """The slots of a weight; None if the optimizer trains another model's."""
+        """The slots of a weight; None if the optimizer does not train it."""
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
 
     def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
-        """Preconditioner by which momenta are multiplied before compression, once the variance is frozen."""
+        """Factors by which momenta are multiplied before compression, once the variance is frozen."""
 
     def advance(
         self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
     ) -> tuple[Any, Sequence[Any]]:
-        """A weight and its other slots after an update: `before` and `momentum` are the momenta before and after it."""
+        """A weight and its other slots after an update; `before` and `momentum` are the momenta before and after it."""
 
 
 _OPTIMIZERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_optimizer(optimizer: MomentumOptimizer) -> None:
-    """Register an optimizer that has its slots now and can exchange its momenta."""
+    """Register an optimizer with slots that can exchange its momenta."""
     _OPTIMIZERS.add(optimizer)
 
 
@@ -137,13 +137,13 @@ class OneBitRounds(Meetings):
     _update: Any = None
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Read the weights and slots before each step, as the script may have changed them, in all clusters alike."""
+        """Read the weights and slots before each step, as the script may have changed them in all clusters."""
         self._shared = self._read_all() if shared is None else shared.copy()
         self._read_slots()
 
     @property
     def shared(self) -> Numbers | None:
-        """The weights that all clusters know of; None before the first step."""
+        """The weights that all clusters share; None before the first step."""
         return None if self._shared is None else self._read_all()
 
     def digest(self) -> int:
@@ -151,7 +151,7 @@ class OneBitRounds(Meetings):
         return google_crc32c.value(self._read_all().tobytes())
 
     def tell(self) -> None:
-        """After a step: send the momentum that it has computed."""
+        """After a step: send its momentum."""
         momentum, self._step = self._momenta.read((0, self._momenta.total)), int(self.optimizer.iterations.numpy()) - 1
         data, there = self._encode(momentum)
         kept = self._kept.read((0, self._kept.total))
@@ -160,14 +160,14 @@ class OneBitRounds(Meetings):
         self.ends.tell(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), momentum.nbytes + kept.nbytes)
 
     def take(self) -> None:
-        """Receive the momenta of the others, and make the update of all clusters."""
+        """Receive the momenta of the others, and apply the common update."""
         if self._own is None:
             return
         began = time.perf_counter()
         came = self.ends.hear(self.steps, 0)
         self.waited += time.perf_counter() - began
         momentum, kept = (np.zeros_like(each) for each in self._own)
-        for cluster in self.ends.firsts:  # in the same order everywhere, so to the same bits
+        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
             with naming(self.ends.firsts[cluster]):
                 found = self._own if cluster == self.ends.cluster else self._decode(came[cluster])
             momentum += np.float32(self.shares[cluster]) * found[0]
@@ -181,15 +181,15 @@ class OneBitRounds(Meetings):
         self.met += 1
 
     def settle_tell(self) -> None:
-        """Nothing to do: all have the same weights after each step."""
+        """Do nothing: all have the same weights after each step."""
 
     def settle_take(self) -> None:
-        """Nothing to do: that all have the same weights was verified before this."""
+        """Do nothing: it was verified before that all have the same weights."""
         self._told = self.steps
 
     @property
     def form(self) -> str:
-        """The optimizer's kind too, whose momenta they are."""
+        """The form of the rounds, with the optimizer's kind."""
         return f"{super().form} {type(self.optimizer).__name__}"
 
     def capture(self) -> Callable[[], dict[str, Any]]:
@@ -211,9 +211,9 @@ class OneBitRounds(Meetings):
         self._error, self._server_error = np.zeros_like(self._error), np.zeros_like(self._server_error)
 
     def close(self) -> None:
-        """Nothing to do: there are no threads."""
+        """Do nothing: there are no threads."""
 
-    # ------------------------------------------------------------------ what crosses
+    # ------------------------------------------------------------------ encoding
     @property
     def _momenta(self) -> Flat:
         return Flat([each.momentum for each in self.slots])
@@ -234,8 +234,8 @@ class OneBitRounds(Meetings):
         return self._step >= self.optimizer.freeze_step
 
     def _encode(self, momentum: Numbers) -> tuple[Bytes, Numbers]:
-        """The bytes that cross, and their decoded values."""
-        if not self._compresses:  # also where an optimizer began anew: then its variance is frozen once more
+        """The bytes to send, and their decoded values."""
+        if not self._compresses:  # also after an optimizer was reset, whose variance is frozen again
             self._mask = np.zeros(0, np.float32)
             return momentum.view(np.uint8), momentum
         if not self._mask.size:
@@ -255,8 +255,8 @@ class OneBitRounds(Meetings):
         return restore_signs(data[:size], self._ends) * self._mask, kept
 
     def _compress_mean(self, mean: Numbers) -> Numbers:
-        """Compress the mean as parameter servers would, each cluster for its part; all clusters know all momenta, so
-        nothing more crosses.
+        """Compress the mean as parameter servers would, each cluster for its part; all clusters have all momenta, so
+        nothing else is sent.
         """
         wanted = mean + self._server_error
         count = len(self.ends.firsts)
@@ -267,7 +267,7 @@ class OneBitRounds(Meetings):
         return there
 
     def _freeze(self) -> None:
-        """End the warm-up: entries that never had a gradient stay as they are, and errors begin at zero."""
+        """End the warm-up: entries without any gradient so far are kept, and errors start at zero."""
         before = self._before or []
         first = [np.asarray(slots[1]).reshape(-1) > 0 for slots in before]
         self._mask = np.concatenate(first).astype(np.float32)
@@ -320,8 +320,8 @@ def make_one_bit_rounds(
     weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float], exchanged: Exchanged,
     copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> OneBitRounds:  # fmt: skip
-    """The rounds of a cluster with these `weights`; `models_own` are the model's variables, which the optimizer knows,
-    and `copy` gives this cluster's copy of one.
+    """The rounds of a cluster with these `weights`; `models_own` are the model's variables, which the optimizer trains,
+    and `copy` returns this cluster's copy of one.
     """
     optimizer, trained = exchanged
     slots = [own for path in trained if (own := optimizer.slots_of(models_own[path])) is not None]

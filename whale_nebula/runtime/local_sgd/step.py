@@ -1,4 +1,4 @@
-"""A local step of one cluster: it trains on its own rows, then does the synchronisation work that is due."""
+"""A local step of one cluster: training on its own rows, then the synchronisation that is due."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Asked:
             self._take(self.worker, program, at, why)
 
     def hear(self) -> None:
-        """Collect the announcements of others. Raises if one of them is gone."""
+        """Collect the announcements of others. Raises if one of them has ended."""
         for peer, link in self.links.items():
-            with contextlib.suppress(DeadlineError):  # it has said nothing
+            with contextlib.suppress(DeadlineError):  # no announcement
                 said = link.take(_LEAVING, 0.0)
                 self._take(peer, said["program"], said["step"], said["why"])
 
@@ -73,8 +73,8 @@ class LeavesTogether:
     """Agreement on leaving, for the steps of one program. `ahead` is the maximum number of rounds by which another
     cluster may be ahead.
 
-    Nobody passes the end of the next but one meeting (and `ahead` more rounds) without having received what this worker
-    announced before it: all leave there. Where several are asked, the first of these steps counts.
+    No worker passes the end of the second next meeting (and `ahead` more rounds) without having received earlier
+    announcements: all leave there. If several workers are asked, the first of these steps counts.
     """
 
     asked: Asked
@@ -84,7 +84,7 @@ class LeavesTogether:
 
     def look(self, steps: int) -> None:
         """Before a step, after `steps` others: announce if this worker was asked to leave, and collect announcements.
-        Raises if a peer is gone, and when all have agreed to leave.
+        Raises if a peer has ended, and when all have agreed to leave.
         """
         departure.begin()
         if (word := departure.word) is not None:
@@ -130,7 +130,7 @@ class BetweenClusters(Runner):
         return made
 
     def report(self, outcome: StepOutcome, cluster: str, seconds: float) -> StepOutcome:
-        """An outcome with the bytes between clusters since the step before, and this cluster's progress."""
+        """An outcome with the bytes between clusters since the previous step, and this cluster's progress."""
         before, self._sent = self._sent, count_sent(self.rounds)
         since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent.items()}
         links = {name: LinkReport(*sent.counts()) for name, sent in since.items()}
@@ -194,14 +194,14 @@ def select_own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites
     """A cluster's share of a batch."""
     if not any(leaf.batched for leaf in leaves):
         return list(tensors)
-    sites.rows(cluster, count_rows(leaves, tensors))  # refuses rows that are not enough, or not as many in each input
+    sites.rows(cluster, count_rows(leaves, tensors))  # refuses too few rows, or different numbers in inputs
     cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
     return [slice_rows(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
 
 
 @dataclass
 class Copies:
-    """The copies of a run's variables that belong to clusters but the first, by the variables' ids."""
+    """The copies of a run's variables for all clusters except the first, by the variables' ids."""
 
     kept: dict[str, dict[int, Any]] = field(default_factory=dict)
     last: dict[int, Any] = field(default_factory=dict)

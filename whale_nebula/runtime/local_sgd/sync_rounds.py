@@ -1,10 +1,10 @@
 """Synchronous rounds of local SGD: send own fragments, receive the others', and apply the outer optimizer.
 
-All clusters know the same *shared* weights. A fragment of a cluster's difference (shared minus own) is sent after some
-step, and some steps later, when those of the others have arrived, the outer optimizer makes one step of their mean. All
-decode the same bytes, add them in the same order and keep the same state, so the shared weights stay bit-identical
-without ever being sent. Progress that a cluster has made *since it sent* is kept: its own weights move by the
-difference of the new shared weights to those that it had sent.
+All clusters have the same *shared* weights. A fragment of a cluster's difference (shared minus own) is sent after a
+step, and some steps later, when those of the others have arrived, the outer optimizer is applied to their mean. All
+clusters decode the same bytes, add them in the same order and keep the same state, so the shared weights stay
+bit-identical without being sent. A cluster's training *after sending* is kept: its own weights change by the difference
+of the new shared weights to those at sending.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class Rounds(Meetings):
-    """One cluster's side. `shares` are the weights of the clusters' differences in their mean, by name."""
+    """The rounds of one cluster. `shares` are the weights of the clusters' differences in their mean, by name."""
 
     table: Timetable = field(kw_only=True)
     outer: Outer = field(kw_only=True)
@@ -72,12 +72,12 @@ class Rounds(Meetings):
         self._told = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take a snapshot of the state; the threads for sending and receiving add theirs when they have finished
-        earlier work.
+        """Take a snapshot of the state; the threads for sending and receiving add theirs after their earlier
+        work.
         """
         plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._told}
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
-        shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round it
+        shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round them
         on_way = list(self._on_way)
         left = self._telling.submit(lambda: self.differences.left)
         states = self._hearing.submit(lambda: dict(self._states))
@@ -97,7 +97,7 @@ class Rounds(Meetings):
         self._on_way = [Sent(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]]
 
     def restart(self) -> None:
-        """Begin anew with the current weights, and reset the outer optimizer."""
+        """Restart with the current weights, and reset the outer optimizer."""
         super().restart()
         self._states.clear()
 
@@ -113,10 +113,10 @@ class Rounds(Meetings):
 
     @property
     def form(self) -> str:
-        """The timetable too, as fragments may be on their way, and the kind of the outer optimizer's state."""
+        """The form of the rounds: with the timetable, for fragments in flight, and the outer optimizer's state."""
         return f"{super().form} {self.table} {type(self.outer).__name__}"
 
-    # ------------------------------------------------------------------ a fragment's way
+    # ------------------------------------------------------------------ exchange of a fragment
     @cached_property
     def _ranges(self) -> Sequence[Range]:
         return ranges(self.flat.total, self.table.fragments)
@@ -157,7 +157,7 @@ class Rounds(Meetings):
                 heard[cluster] = self.differences.decode(data, size)
         heard[self.ends.cluster] = own
         mean = np.zeros(size, np.float32)
-        for cluster in self.ends.firsts:  # in the same order everywhere, so to the same bits
+        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
             mean += np.float32(self.shares[cluster]) * heard[cluster]
         before = self._known[slice(*where)]
         state = self._states[fragment] if fragment in self._states else self.outer.init(before)

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
 
 PROGRAMS = 1 << 20
-"""What rounds are numbered as is above all numbers of programs: what crosses in them is part of no program."""
+"""The number of rounds in keys, above all numbers of programs, as their tensors belong to no program."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """One worker's view. `firsts` are the first workers by cluster, in the order in which differences are added.
+    """One worker's ends of the exchange. `firsts` are the first workers by cluster, in the order of adding differences.
 
     `mates` are the other workers of its own cluster: they hold the same weights, so these are not sent to them.
     """
@@ -62,12 +62,12 @@ class Ends:
 
     @property
     def program(self) -> int:
-        """The number that stands for these rounds in keys of tensors, where others have that of a program."""
+        """The number of these rounds in keys of tensors, in place of that of a program."""
         return PROGRAMS + self.number
 
     def tell(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
-        """Send a fragment to the other clusters, without waiting. Their fragments are requested before: all send at the
-        same time, and a link holds back tensors that the receiver has not requested.
+        """Send a fragment to the other clusters, without waiting. Their fragments are requested first: all send at the
+        same time, and a link delays tensors that the receiver has not requested.
         """
         for first in self.others.values() if self.leads else ():
             self.links[first].later(self._key(when, fragment, self._place(self.cluster), first, self.worker))
@@ -203,7 +203,7 @@ def _speed(run: Run, cluster: str) -> float:
     return float(max(1, list(run.workers.values()).count(cluster)))
 
 
-_MORE = 64  # bytes that a codec's own may be more than the numbers were
+_MORE = 64  # bytes by which a codec's payload may exceed the numbers
 
 
 @dataclass
@@ -278,7 +278,7 @@ def read_numbers(data: Bytes, size: int) -> Numbers:
 
 
 def dims_of(size: int) -> tuple[int, int]:
-    """The sizes in which a codec sees numbers: rows of the grain, or a single row."""
+    """The matrix sizes in which numbers are encoded: rows of the grain, or a single row."""
     return (1, size) if size <= GRAIN else (-(-size // GRAIN), GRAIN)
 
 
@@ -350,13 +350,13 @@ class Flat:
 _SEEDS = "seed_generator_state"
 
 
-_STRIDE = 0x3779B9  # between the seeds of two clusters
+_STRIDE = 0x3779B9  # the difference of the seeds of two clusters
 
 
 def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[Any]) -> Mapping[str, Any]:
     """The trained weights, and the moving averages of layers of these models, ordered by path.
 
-    What an optimizer remembers stays where it is, and so do metrics.
+    Optimizer slots and metrics are not included.
     """
     asked_for = {op for request in program.requests for op in request.origins}
     trained = {program.variable_ops[op].path for op in asked_for & program.variable_ops.keys()}
@@ -366,12 +366,12 @@ def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[
 
 
 def seeds_of(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The seeds that dropout draws by, and what random ops of TensorFlow's have drawn."""
+    """The seeds of dropout, and the draw counters of TensorFlow's random ops."""
     return {path: v for path, v in variables.items() if (path.endswith(_SEEDS) or STATE in path) and v.shape.rank == 1}
 
 
 def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
-    """Offset the seeds of a cluster's dropout, so that it draws other numbers than the first cluster's."""
+    """Offset the seeds of a cluster's dropout, so that its draws differ from the first cluster's."""
     for variable in seeds_of(variables).values() if place else ():
         first = tf.one_hot(0, variable.shape[0], dtype=variable.dtype)
         variable.assign_add(first * tf.cast(place * _STRIDE, variable.dtype))
@@ -409,15 +409,15 @@ class Meetings(ABC):
 
     @abstractmethod
     def settle_tell(self) -> None:
-        """Everybody wants the weights now: send all that was gone since they met."""
+        """Before a synchronisation of all clusters: send all differences since the last one."""
 
     @abstractmethod
     def settle_take(self) -> None:
-        """Then all clusters have the same weights, bit for bit."""
+        """Complete the synchronisation, after which all clusters have the same weights, bit for bit."""
 
     @property
     def settled(self) -> bool:
-        """Whether nothing was gone since all had the same."""
+        """Whether no step was made since all clusters had the same weights."""
         return self.steps == self._told
 
     @property
@@ -427,20 +427,20 @@ class Meetings(ABC):
 
     @property
     def form(self) -> str:
-        """How they meet, in words: a state that was saved is one of meetings of the same form."""
+        """The form of the meetings in words: a saved state can only be restored to the same form."""
         return type(self).__name__
 
     waits_for_all: ClassVar[bool] = False
-    """Whether it has a state to save only when all clusters have met, and nothing is on its way."""
+    """Whether its state can be saved only after a synchronisation, with nothing in flight."""
 
     @property
     def shared(self) -> Numbers | None:
-        """The weights that all clusters know of; None before the first step."""
+        """The weights that all clusters share; None before the first step."""
         return self._shared
 
     @abstractmethod
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take the state between two steps, without the weights. Gives a function, to be called in any thread, that
+        """Take the state between two steps, without the weights. Returns a function, to be called in any thread, that
         waits for the exchanges in flight and returns the state as plain values and arrays.
         """
 
@@ -460,7 +460,7 @@ class Meetings(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
 
     def _read_all(self) -> Numbers:
         return self.flat.read((0, self.flat.total))

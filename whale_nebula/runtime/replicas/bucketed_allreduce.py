@@ -1,5 +1,5 @@
 """Bucketed all-reduce of gradients by TensorFlow's collectives, overlapped with the last micro-batch's backward; or,
-where replicas hold slots in parts, a reduce-scatter.
+if replicas hold slots in parts, a reduce-scatter.
 
 The sums are ops of the function that computes the last micro-batch of a replica, so that gradients of the last layers
 are sent while those of the first ones are computed. All other messages between replicas use links.
@@ -23,7 +23,7 @@ from whale_nebula.spec import Spec, Value
 
 
 class Run(Protocol):
-    """A stage in a step, as this module needs it: its micro-batches, and its sums, own and merged."""
+    """The interface of a stage in a step: its micro-batches, and its own and merged sums."""
 
     stage: int
     turns: Sequence[int]
@@ -51,8 +51,8 @@ class BucketedAllReduce:
         return self._shapes[each] is not None
 
     def add(self, run: Run, messages: Sequence[ReplicaMessage]) -> None:
-        """Replace this replica's values by the sums over all replicas, where that has not been done. A replica without
-        rows adds zeros.
+        """Replace this replica's values by the sums over all replicas, unless already done. A replica without rows
+        adds zeros.
         """
         chosen = [each for each in self._choose(run.stage, messages) if each not in run.added]
         if chosen:
@@ -111,7 +111,7 @@ class BucketedAllReduce:
             run.sums.put(each.key, [(tensor,)])
 
     def _sum(self, stage: int, own: Sequence[Any], chosen: Sequence[ReplicaMessage]) -> list[Any]:
-        """The sums of gradients over all replicas; of those that the plan divides, the piece of this replica."""
+        """The sums of gradients over all replicas; for those that the plan divides, the piece of this replica."""
         layouts = self.cut.layouts.get(stage)
         pieces = {each.value: each.target.axis for each in layouts.sums if each.target.kind == SPLIT} if layouts else {}
         axes = [pieces.get(each.values[0]) for each in chosen]

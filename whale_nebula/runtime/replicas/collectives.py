@@ -1,8 +1,8 @@
 """Sums over the replicas of a stage by TensorFlow's collectives: a ring on CPUs, NCCL on GPUs.
 
 Every worker of the cluster is a task of a TensorFlow cluster. Each calls the same sums under the same names, and all
-get the same bits, since every part of a sum is computed in one place and distributed; or it stays there, where members
-get pieces of a sum. Then all exchange their parts of each piece, since CPUs have no reduce-scatter.
+get the same bits, since every part of a sum is computed by one member and distributed, or kept there if members get
+pieces of a sum. For pieces all exchange their parts, since CPUs have no reduce-scatter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.private import runtime_started, traced_often
 
 BUCKET_BYTES = 1 << 21
-"""Two buckets are on their way at the same time as a third is filled; see benchmarks/replica for other sizes."""
+"""The size of a bucket: two are in flight while a third is filled; see benchmarks/replica for other sizes."""
 
 
 def buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
@@ -79,7 +79,7 @@ _GLANCE_SECONDS, _GLANCES = 0.25, 4
 
 
 def can_open(index: int, count: int) -> bool:
-    """Whether `open_collectives` is possible: TensorFlow's runtime has not started yet, or as this task."""
+    """Whether `open_collectives` is possible: TensorFlow's runtime has not started, or as this task."""
     task = tf_collectives.task()
     return (task.index, task.count) == (index, count) if task is not None else not runtime_started()
 
@@ -99,8 +99,8 @@ def open_collectives(
 ) -> Collectives:
     """Become task `index` of the cluster whose workers are at `addresses` ("host:port"), and listen at its own port.
 
-    If all hosts are numeric, only these hosts and this one can connect. `lost` is polled while a sum takes long: only
-    the neighbour in the ring notices a dead process, and the others would wait.
+    If all hosts are numeric, only these hosts and this one can connect. `lost` is polled during a long sum: only the
+    neighbour in the ring detects a dead process, and the others would wait.
     """
     if not can_open(index, len(addresses)):
         raise StateError(
@@ -139,7 +139,7 @@ class Collectives:
         return Group(self, chosen, name)
 
     def abort(self, why: str | NebulaError) -> None:
-        """Let every waiting and every later sum fail, in all threads, as this process will end."""
+        """Make every waiting and every later sum fail, in all threads, as this process will end."""
         self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was given up", why=why))
         tf_collectives.abort(self._ends[0].what)
 
@@ -148,7 +148,7 @@ class Collectives:
         """Abort sums that exceed their patience or whose members are lost, and replace TensorFlow's error by a
         NebulaError.
 
-        `sum` does so itself; a function that contains sums is to be called inside this context.
+        `sum` does so itself; functions that contain sums must be called inside this context.
         """
         done = threading.Event()
         threading.Thread(target=self._watch, args=(doing, done), name="nebula-collectives", daemon=True).start()
@@ -163,7 +163,7 @@ class Collectives:
             done.set()
 
     def _watch(self, doing: str, done: threading.Event) -> None:
-        """Abort what others will never reach. A member that ended normally has sent all that is needed."""
+        """Abort a sum that other members will not reach. A member that ended normally has sent all its parts."""
         until, glances = time.monotonic() + self.patience, 0
         while not done.wait(_GLANCE_SECONDS):
             lost = self.lost()
@@ -178,8 +178,8 @@ class Collectives:
         return DeadlineError(f"{doing}: not all workers of the cluster came to it within {self.patience:g} s")
 
     def _lost_soon(self) -> NebulaError | None:
-        """The error of a lost member, after a short wait: TensorFlow may notice an end before the links, which know
-        whose it is.
+        """The error of a lost member, after a short wait: TensorFlow may detect an end before the links, which identify
+        the member.
         """
         until = time.monotonic() + 2 * _GLANCE_SECONDS
         while (found := self.lost()) is None and time.monotonic() < until:
@@ -265,7 +265,7 @@ class Group:
             flat += [tf.reshape(pieces[member], [-1]) for pieces in cut]
             flat += [tf.zeros([max(sizes) - size], cut[0][0].dtype)] * (size < max(sizes))
         found = exchange(tf.reshape(tf.concat(flat, 0), [members, max(sizes)]))
-        index = sorted(self.members, key=str).index(self.collectives.index)  # TensorFlow orders tasks by their text
+        index = sorted(self.members, key=str).index(self.collectives.index)  # TensorFlow sorts tasks as text
         forms = [pieces[index].shape for pieces in cut]
         total = tf.add_n(tf.unstack(found))[: sizes[index]]
         own = tf.split(total, [form.num_elements() for form in forms])
@@ -286,9 +286,9 @@ class Group:
         return found
 
     def _key(self, call: str) -> int:
-        """The key of a call among all calls of this group, the same in every member, whatever each traced before.
+        """The key of a call among all calls of this group, the same in every member, independent of earlier traces.
 
-        The same call has the same key each time, as it ends before the next begins.
+        Repeated calls have the same key, as one ends before the next begins.
         """
         key = tf_collectives.hash_key(call)
         if self._taken.setdefault(key, call) != call:
@@ -304,7 +304,7 @@ class _InGraph:
     last: weakref.ref[tf.Tensor] | None = None
 
     def before(self) -> list[tf.Tensor]:
-        """The sum that the next one waits for."""
+        """The sum for which the next one waits."""
         last = self.last() if self.last is not None else None
         return [] if last is None else [last]
 
@@ -379,7 +379,7 @@ class ReplicaSums:
             self._idle[fragment]()
 
     def _zeros(self, fragment: Fragment) -> list[Any]:
-        """Sums of zeros, each after the one before, as those of other members may be."""
+        """Sums of zeros in sequence, as those of other members may be."""
         totals: list[Any] = []
         for name, spec in self._name_sums(fragment):
             with tf.control_dependencies(totals[-1:]):
@@ -387,7 +387,7 @@ class ReplicaSums:
         return totals
 
     def explain_failures(self, fragment: Fragment) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """A context that explains failures because of a lost replica."""
+        """A context that explains failures caused by a lost replica."""
         key = self.cut.program.stages[fragment.stage or 0].key
         return lambda: self._group(fragment).collectives.explain_failures(_DOING.format(repr(key)))
 

@@ -1,4 +1,4 @@
-"""Rendezvous: a launched process opens its links, and all processes say HELLO."""
+"""Rendezvous: a launched process opens its links, and all processes exchange HELLO."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
 
 
 def _may_come(attachment: Attachment, worker: str) -> bool:
-    """Whether a worker without which the run goes on may be started by another launcher."""
+    """Whether a worker without which the run continues may be started by another launcher."""
     return not attachment.everywhere and cluster_of(worker) != attachment.cluster
 
 
@@ -84,8 +84,8 @@ _DOING = "opening the collectives of a cluster"
 def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None:
     """The collectives of this worker and its `mates` (worker to the host by which this one calls it).
 
-    Tasks are in the order of the workers' names. None in all of them if TensorFlow had started in one before: they do
-    without, then. All mates call this at the same point.
+    Tasks are in the order of the workers' names. None in all of them if TensorFlow had already started in one. All
+    mates call this at the same point.
     """
     workers = sorted([session.worker, *mates])
     index = workers.index(session.worker)
@@ -100,13 +100,13 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
         return None
     addresses = [told[worker]["address"] for worker in workers]
     found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.lost(mates))
-    session.exchange(_DOING, {}, mates)  # from here on all of them listen
+    session.exchange(_DOING, {}, mates)  # afterwards all of them listen
     return found
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all name the same seed, or none. Also tells which workers have the host and
-    folder of this one: they have its digest.
+    """Open the session of this process; all name the same seed, or none. Also returns the host digests of
+    workers: those with this one's host and folder have the same digest.
     """
     expected = Expected()
     joined = join_links(attachment, expected, config)
@@ -127,7 +127,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
 
 
 def _collectives(attachment: Attachment, session: Session) -> Collectives | None:
-    """TensorFlow's sums between the workers of this cluster, where it has several, and each can be asked in time."""
+    """TensorFlow's collectives between the workers of this cluster, if it has several and all can take part."""
     mates = [worker for worker in tasks_of(attachment) if worker != attachment.worker]
     addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
     hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
@@ -148,7 +148,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
 
 
 def _agree_on_seed(worker: str, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
-    """A seed that a script names must be named by all; the launcher's was set before the script began."""
+    """Refuse a script's seed that others do not have; the launcher's was set before the script started."""
     named = {worker: str(seed), **{peer: str(sheet.get("seed")) for peer, sheet in told.items()}}
     if len(set(named.values())) > 1:
         said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
@@ -165,7 +165,7 @@ _ALIKE = {
     "inputs": "every process traces the same step, by these forms of the inputs that it does not have",
     "elastic": "with how many workers the run may go on is the same for all",
 }
-"""What every config of a run must say alike, and why."""
+"""The keys that must be the same in every config of a run, and why."""
 
 
 def config_sheet(config: Config) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def config_sheet(config: Config) -> dict[str, Any]:
 
 
 def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse configs that differ where they must not."""
+    """Refuse configs that differ in keys that must be the same."""
     for key, why in _ALIKE.items():
         named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **told}.items())}
         if len(set(named.values())) > 1:
@@ -192,12 +192,11 @@ def host_digest(run: str, worker: str, home: str | None = None) -> str:
     """Digest that identifies a worker's host and folder: processes that share a file system write a file once.
     Processes of an account share its `home`, and nothing with others.
 
-    It names neither, and the random number that a kernel draws when it starts keeps anybody from guessing them. Who is
-    here can make the digest of every worker, and who is elsewhere that of none: to repeat what another says proves
-    nothing.
+    It reveals neither, as the kernel's random boot number prevents guessing them. A process on this host can compute
+    the digest of every worker, one elsewhere that of none: so repeating another worker's digest proves nothing.
     """
     path = os.path.realpath(home or ".")
-    folder = os.stat(path)  # by its numbers, too: two containers of one host may have a name and a path in common
+    folder = os.stat(path)  # with its numbers: two containers of one host may have the same name and path
     place = f"{_boot_number()}\n{socket.gethostname()}\n{path}\n{folder.st_dev} {folder.st_ino}"
     return hashlib.sha256(f"{run}\n{worker}\n{place}".encode()).hexdigest()[:32]
 
@@ -205,8 +204,7 @@ def host_digest(run: str, worker: str, home: str | None = None) -> str:
 def _host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
     """The digest of this worker for a peer that proves to have the same host and folder, else "".
 
-    Where the kernel has drawn no number a digest can be guessed: then those are believed that this launcher has started
-    or that are of the same cluster.
+    Without a boot number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
     """
     near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
     proven = sheet.get("host") == host_digest(attachment.run_id, peer, attachment.home) and (

@@ -1,9 +1,9 @@
 """Restrict TensorFlow's unauthenticated server to the cluster's own addresses.
 
-TensorFlow's own server listens at every address of a machine and does what anybody tells it. It cannot be told to
-listen at one address only, so the kernel is told to drop what comes to its port from elsewhere, and who came between
-the server's start and that is cut off. That takes no privilege on Linux; where it cannot be done, nothing is refused
-and the caller is told.
+TensorFlow's own server listens at every address of a machine and executes any request. It cannot be restricted to one
+address, so a kernel filter drops packets to its port from elsewhere, and connections made between the server's start
+and the filter are closed. This needs no privilege on Linux; if it is not possible, nothing is refused, which is
+returned to the caller.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _LOOPBACK_4, _LOOPBACK_6 = "127.0.0.0/8", "::1/128"
 _log = logging.getLogger("whale_nebula.runtime.session.server_filter")
 
 _ACCEPT_SECONDS = 1.0
-_TCP_INFO_BYTES = 28  # of struct tcp_info, up to and with tcpi_unacked
+_TCP_INFO_BYTES = 28  # of struct tcp_info, up to and including tcpi_unacked
 
 Rule = tuple[int, int, int, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def admit_only(port: int, hosts: Sequence[str]) -> bool:
-    """Let only this machine and `hosts` (numeric addresses) connect to a port that this process listens at. Connections
-    that others have made before are ended.
+    """Let only this machine and `hosts` (numeric addresses) connect to a port that this process listens at. Earlier
+    connections of others are closed.
 
-    Gives whether the port is restricted now; not every system can do it.
+    Returns whether the port is restricted, which not every system supports.
     """
     try:
         networks = [ipaddress.ip_network(each) for each in dict.fromkeys([_LOOPBACK_4, _LOOPBACK_6, *hosts])]
@@ -61,7 +61,7 @@ def admit_only(port: int, hosts: Sequence[str]) -> bool:
 
 
 def _wait_accepted(listener: socket.socket) -> None:
-    """Wait until the server has accepted the connections that were made before the filter was set; no more come."""
+    """Wait until the server has accepted the connections made before the filter; no others can be made."""
     limit = time.monotonic() + _ACCEPT_SECONDS
     while _count_queued(listener) and time.monotonic() < limit:
         time.sleep(0.001)
@@ -76,9 +76,9 @@ def _count_queued(listener: socket.socket) -> int:
 
 
 def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
-    """End the connections with a port of this process that come from outside these networks."""
+    """Close the connections to a port of this process from outside these networks."""
     for each in _sockets(port):
-        with contextlib.suppress(OSError):  # it listens, or has ended meanwhile
+        with contextlib.suppress(OSError):  # a listener, or closed meanwhile
             peer = ipaddress.ip_address(each.getpeername()[0].partition("%")[0])
             peer = getattr(peer, "ipv4_mapped", None) or peer
             if not any(peer in network for network in networks):
@@ -86,7 +86,7 @@ def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
 
 
 def restrict_port(port: int, hosts: Sequence[str]) -> None:
-    """Shut a port to all but this machine and `hosts`, or say that it is open."""
+    """Restrict a port to this machine and `hosts`, or warn that it is open."""
     if not admit_only(port, hosts):
         _log.warning(
             "TensorFlow's server of this worker listens at port %d, for whoever reaches this machine and without "
@@ -138,7 +138,7 @@ def _listens(found: socket.socket) -> bool:
 
 
 def comes_from(host: str) -> str:
-    """The address of this machine that another one sees when this one calls it. Sends nothing.
+    """The local address of connections to another host, found without sending anything.
 
     >>> comes_from("127.0.0.1")
     '127.0.0.1'

@@ -1,10 +1,9 @@
 """The session with the other workers: identities, and agreement on programs and steps.
 
-HELLO when they meet (versions, seed, what the config says), AGREE for each program (its digest), STEP at each step
-(rows and a fingerprint of the inputs), MEET around a read of the whole model. All say the same things in the same
-order: one that says something else has gone another way, and nobody waits for it. No graph and no code ever crosses:
-every process traces its own copy of the script. Only where digests differ does the text of a program cross, and of a
-private run not even that.
+HELLO at the start (versions, seed, config), AGREE for each program (its digest), STEP at each step (rows and a
+fingerprint of the inputs), MEET around a read of the whole model. All workers send the same sequence of messages: a
+different one is an error, so that no worker waits forever. Graphs and code are never sent: every process traces its own
+copy of the script. The text of a program is sent only if digests differ, and never in a private run.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ _WITHOUT_VALUES = (
     StateError,
     TransportError,
 )
-"""Errors whose texts name parts of the program, workers and settings, and hold no value of the data or the weights."""
+"""Errors whose texts name parts of the program, workers and settings, and contain no values of data or weights."""
 
 
 def failure_fields(failure: BaseException, *, private: bool = False) -> dict[str, str]:
-    """The parts of an error as they are sent. Paths are names of files, without their folders.
+    """The fields of an error to send. Paths are reduced to names of files.
 
-    In a `private` run an error that may hold values goes as its type and its code alone: one that is not this
-    library's, one that was raised because of such an error, and one that reads data or weights.
+    In a `private` run only the type and code are sent of an error that may contain values: one that is not this
+    library's, that was raised from such an error, or that is about data or weights.
 
     >>> failure_fields(ValueError("row 7 is 'Ana'"), private=True)
     {'what': 'ValueError (its text stays where it was raised)'}
@@ -86,12 +85,12 @@ def remove_own_folders(text: str) -> str:
 
 def _is_free_of_values(failure: BaseException) -> bool:
     if isinstance(failure, TransportError) and not isinstance(failure, LocalProtocolError):
-        return True  # what it was raised from is of a socket, or of what a peer sent
+        return True  # its cause is a socket's error, or about a peer's message
     return all(isinstance(each, _WITHOUT_VALUES) for each in _chain(failure))
 
 
 def _chain(failure: BaseException) -> Iterator[BaseException]:
-    """An error and all that it was raised from, or during."""
+    """An error and its chain of causes and contexts."""
     due, known = [failure], set()
     while due:
         each = due.pop()
@@ -103,7 +102,7 @@ def _chain(failure: BaseException) -> Iterator[BaseException]:
 
 Sheet = Mapping[str, Any]
 _OF_MATES = {"mark", "alike"}
-"""What only workers of the same cluster learn of a step."""
+"""The fields of a step's announcement that are sent only to workers of the same cluster."""
 _LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
 
 
@@ -111,8 +110,8 @@ _LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
 class Session:
     """The links of this process to its peers by name, their timeouts, and the expected tensors.
 
-    In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program. `epoch` says how
-    often the run was started again: the highest that any worker names.
+    In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program. `epoch` is
+    the number of restarts of the run: the highest of any worker.
     """
 
     worker: str
@@ -134,7 +133,7 @@ class Session:
         return Session(self.worker, links, self.patience, self.expected, whole=whole, private=private, epoch=epoch)
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
-        """Greet every peer; returns their greetings. Different versions are refused. Afterwards all know the run's
+        """Greet every peer; returns their greetings. Different versions are refused. Afterwards all have the run's
         epoch, and processes of another epoch cannot take part.
         """
         failpoint("hello.before")
@@ -164,9 +163,9 @@ class Session:
         difference: Any,
         states: Mapping[str, int] | None = None,
     ) -> Mapping[str, Mapping[str, int]]:
-        """All workers must have traced the same program; else each names the first difference.
+        """Verify that all workers have traced the same program; otherwise each names the first difference.
 
-        `states` are the versions of what codecs remember; gives what the others said of theirs.
+        `states` are the versions of codec states; returns those of the others.
         """
         doing = f"the first step of {program!r}"
         failpoint("agree.before")
@@ -188,7 +187,7 @@ class Session:
     def _unlike_line_error(
         self, peer: str, program: str, theirs: Sheet, number: int, lines: Sequence[str]
     ) -> PlanMismatchError:
-        """The error of a private run, where peers compare digests of lines. This one's text stays in this process."""
+        """The error of a private run, where peers compare digests of lines. Local text is not sent."""
         error = self._unlike_error(peer, program, theirs, f"they differ from line {number + 1} of their text on")
         error.add_note(f"line {number + 1} here: {lines[number] if number < len(lines) else '(the end)'}")
         return error
@@ -211,9 +210,9 @@ class Session:
     ) -> None:
         """Announce a step: program, number, rows and fingerprints.
 
-        The fingerprint of an input that has `readers` goes to those of the peers that are among them. Only the
-        `mates`, workers of the same cluster, learn which rows of a dataset these are, as each of them may have read
-        others of these, and the checksums of the variables that they hold together.
+        The fingerprint of an input that has `readers` is sent only to these. The `mates`, workers of the same cluster,
+        also receive the `mark` of the rows of a dataset, of which each may have read others, and checksums of common
+        variables.
         """
         failpoint("step.before")
         for peer in self.links:
@@ -250,7 +249,7 @@ class Session:
         return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
 
     def meet(self, doing: str) -> None:
-        """Wait until every process has come to the same."""
+        """Wait until every process has reached the same point."""
         try:
             failpoint("meet.before")
             self._say("MEET", doing, {})
@@ -272,10 +271,10 @@ class Session:
         return told
 
     def lost(self, mates: Collection[str]) -> NebulaError | None:
-        """Why one of these peers will say nothing more, if that is so by now; it does not wait."""
+        """The error of one of these peers whose link has ended, if any; without waiting."""
         for _, link in self._links_of(mates):
             try:
-                link.take("LOST", 0.0)  # nobody says it: this only asks how the link is
+                link.take("LOST", 0.0)  # never sent: this only checks the link's state
             except DeadlineError:
                 continue
             except NebulaError as error:
@@ -308,7 +307,7 @@ class Session:
         return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
 
     def _hear(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Receive a message of each peer, which must be about the same subject."""
+        """Receive a message from each peer, which must be about the same subject."""
         told = {}
         for peer, link in self._links_of(peers):
             with self._name_lost_peer(doing, peer):
@@ -347,7 +346,7 @@ class Session:
             link.fail(parts)
 
     def close(self) -> None:
-        """End in order: all links together, where something that they stand on knows how, else one by one."""
+        """Close the session in order: all links together if their transport supports it, otherwise one by one."""
         if self.leave is not None:
             self.leave()
             return

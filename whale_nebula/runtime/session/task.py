@@ -1,7 +1,7 @@
-"""The worker as a task of TensorFlow's: which device it has, and which task of its cluster it is.
+"""The worker as a TensorFlow task: its device, and its index in the cluster.
 
-A launched process does this as soon as Keras is loaded, before a script computes. Nothing here imports Keras: whatever
-module of ours is the first to do so would be half loaded when it is asked to prepare.
+A launched process does this as soon as Keras is loaded, before a script computes. Nothing here imports Keras: the
+first module of ours to do so would be partially loaded when `prepare` is called.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ def take(device: str, worker: str) -> None:
         ) from None
 
 
-_NOWHERE = "127.0.0.1:1"  # where a mate is as long as nobody has said
+_NOWHERE = "127.0.0.1:1"  # the address of a mate that is not yet known
 
 
 def prepare(attachment: Attachment) -> None:
-    """Take the worker's device, and be a task."""
+    """Take the worker's device, and prepare its task."""
     if attachment.device is not None:
         take(attachment.device, attachment.worker)
     prepare_task(attachment)
 
 
 def prepare_task(attachment: Attachment) -> None:
-    """Let a worker that has mates in its cluster be their task once TensorFlow's runtime starts.
+    """Configure a worker with mates in its cluster as their task, before TensorFlow's runtime starts.
 
-    It does not start it: a script may go on to set threads and devices. What it makes then lives on as the
-    collectives are opened. Until they are, nobody but this machine reaches the port. Where the runtime has started,
-    nothing happens, and the collectives cannot be opened.
+    It does not start the runtime: a script may still set threads and devices. Tensors that it makes remain valid when
+    the collectives are opened. Until then, only this machine can connect to the port. If the runtime has already
+    started, nothing is done, and the collectives cannot be opened.
     """
     workers = tasks_of(attachment)
     if len(workers) < 2 or tf_collectives.task() is not None:
@@ -67,6 +67,6 @@ def prepare_task(attachment: Attachment) -> None:
 
 
 def tasks_of(attachment: Attachment) -> list[str]:
-    """The workers of one's own cluster, in the order in which they are tasks."""
+    """The workers of this worker's cluster, in the order of tasks."""
     mates = [worker for worker, cluster in attachment.peers.items() if cluster == attachment.cluster]
     return sorted([attachment.worker, *mates])

@@ -1,1 +1,1 @@
-"""Tensor parallelism: ops are made again on shards, with collectives between them."""
+"""Tensor parallelism: ops are recreated on shards, with collectives between them."""

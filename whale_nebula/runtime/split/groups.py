@@ -1,4 +1,4 @@
-"""Groups of devices that run one stage together, and how they bring a tensor from one layout to another."""
+"""Groups of devices that run one stage together, and the conversion of tensors between layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE, Layout, choose_collect
 Tensors = list[Any]
 """The tensors of the devices that run in this process, in their order."""
 Sizes = Sequence[Any]
-"""The length of the piece of each device along an axis: numbers, or tensors where only a step knows them."""
+"""The length of the piece of each device along an axis: numbers, or tensors if known only in a step."""
 
 
 class Pieces(tf.experimental.ExtensionType):
@@ -38,7 +38,7 @@ class Group(Protocol):
 
     @property
     def holds_pieces(self) -> bool:
-        """Whether a variable in pieces is one of pieces in this process, and not a whole one."""
+        """Whether this process holds pieces of a sharded variable rather than the whole."""
         ...
 
     def sum(self, tensors: Tensors) -> Tensors:
@@ -58,7 +58,7 @@ class Group(Protocol):
         ...
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
-        """Pieces along `axis`, of `sizes`, become pieces along the `other` axis, of the `others`."""
+        """All-to-all: pieces along `axis`, of `sizes`, become pieces along the `other` axis, of the `others`."""
         ...
 
 
@@ -76,7 +76,7 @@ class LocalGroup:
         return range(self.count)
 
     def sum(self, tensors: Tensors) -> Tensors:
-        """Added in the order of the devices."""
+        """The sum in the order of the devices."""
         return [tf.add_n(tensors)] * self.count
 
     def maximum(self, tensors: Tensors) -> Tensors:
@@ -92,7 +92,7 @@ class LocalGroup:
         return cut_pieces(tf.add_n(tensors), axis, sizes)
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
-        """Pieces along one axis become pieces along another."""
+        """All-to-all: pieces along one axis become pieces along another."""
         return cut_pieces(tf.concat(tensors, axis), other, others)
 
 
@@ -111,8 +111,8 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
 
 
 def measure_whole(group: Group, sizes: Tensors, layout: Layout) -> Any:
-    """The length of an axis that is split into pieces of these sizes. Where the axis has units, each device computes it
-    from its own piece, since it knows how many units that is; else the devices add up their sizes.
+    """The length of an axis that is split into pieces of these sizes. If the axis has units, each device computes it
+    from its own piece, whose number of units is known; else the devices add up their sizes.
     """
     parts = divide(layout.units, group.count)
     if min(parts) > 0:
@@ -157,7 +157,7 @@ def take_piece(tensor: Any, layout: Layout, count: int, device: int) -> Any:
 def reshard(
     group: Group, tensors: Tensors, source: Layout, target: Layout, shape: Sequence[int | None] = ()
 ) -> Tensors:
-    """Bring a tensor from one layout to another; `shape` is that of the whole, as far as it is known."""
+    """Convert a tensor from one layout to another; `shape` is that of the whole, as far as known."""
     if choose_collective(source, target) is None:
         return tensors
 

@@ -1,7 +1,7 @@
-"""Lower ops of split stages: each op is made for the shards, with collectives between ops.
+"""Lower ops of split stages: each op is created for the shards, with collectives between ops.
 
-Most ops are the traced op on other inputs; an input that says a shape is given that of the piece. Reads and writes of
-variables, and ops that devices compute together (`Layouts.together`) have a way of their own.
+Most ops are the traced op on other inputs; an input that is a shape is replaced by that of the piece. Reads and writes
+of variables, and ops that devices compute together (`Layouts.together`) have functions of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHAPED = {
     "DepthwiseConv2dNativeBackpropInput": 0, "DepthwiseConv2dNativeBackpropFilter": 1, "AvgPoolGrad": 0,
     "StridedSliceGrad": 0,
 }  # fmt: skip
-"""Which input of an op says the shape of what it makes."""
+"""The index of the input of an op that is the shape of its output."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Shared:
 
 @dataclass
 class Part:
-    """Makes the ops of one stage for its devices. `values` are held as the layouts say, `others` brought to the layouts
-    that single ops need; `made` are the ops that each has become.
+    """The ops of one stage for its devices. `values` are tensors in their layouts, `others` converted to the layouts
+    that single ops need; `made` are the ops that were created for each.
     """
 
     graph: Graph
@@ -131,7 +131,7 @@ class Part:
         return [[each.outputs[out] for each in by_device] for out in range(len(op.outputs))]
 
     def cut_shape(self, shape: Any, op: Op, layout: Layout, device: int) -> Any:
-        """The shape of a whole tensor, as that of the piece of a device; a -1 stays."""
+        """The shape of a device's piece, from that of a whole tensor; a -1 is kept."""
         entry, known = tf.get_static_value(shape[layout.axis]), op.outputs[0].shape
         if entry is not None and entry < 0:
             return shape
@@ -141,7 +141,7 @@ class Part:
         return _replace_size(shape, layout.axis, tf.where(asked < 0, asked, tf.cast(sizes[device], asked.dtype)))
 
     def read(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """A variable, in pieces where it is held so."""
+        """A variable's value, in pieces if it is held in pieces."""
         made = tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op]])
         self.made[op.index] = [made]
         tensors = [made.outputs[0]] * len(self.group.here)
@@ -173,7 +173,7 @@ class Part:
         return []
 
     def deal(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """Rows that are added up by their numbers: of whole rows each device makes the sums of its piece."""
+        """Add up rows by index: from whole rows each device computes the sums of its piece."""
         layout = self.layouts.layout(Value(op.index))
         if layout.kind != SPLIT or layout.axis != 0 or layouts[0].kind == SPLIT:
             return self.copy(op, inputs, layouts)
@@ -198,7 +198,7 @@ class Part:
         return found
 
     def ensure_shape(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """A check of a whole tensor's shape: each device looks at that of its piece."""
+        """A check of a whole tensor's shape: each device checks that of its piece."""
         if layouts[0].kind != SPLIT:
             return self.copy(op, inputs, layouts)
         asked = tf.TensorShape(self.operations[op.index].get_attr("shape"))
@@ -209,7 +209,7 @@ class Part:
         return [checked]
 
     def squeeze(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """Leave out axes of one entry of the whole tensor: one in pieces stays, though a piece may have one entry."""
+        """Remove axes of one entry of the whole tensor, but not a split axis of which a piece has one entry."""
         axes = list(self.operations[op.index].get_attr("squeeze_dims"))
         shape = self.graph.spec(op.inputs[0]).shape
         if layouts[0].kind != SPLIT or axes or shape is None:
@@ -220,7 +220,7 @@ class Part:
         return [found]
 
     def mean(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """The mean over a split axis: that of a piece, times its share of the whole, is a part of a sum."""
+        """The mean over a split axis: that of a piece, times its share of the whole, is a partial sum."""
         found = self.copy(op, inputs, layouts)
         if layouts[0].kind != SPLIT or self.layouts.layout(Value(op.index)).kind != PARTIAL:
             return found
@@ -241,7 +241,7 @@ class Part:
     def measure_axis(self, value: Value, sizes: Tensors, layout: Layout) -> Any:
         """The size of a whole value along an axis, from the sizes of its shards."""
         spec = self.graph.spec(value)
-        if spec.dtype == "resource":  # what its readers know of its form, if there are any
+        if spec.dtype == "resource":  # its form is taken from its readers, if any
             reads = (op for op in self.graph.ops if op.type == "ReadVariableOp" and op.inputs[0] == value)
             spec = next((op.outputs[0] for op in reads), Spec(spec.dtype, None))
         known = None if spec.shape is None else spec.shape[layout.axis]
@@ -252,7 +252,7 @@ class Part:
 class Lowering:
     """One run of ops, some of which belong to split stages; other ops are made once.
 
-    `operations` are the traced ones by their number, `handles` what they read from outside the trace.
+    `operations` are the traced ones by their number, `handles` their inputs from outside the trace.
     """
 
     graph: Graph
@@ -269,7 +269,7 @@ class Lowering:
         self.whole |= {Value(op): handle for op, handle in self.handles.items()}
 
     def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
-        """Make ops for given feeds, tensors or shards; returns the fetches, whole unless their layouts keep shards."""
+        """Create ops for given feeds, tensors or shards; returns the fetches, whole unless kept in shards."""
         for value, tensor in feeds.items():
             part = self.part_of(value)
             if isinstance(tensor, Pieces) and part is not None:
@@ -282,7 +282,7 @@ class Lowering:
         return [self.fetch(value) for value in fetches]
 
     def make(self, index: int, own: Collection[int]) -> None:
-        """Make an op, after those of `own` that it reads."""
+        """Create an op, after those of `own` that it reads."""
         op = self.graph.ops[index]
         if index in self.made or Value(index) in self.whole:
             return
@@ -300,11 +300,11 @@ class Lowering:
         self.whole.update(zip(op.values, made.outputs, strict=True))
 
     def part_of(self, value: Value) -> Part | None:
-        """The stage that has a value in pieces, if one has."""
+        """The stage that has a value in pieces, if any."""
         return next((part for part in self.parts if value in part.layouts.of), None)
 
     def give(self, value: Value, reader: Part) -> None:
-        """Let a stage have a value that came from elsewhere."""
+        """Make a value from outside available to a stage."""
         if value not in reader.values:
             tensors = [self.take(value)] * len(reader.group.here)
             reader.values[value] = reshard(reader.group, tensors, WHOLE_LAYOUT, reader.layouts.layout(value))
@@ -317,7 +317,7 @@ class Lowering:
         return self.whole[value]
 
     def fetch(self, value: Value) -> Any:
-        """A value as it is given on."""
+        """A value in the form in which it is passed on."""
         part = self.part_of(value)
         if part is None or not part.layouts.gives_pieces(value):
             return self.take(value)
@@ -374,7 +374,7 @@ def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
 
 
 def _mark_labels(run: Part, value: Value, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
-    """A one at the label of each row, where it is among the classes of a device."""
+    """A one at the label of each row, if it is among the classes of a device."""
     offsets = zip(labels, run.starts(value, scores, layout), scores, strict=True)
     return [
         tf.one_hot(tf.cast(label, tf.int32) - start, tf.shape(each)[-1], dtype=each.dtype)
@@ -391,7 +391,7 @@ def _extreme(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
 
 
 def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """The first of the largest, or of the smallest: among devices, too."""
+    """The index of the first maximum, or minimum, over all devices."""
     axis, sign = layouts[0].axis, 1 if op.type == "ArgMax" else -1
     (own,) = run.copy(op, inputs, layouts)
     starts = run.starts(op.inputs[0], inputs[0], layouts[0])
@@ -427,7 +427,7 @@ def _is_among_best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
 
 
 def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """The k largest along the last axis: of the k largest that each device finds among its own."""
+    """The k largest along the last axis, from the k largest of each device's piece."""
     starts, sizes = run.measure(op.inputs[0], inputs[0], layouts[0])
     count = tf.get_static_value(inputs[1][0])
     fixed = count is not None and all(isinstance(size, int) for size in sizes)
@@ -442,7 +442,7 @@ def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
 
 
 def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """Look rows up in a sharded table: zeros for rows of other devices."""
+    """Look up rows in a sharded table: zeros for rows of other devices."""
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
     shared = run.operations[op.index].get_attr("batch_dims")
     tables = _tables(run, op, inputs[0], layouts[0])
@@ -469,7 +469,7 @@ def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
 
 
 def _call_rows(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """Rows of a table beside the graph: each device's own. In one process one call serves all devices."""
+    """Call Python for rows of a table outside the graph: each device's own. In one process one call serves all."""
     given = [tensors[0] for tensors in inputs]
     if run.group.holds_pieces:
         starts, sizes = run.measure(op.inputs[-2], inputs[-2], layouts[-2])

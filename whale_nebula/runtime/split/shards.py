@@ -35,18 +35,18 @@ from whale_nebula.tf.collectives import hash_key
 from whale_nebula.tf.private import traced_often
 
 _CARRIED = {"bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
-"""Element types for which there are no collectives, and those in which they cross."""
+"""Element types without collectives, and those to which they are cast."""
 
 
 def _find_carried_dtype(dtype: Any) -> Any:
-    """The element type in which tensors of one cross."""
+    """The element type to which tensors of one are cast."""
     if dtype.name not in DTYPES and dtype.name not in _CARRIED:
         raise NotYetError(f"nb.split where a tensor of {dtype.name} crosses between devices", mend="cast it")
     return tf.as_dtype(_CARRIED.get(dtype.name, dtype))
 
 
 class Keys:
-    """Numbers that stand for the names of collectives: alike in every process, and no two the same in one."""
+    """Numbers for the names of collectives: the same in every process, and unique within one."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -65,9 +65,9 @@ _KEYS = Keys()
 
 
 class CollectiveGroup:
-    """One of `count` workers that run the same function of a stage, as its `name` says; this is number `index`.
+    """One of `count` workers that run the same function of a stage under a common `name`; this is number `index`.
 
-    A collective has a key for each size that it is called with: TensorFlow keeps the shape that it saw first.
+    A collective has a key for each size of its operand, as TensorFlow fixes the shape at the first call.
     """
 
     holds_pieces = True
@@ -79,7 +79,7 @@ class CollectiveGroup:
 
     @property
     def here(self) -> Sequence[int]:
-        """The one of this process."""
+        """The device of this process."""
         return (self.index,)
 
     def sum(self, tensors: Tensors) -> Tensors:
@@ -103,13 +103,13 @@ class CollectiveGroup:
         return [cut_piece(tf.reduce_sum(found, 0), axis, 0, sizes[self.index])]
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
-        """Pieces along one axis become pieces along another."""
+        """All-to-all: pieces along one axis become pieces along another."""
         padded = pad_piece(tensors[0], axis, 0, _longest(sizes) - sizes[self.index])
         found = self._exchange(self._stack(padded, other, others))
         return [cut_piece(self._join(found, axis, sizes), other, 0, others[self.index])]
 
     def _stack(self, tensor: Any, axis: int, sizes: Sizes) -> Any:
-        """The piece for each device, as long as the longest."""
+        """The pieces for all devices, padded to the longest."""
         longest, pieces = _longest(sizes), zip(cut_pieces(tensor, axis, sizes), sizes, strict=True)
         return tf.stack([pad_piece(piece, axis, 0, longest - size) for piece, size in pieces])
 
@@ -122,7 +122,7 @@ class CollectiveGroup:
         return self._run(stacked, lambda tensor, keys: tf_collectives.exchange(tensor, self.count, *keys))
 
     def _run(self, tensor: Any, do: Callable[[Any, tuple[int, Any]], Any]) -> Any:
-        """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
+        """Run one collective. On GPUs all members must start theirs in the same order, so each waits for one before."""
         carried = _find_carried_dtype(tensor.dtype)
         self._made += 1
         group = _KEYS.of(f"{self.name} {self._made}")
@@ -143,7 +143,7 @@ _MOST_AXES = 8
 
 
 class Broadcast:
-    """Tensors of any form from the first of some workers to the others, between steps of their functions."""
+    """Broadcast of tensors of any form from the first of some workers to the others, outside their functions."""
 
     def __init__(self, count: int, name: str) -> None:
         self.count = count
@@ -249,7 +249,7 @@ class Shards:
         return found
 
     def index(self, stage: int) -> int:
-        """Which of the devices of its replica of a stage this worker is."""
+        """The index of this worker among the devices of its replica of a stage."""
         return self.cut.group_of(stage, self.worker).index(self.worker)
 
     def name(self, stage: int) -> str:
@@ -257,12 +257,12 @@ class Shards:
         return f"{self.program} stage {stage} with {self.cut.group_of(stage, self.worker)[0]}"
 
     def group(self, stage: int, fragment: Fragment) -> CollectiveGroup:
-        """The group in which a function of a fragment runs; all its workers name it alike."""
+        """The group in which a function of a fragment runs, with the same name in all its workers."""
         about = f"{self.name(stage)}: {fragment.kind} {fragment.phase} {fragment.round}"
         return CollectiveGroup(self.cut.layouts[stage].count, self.index(stage), about)
 
     def explained(self) -> AbstractContextManager[None]:
-        """Inside, what fails because another of the workers is gone says so."""
+        """Context that explains failures caused by a lost worker."""
         keys = " and ".join(repr(self.cut.program.stages[stage].key) for stage in self.stages)
         return self.collectives.explain_failures(f"stage {keys}, which several workers run together")
 
@@ -281,13 +281,13 @@ class SplitExchange:
     shards: Shards
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
-        """Give a value to other stages: all workers of a replica of a split stage have it, and the first gives it."""
+        """Send a value to other stages: all workers of a replica of a split stage have it, and the first sends it."""
         source = self.inner.crossings.by_value[value].source
         if source not in self.shards.split_stages or self.shards.index(source) == 0:
             self.inner.put(value, micro_batch, tensor, rows)
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
-        """Take a value that another stage gave."""
+        """Receive a value from another stage."""
         if stage not in self.shards.split_stages:
             return self.inner.get(value, micro_batch, stage)
         first = self.shards.index(stage) == 0
@@ -302,8 +302,8 @@ class SplitExchange:
 class Parted:
     """The variables that a program newly shards, each with the stage whose workers hold the shards.
 
-    Those that are trained start from the first worker's value, of which each is given its piece. Others (an optimizer's
-    slots) every worker makes by itself, and keeps its piece.
+    Trained variables start from the first worker's value, of which each receives its piece. Others (an optimizer's
+    slots) are initialised by every worker, which keeps its piece.
     """
 
     cut: Cut
@@ -348,8 +348,8 @@ class Parted:
 def hold_pieces(
     shards: Shards, parted: Parted, variables: Mapping[str, Any], ledger: Ledger, begin: Callable[[Any], None]
 ) -> None:
-    """Let a worker hold its pieces of the variables of split stages, one variable after the other; `begin` gives one
-    its value that has none yet. Pieces of earlier programs are held already.
+    """Replace the variables of split stages by a worker's pieces, one variable after the other; `begin` initialises
+    one without a value. Pieces of earlier programs are already held.
     """
     ledger.exchanges += 1
     program, trained = shards.cut.program, 0

@@ -1,16 +1,16 @@
 """Executing a step: from the call of a training function to the update of its variables.
 
-1. `step.Step.run` lays out the arguments of a call; a form of them that is new is captured (`capture.step`), compiled
+1. `step.Step.run` lays out the arguments of a call; a new form of them is captured (`capture.step`), compiled
    (`passes.pipeline`) and given an engine (`engine.engine`).
-2. The engine's runner executes it: `local` (all stages in this process: one TensorFlow function where links are free,
+2. The engine's runner executes it: `local` (all stages in this process: one TensorFlow function if links are free,
    else actors over memory links) or `distributed` (this process's stages, links to the others).
 3. `distributed` announces the step to the other processes, and checks what they announce: number, rows, fingerprints.
-4. `once` computes what is made of the whole batch, and what runs before the micro-batches.
-5. `actors` gives each stage its list of instructions (`schedule.schedules`), and a thread to work through it.
-6. For a forward or a backward, `stage_run` takes what its function needs (`compiled`), calls it, and hands on what it
-   has made: boundaries cross by `runtime.exchange`, sums of replicas by `runtime.replicas`.
-7. `gradients` adds what micro-batches and stages have made, in an order that no schedule changes.
-8. `once` sends what updates of other workers need (`peers`), and applies the update, round by round.
-9. `rollback` puts back what was written where a step failed, or was voted to be skipped.
-10. `clock`, `measured`, `speeds` and `traffic` say how long all that took, and what it should take: the step's report.
+4. `once` computes values of the whole batch, and runs the parts before the micro-batches.
+5. `actors` gives each stage its list of instructions (`schedule.schedules`), and a thread that executes it.
+6. For a forward or a backward, `stage_run` gathers the inputs of its function (`compiled`), calls it, and passes on
+   the outputs: boundaries cross by `runtime.exchange`, sums of replicas by `runtime.replicas`.
+7. `gradients` adds up gradients of micro-batches and stages, in an order independent of the schedule.
+8. `once` sends the values that updates of other workers need (`peers`), and applies the update, round by round.
+9. `rollback` restores variables after a step that failed, or was voted to be skipped.
+10. `clock`, `measured`, `speeds` and `traffic` measure and predict times and bytes for the step's report.
 """

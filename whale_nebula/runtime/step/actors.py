@@ -1,7 +1,7 @@
-"""Execute a step with actors: one thread per stage works through its instructions, so links overlap with computation.
+"""Execute a step with actors: one thread per stage executes its instructions, so links overlap with computation.
 
-A task starts when its inputs are there; how far a stage runs ahead is its in-flight limit, which follows the
-measured pace.
+A task starts when its inputs have arrived; a stage runs ahead up to its in-flight limit, which follows the measured
+pace.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from whale_nebula.transport import Link, LinkTotals
 
 @dataclass
 class Turnstile:
-    """Lets micro-batch m pass once m - 1 has: what both write (the seeds of a dropout) must not be left to chance.
+    """A barrier that micro-batch m passes after m - 1, so that the order of writes (of dropout's seeds) is fixed.
 
     >>> gate = Turnstile()
     >>> with gate.turn(0), contextlib.suppress(StateError):
@@ -69,7 +69,7 @@ class Turnstile:
 
     @contextlib.contextmanager
     def turn(self, micro_batch: int) -> Iterator[None]:
-        """Wait for the turn of a micro-batch; when it is done, the next one may go."""
+        """Wait for the turn of a micro-batch; at the end of the context the next one may run."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.next == micro_batch)
             if self._closed:
@@ -88,11 +88,10 @@ class Turnstile:
 
 @dataclass
 class OneStep:
-    """A step that runs: its batch, its exchange, its clocks and what undoes it.
+    """A running step: its batch, its exchange, its clocks and its rollback.
 
-    `paces` are those of the phases, once they have been measured. Stages see boundaries through its `exchange`, where
-    it is not the post itself. `agreed` has what the other processes announced of
-    the step, once all have announced the same.
+    `paces` are those of the phases, once measured. Stages use its `exchange` for boundaries, if it is not the post
+    itself. `agreed` has the announcements of the step by the other processes, once all have announced the same.
     """
 
     batch: Batch
@@ -125,7 +124,7 @@ class ActorStep(Runner):
     def _set_up(
         self, routing: Routing, here: Callable[[str], bool], clusters: Mapping[str, str], rates: LineRates
     ) -> None:
-        """Begin, with the stages here by a routing; `clusters` says where hosts stand that are no clusters."""
+        """Initialise the stages in this process by a routing; `clusters` maps hosts other than clusters to theirs."""
         cut = self.compiled.cut
         self.routing, self.rates = routing, rates
         self.seats = _seat_replicas(self.compiled, routing)
@@ -149,7 +148,7 @@ class ActorStep(Runner):
         return {pair: link.totals() for pair, link in self.links.items()}
 
     def _count_links(self, before: Mapping[tuple[str, str], LinkTotals], clocks: Clocks) -> dict[str, LinkReport]:
-        """The bytes of each line since then, and the seconds for which they occupied it."""
+        """The bytes of each line since `before`, and the seconds for which they occupied it."""
         found: dict[str, LinkReport] = {}
         for pair, link in self.links.items():
             sent = link.totals() - before[pair]
@@ -182,18 +181,18 @@ class ActorStep(Runner):
             pace=pace,
         )
 
-    # ------------------------------------------------------------------ what runners do in their own way
+    # ------------------------------------------------------------------ methods of single runners
     @abstractmethod
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
         """Notify others of a stage's exception; returns the exception to raise for it."""
 
     def _is_left_out(self, step: OneStep, phase: int) -> bool:
-        """Once the micro-batches of a phase are done: whether its update is to leave no trace."""
+        """After the micro-batches of a phase: whether its update is to be rolled back."""
         return bool(step.post.tally.left_out)
 
     # ------------------------------------------------------------------ the step
     def run_stages(self, step: OneStep) -> list[Any]:
-        """Run a step; gives its results."""
+        """Run a step; returns its results."""
         values: dict[Value, Any] = {}
         current_run().step_now.micro_batches = len(step.batch.rows)
         once, guard = step.clocks.once, step.guard
@@ -244,7 +243,7 @@ class ActorStep(Runner):
             raise min(failed, key=lambda error: getattr(error, "nebula_when", float("inf")))
 
     def _run_to_end(self, update: Callable[[], None]) -> None:
-        """Run an update to its end, even where the user interrupts the step on the way."""
+        """Run an update to its end, even if the user interrupts the step."""
         future = self.pool.submit(update)
         _wait([future])
         future.result()
@@ -311,7 +310,7 @@ class ActorStep(Runner):
             raise cause from failure
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -326,7 +325,7 @@ def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
 
 
 def _wait(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
-    """Join threads. On an interrupt they finish first, so that no step is half done."""
+    """Join threads. On an interrupt they finish first, so that no step is incomplete."""
     try:
         wait(futures)
     except BaseException as interrupt:

@@ -1,7 +1,7 @@
 """Time accounting of a stage: spans of computing and waiting, and of the rest of a step.
 
-Each piece also carries its name into a profile, where TensorFlow's profiler runs (`tf.profiler`); where it does not,
-that costs a microsecond.
+Each piece also adds its name to a profile if TensorFlow's profiler runs (`tf.profiler`); otherwise that costs a
+microsecond.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from whale_nebula.runtime.exchange.state import StepLines
 from whale_nebula.transport import Key, Link
 
 annotation = tf.profiler.experimental.Trace
-"""Names what runs inside in a profile: TensorFlow's own, which does nothing unless a profile is being taken."""
+"""TensorFlow's context that names the code inside in a profile; without a profile it does nothing."""
 
 
 CODING = ("encode", "decode")
-"""How spans of codecs begin; the direction of what crosses follows, and the micro-batch."""
+"""The prefixes of names of codecs' spans; the direction of the crossing follows, and the micro-batch."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class StageClock:
 
     @contextlib.contextmanager
     def exchanging(self, phase: int) -> Iterator[None]:
-        """Time a wait of what runs once a step for other workers."""
+        """Time a wait for other workers in a part that runs once a step."""
         began = time.perf_counter()
         yield
         ended = time.perf_counter()
@@ -109,7 +109,7 @@ class StageClock:
 
 @dataclass
 class Clocks:
-    """The clocks of one step: of each stage here (of each replica), of what runs once a step, and of the lines."""
+    """The clocks of one step: of each local stage (each replica), of parts that run once a step, and of the lines."""
 
     stages: Mapping[Seat, StageClock]
     once: StageClock
@@ -144,7 +144,7 @@ class Clocks:
         return {clock.lane: clock.doing for clock in self.stages.values()}
 
     def spans(self) -> tuple[Span, ...]:
-        """All that took time."""
+        """All spans of the step."""
         own = [span for clock in (*self.stages.values(), self.once) for span in clock.spans]
         return (*own, *self.lines.told)
 
@@ -180,7 +180,7 @@ class LineClock:
 
     @classmethod
     def start(cls, program: int, step: int, links: Iterable[tuple[str, Link]]) -> LineClock:
-        """A step begins: hear of every tensor that is sent over these links, named "a->b"."""
+        """Begin a step: record every tensor that is sent over these links, named "a->b"."""
         clock = cls(program, step, time.monotonic())
         for name, link in links:
             link.on_sent = partial(clock._note_sent, name)
@@ -194,7 +194,7 @@ class LineClock:
             self.told.append(span)
 
     def seconds(self) -> Mapping[str, float]:
-        """For how long the messages have held each line."""
+        """Seconds for which the messages have occupied each line."""
         found: defaultdict[str, float] = defaultdict(float)
         for span in self.told:
             found[span.lane] += span.end - span.start
@@ -202,7 +202,7 @@ class LineClock:
 
 
 def _report_stage(replicas: Sequence[StageReport], copies: int) -> StageReport:
-    """The report of a stage from its local replicas; nothing is known here of others."""
+    """The report of a stage from its local replicas, without others."""
     found = busiest(replicas)
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
 
@@ -221,8 +221,8 @@ def weigh_worker(held: int) -> WorkerReport:
 class Runner(ABC):
     """Runs a captured step on the tensors of its leaves.
 
-    One that `takes_parts` is given inputs of which this process has a part; one that `meets_clusters` does itself what
-    is due between clusters that train apart; one that is `plain` calls the user's own function.
+    One that `takes_parts` receives inputs of which this process has a part; one that `meets_clusters` synchronises
+    clusters that train apart itself; one that is `plain` calls the user's own function.
     """
 
     takes_parts = False
@@ -231,7 +231,7 @@ class Runner(ABC):
     clocks: Clocks | None = None
 
     held_bytes: int | None = None
-    """Bytes of the variables in this process, where it has not all of them as a whole."""
+    """Bytes of the variables in this process, unless it has all of them whole."""
 
     @abstractmethod
     def run(self, tensors: Sequence[Any]) -> StepOutcome:

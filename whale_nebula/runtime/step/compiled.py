@@ -30,9 +30,9 @@ from whale_nebula.tf import private as tf_private
 
 @dataclass(frozen=True)
 class Function:
-    """A callable fragment: tensors of `feeds` in, tensors of `fetches` out. One that `waits` contains all-reduces, and
-    is called inside of it. One that is `in_pieces` takes and returns shards of tensors; a process with a single shard
-    passes it as a tensor.
+    """A callable fragment from tensors of `feeds` to tensors of `fetches`. One with `waits` contains all-reduces, and
+    is called inside that context. One that is `in_pieces` takes and returns shards of tensors; a process with a single
+    shard passes it as a tensor.
     """
 
     fragment: Fragment
@@ -42,7 +42,7 @@ class Function:
     in_pieces: bool = False
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Run it."""
+        """Run the fragment."""
         if self.in_pieces:
             tensors = tf.nest.flatten(list(tensors), expand_composites=True)
         with contextlib.nullcontext() if self.waits is None else self.waits():
@@ -53,10 +53,10 @@ class Function:
 
 
 class Workshop:
-    """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others.
+    """A builder of functions from one traced graph, which it reads once; `aliases` are replacements of values.
 
-    XLA compiles the fragments that `xla` takes. Where replicas are processes, `sums` are those over them. Stages of
-    which a `cut` has layouts run in pieces: all of them here, or with `shards` one by this process.
+    XLA compiles the fragments that `xla` takes. If replicas are processes, `sums` are those over them. Stages with
+    layouts in a `cut` run in pieces: all of them in this process, or with `shards` one.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Feed(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """A function and where its inputs come from."""
+    """A function with the sources of its inputs."""
 
     function: Function
     feeds: tuple[Feed, ...]
@@ -194,7 +194,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class StagePieces:
-    """One stage in one phase: `forward` does all where `fused`."""
+    """The functions of one stage in one phase; if `fused`, `forward` includes the backward."""
 
     plan: StagePhase
     forward: Piece | None
@@ -244,7 +244,7 @@ class Compiled:
 
     @cached_property
     def shares(self) -> frozenset[Value]:
-        """The shares of boundaries' gradients, which go to the stages that made the boundaries."""
+        """The shares of boundaries' gradients, which are sent to the stages that made the boundaries."""
         return frozenset(flow.gradient for request in self.cut.program.requests for flow in request.flows)
 
     @cached_property
@@ -254,7 +254,7 @@ class Compiled:
         return frozenset(value for fragment in plans for value in fragment.feeds)
 
     def stage(self, phase: PhasePlan, stage: int) -> StagePieces | None:
-        """The functions of a stage in a phase, or None where it has nothing to do."""
+        """The functions of a stage in a phase, or None if it has none."""
         plan = next((s for s in phase.stages if s.stage == stage), None)
         if plan is None:
             return None
@@ -338,7 +338,7 @@ class Compiled:
 
 _KINDS = frozenset({"forward", "backward", "fused", "weights"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-# XLA has kernels for these, but gives checks up, and cannot tell how long the results of the others are
+# XLA has kernels for these, but drops checks, and does not know the sizes of the others' results
 _LEFT_OUT = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2", "Where", "Unique", "UniqueV2", "ListDiff"})
 _NOT_HELD = frozenset({"variant", "string"})
 _REFUSAL = re.compile(r"XLA|tf2xla|compile-time constant|[Nn]ot compilable|uncompilable")
@@ -362,7 +362,7 @@ class Xla:
         return obstacle is None
 
     def give_up(self, failure: BaseException) -> None:
-        """XLA refused something that it has kernels for."""
+        """Disable XLA after it failed to compile ops that it has kernels for."""
         self._note(f"nothing is compiled by XLA: {_first_line(failure)}")
 
     def _note(self, text: str) -> None:

@@ -38,8 +38,8 @@ from whale_nebula.runtime.step.speeds import hear as hear_speeds
 from whale_nebula.runtime.variables.checksums import is_due, sums
 
 PeerReport = Mapping[str, Any]
-"""What a process says of its last step."""
-_MOST = 1000  # a peer may tell of no more stages or links than this
+"""The report of a process on its last step."""
+_MOST = 1000  # the most stages or links in a peer's report
 
 
 def tell(
@@ -110,15 +110,15 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 _SOON = 1.0
 
 Agreed = Future[Mapping[str, Mapping[str, Any]]]
-"""What every peer says of a step, once all have said the same."""
+"""The announcements of a step by every peer, once all have announced the same."""
 
 
 @dataclass
 class DistributedStep(ActorStep):
-    """Runs steps of one program together with the other workers, which are its hosts.
+    """The runner of one program's steps together with the other workers, which are its hosts.
 
-    `readers` are the workers that read each input that not all processes have: its checksum goes to them alone.
-    Where it `stays`, shares are not moved as it runs: what feeds it reads the rows of its own.
+    `readers` are the workers that read each input that not all processes have: its checksum is sent only to
+    them. With `stays`, shares are not changed during the run: the input pipeline reads only the process's own rows.
     """
 
     takes_parts = True
@@ -214,7 +214,7 @@ class DistributedStep(ActorStep):
             checkpoints.hear({self.session.worker: checkpoints.said, **told})
 
     def _settle(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
-        """All processes have heard the same of how fast replicas are: from the next step on each has its share."""
+        """Adapt shares, from the next step on, to speeds of replicas, which all processes have received equally."""
         cut, heard = self.compiled.cut, hear_speeds(self.compiled.cut, sheets)
         if heard == self.heard:
             return
@@ -225,7 +225,7 @@ class DistributedStep(ActorStep):
             self._move(replace(cut, orders=orders))
 
     def _move(self, cut: Cut) -> None:
-        """Go on by a new version of the plan, in which replicas have other shares."""
+        """Continue with a new version of the plan, in which replicas have other shares."""
         self.version += 1
         said = "; ".join(changes(self.compiled.cut, cut))
         self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {said}",)
@@ -238,13 +238,13 @@ class DistributedStep(ActorStep):
 
     @cached_property
     def looks(self) -> bool:
-        """Whether the speed of replicas is measured. With all-reduces inside the backward they are all as slow as the
+        """Whether the speed of replicas is measured. With all-reduces inside the backward all are as slow as the
         slowest.
         """
         return bool(self.routing.replicated) and not sums_of(self.compiled.cut.program)
 
     def _check_here(self, absent: tuple[int, ...]) -> None:
-        """Inputs may be here in one step and not in the next."""
+        """Check inputs that this process reads, as they may be absent in some steps."""
         if absent not in self.checked:
             graph, line = self.compiled.cut.program.graph, self.compiled.whereabouts.line
             check_here(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
@@ -252,7 +252,7 @@ class DistributedStep(ActorStep):
 
     def _announce(self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None) -> Agreed:
         """Announce the step, and verify concurrently that all processes run the same one. Each also reports its pace,
-        which predictions need of all stages, its last step, and whether it has to leave.
+        which predictions need for all stages, its last step, and whether it has to leave.
         """
         leaves = self.compiled.cut.program.leaves
         peers = self.session.links.keys()
@@ -303,7 +303,7 @@ class DistributedStep(ActorStep):
             self.session.fail(failure)
 
     def _is_left_out(self, step: OneStep, phase: int) -> bool:
-        """Whether any process votes to skip the step; they only exchange votes where a boundary asks for it."""
+        """Whether any process votes to skip the step; votes are only exchanged if a boundary requests it."""
         if not self.channels.may_skip:
             return False
         tally = step.post.tally

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 
 def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
-    """Warn if the first batch, of `rows` rows, `made` fewer micro-batches than the step called `name` asks for."""
-    if max(made, rows) < program.pipeline.micro_batch:  # replicas that add up on the way are one in one process
+    """Warn if the first batch, of `rows` rows, `made` fewer micro-batches than the step `name` requests."""
+    if max(made, rows) < program.pipeline.micro_batch:  # replicas with sums in the forward count as one in one process
         asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
         what, why = f"and the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
         mend = f"{_fewer(program, max(1, rows))}, or a larger batch"
@@ -73,7 +73,7 @@ def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
 
 
 def _name_asker(program: Program) -> str:
-    """What determines the number of micro-batches, in words: replicas, shares by speed, or `nb.pipeline`."""
+    """The origin of the number of micro-batches, in words: replicas, shares by speed, or `nb.pipeline`."""
     most = max(program.stages, key=lambda stage: stage.replicas)
     asked = program.pipeline.micro_batch
     if most.replicas == asked > 1:
@@ -309,7 +309,7 @@ def engine(
     models: Sequence[Any] = (),
 ) -> Engine:
     """Plan a captured step and choose its runner. With `jit`, XLA compiles its stages where possible; with `lazy`,
-    values from other processes are awaited where they are read. `models` are those that the step trains or evaluates.
+    values from other processes are awaited when they are read. `models` are those that the step trains or evaluates.
     """
     run = current_run()
     given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))
@@ -321,7 +321,7 @@ def engine(
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
-        if not run.alone:  # what this cluster reads, and what replicas add up, must be here, or nobody begins
+        if not run.alone:  # inputs of this cluster and sums of replicas must be available, before any process begins
             here = run.ledger.session.worker
             check_here(cut, here, layout.absent, given.where)
             opened = run.ledger.collectives is not None
@@ -353,7 +353,7 @@ def _watch_plan(captured: Captured, run: Run, name: str) -> PlanWatch | None:
     """The comparison of a step with its prediction, if the planner has planned this very program."""
     if captured.decision is None or captured.decision.program != name:
         return None
-    from whale_nebula.runtime.replan import PlanWatch  # the planner, which scripts with scopes do not need
+    from whale_nebula.runtime.replan import PlanWatch  # imports the planner, which scripts with scopes do not need
 
     return PlanWatch(name, captured.decision, run, captured.program.leaves)
 
@@ -419,7 +419,7 @@ def _runner(
 def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted) -> Shards | None:
     """The part of split stages that belongs to this worker."""
     if worker not in hosts_of_splits(cut) or run.ledger.collectives is None:
-        run.ledger.exchanges += bool(cut.layouts)  # as those do that have some
+        run.ledger.exchanges += bool(cut.layouts)  # like workers with layouts
         return None
 
     def begin(own: Any) -> None:
@@ -446,7 +446,7 @@ def _make_distributed(
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared(ids, readers, clusters)
         states = _states(run, captured)
-        ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with an end here
+        ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with a local end
         parted = Parted.of(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
@@ -476,7 +476,7 @@ def _make_distributed(
 
 def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
     """Move variables to other workers for a plan that replaces another one: with the planned program also those that no
-    stage of it needs any more, as it may train them elsewhere.
+    local stage needs any more, as other workers may train them.
     """
     decision, ledger = captured.decision, run.ledger
     if decision is None or decision.replaces is None or ledger.moved is decision:
@@ -487,7 +487,7 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
 
 
 def forget_states(captured: Captured, run: Run) -> None:
-    """Discard the codec states of a program that is cut elsewhere from now on, as its boundaries are other tensors."""
+    """Discard the codec states of a program with new cuts, as its boundaries are other tensors."""
     if run.models is not None:
         states = _states(run, captured)
         states.forget({states.model})

@@ -1,4 +1,4 @@
-"""Accumulate gradients in micro-batch order within a stage and in stage order over stages, whatever the schedule."""
+"""Accumulate gradients in micro-batch order within a stage and in stage order over stages, for any schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whale_nebula.spec import Value
 
 
 def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
-    """One value from a micro-batch's each.
+    """Merge the values of all micro-batches.
 
     >>> float(merge("mean", [tf.constant(1.0), tf.constant(4.0)], [0.25, 0.75]))
     3.25
@@ -36,7 +36,7 @@ def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
 
 
 def sum_in_order(values: Sequence[Any]) -> Any:
-    """The sum, in the order given: bits must not depend on the schedule."""
+    """The sum in the given order, so that bits do not depend on the schedule."""
     first = values[0]
     for value in values[1:]:
         first = first + value
@@ -44,7 +44,7 @@ def sum_in_order(values: Sequence[Any]) -> Any:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """Two gradients, added: tensors by the op itself, which costs half of the operator; others add themselves."""
+    """The sum of two gradients: tensors by the op, at half the cost of the operator; others by their own operator."""
     return tf.raw_ops.AddV2(x=one, y=other) if isinstance(one, tf.Tensor) else one + other
 
 
@@ -57,10 +57,10 @@ class Sums:
     listed: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
-        """Take in what one micro-batch gave.
+        """Add the gradients of one micro-batch.
 
-        Slices at indices that are the same in each micro-batch (positions) are added: the uncut step has each once,
-        and an optimizer that squares slices would tell.
+        Slices whose indices are the same in each micro-batch (positions) are added: the uncut step has each once, and
+        an optimizer that squares slices would give another result.
         """
         key = self.program.requests[request].key_of(part)
         if part.sparse and not part.concatenated and key in self.listed:
@@ -75,7 +75,7 @@ class Sums:
             self.dense[key] = tensors[0]
 
     def _has_rows(self, request: int, source: int) -> bool:
-        """The gradient of an input or of an activation has a row for each of the batch's: a pass knows which."""
+        """Whether a gradient, of an input or an activation, has a row for each row of the batch, by the passes."""
         merges = self.program.requests[request].merges
         if merges:
             return merges[source] == "rows"
@@ -88,11 +88,11 @@ class Sums:
         return bool(merges) and merges[source] == "same"
 
     def has(self, key: PartKey) -> bool:
-        """Whether any micro-batch gave this gradient."""
+        """Whether any micro-batch had this gradient."""
         return key in self.dense or key in self.listed
 
     def lists(self, key: PartKey) -> bool:
-        """Whether a gradient has rows of each micro-batch, one after the other, and is no sum."""
+        """Whether a gradient is the concatenated rows of micro-batches rather than a sum."""
         part = self.program.gradient_parts[key]
         return part.concatenated if part.sparse else self._has_rows(*key[:2])
 

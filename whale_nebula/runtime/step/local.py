@@ -49,7 +49,7 @@ PATIENCE = 3600.0
 
 @dataclass
 class EmulatedPeers(Peers):
-    """Emulates an update's exchange between processes: lines of this process are occupied by as many bytes."""
+    """An emulation of an update's exchange between processes, which occupies lines by the same bytes."""
 
     exchange: Sequence[Exchange]
     links: Mapping[tuple[str, str], Link]
@@ -84,7 +84,7 @@ def _size(each: Exchange, own: Parts, rows: int) -> int:
 
 @dataclass
 class EmulatedStep(ActorStep):
-    """Runs steps over memory links. Its hosts are the clusters."""
+    """The runner of steps over memory links. Its hosts are the clusters."""
 
     def __post_init__(self) -> None:
         clusters = dict.fromkeys(stage.cluster for stage in self.compiled.cut.program.stages)
@@ -134,7 +134,7 @@ class EmulatedStep(ActorStep):
         return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
-        """Wake all stages that wait at a link."""
+        """Wake all stages that wait for a link."""
         for link in self.links.values():
             link.fail({"what": str(failure)})
         return failure
@@ -145,14 +145,14 @@ NOT_BEGUN = float("inf")
 
 @dataclass
 class Shelf:
-    """Exchange within one trace: a dict. Tensors for another cluster pass their codec, as on any link."""
+    """The exchange within one trace: a dict. Tensors for another cluster are encoded and decoded as on any link."""
 
     crossings: Crossings
     hosts: Sequence[str]
     held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
-        """Lay a value down for each cluster that reads it."""
+        """Store a value for each cluster that reads it."""
         crossing = self.crossings.by_value[value]
         precision = crossing.way.precision if tensor.dtype.is_floating else None
         for host in dict.fromkeys(self.hosts[stage] for stage in crossing.readers):
@@ -162,16 +162,16 @@ class Shelf:
             self.held[value, micro_batch, host] = given
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
-        """Take a value up."""
+        """Return a stored value."""
         return self.held[value, micro_batch, self.hosts[stage]]
 
 
 def run_in_sequence(
     compiled: Compiled, batch: Batch, guard: Guard | None = None, begun: tf.Variable | None = None
 ) -> list[Any]:
-    """Run a step; gives its results. With a `guard`, name what fails, and stop before the first update.
+    """Run a step; returns its results. With a `guard`, name the failing piece, and stop before the first update.
 
-    `begun` is written when an update starts, which is when all before it is done.
+    `begun` is written when an update starts, after all earlier parts are finished.
     """
     program = compiled.cut.program
     once: dict[Value, Any] = {}
@@ -204,16 +204,16 @@ def run_in_sequence(
 
 
 def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Within a trace: an op that waits for all inputs of an update, and marks the update's beginning.
+    """Add to a trace an op that waits for all inputs of an update, and marks the update's start.
 
-    A control edge from a call waits for its effects alone, once TensorFlow has inlined it; what fails in an op
-    without effects is waited for by reading a number of every result.
+    After TensorFlow has inlined a call, a control edge from it waits for its effects alone; failures of ops without
+    effects are awaited by reading an element of every result.
     """
 
     def gate(tensors: Sequence[Any]) -> Sequence[Any]:
         flat = [t for t in tf.nest.flatten(list(tensors), expand_composites=True) if t.dtype.is_floating]
         row, zero, one = (tf.constant([number]) for number in (-1, 0, 1))
-        rows = [tf.raw_ops.Reshape(tensor=t, shape=row) for t in flat]  # raw ops: there are many, and none needs more
+        rows = [tf.raw_ops.Reshape(tensor=t, shape=row) for t in flat]  # raw ops, which are cheaper to create
         firsts = [tf.raw_ops.StridedSlice(input=t, begin=zero, end=one, strides=one) for t in rows]
         numbers = [tf.cast(first, tf.float32) for first in firsts]
         operations = tf.compat.v1.get_default_graph().get_operations()
@@ -260,7 +260,7 @@ _Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
 
 @dataclass
 class LocalStep(Runner):
-    """Runs steps as one function for each way the batch is cut."""
+    """The runner of steps as one function for each division of the batch."""
 
     compiled: Compiled
     variables: Mapping[str, Any]
@@ -285,7 +285,7 @@ class LocalStep(Runner):
         except tf.errors.OpError as failure:
             guard.restore()
             if float(self._begun) == NOT_BEGUN:
-                with guard.undone():  # again, piece by piece and without its update: the piece that fails has a name
+                with guard.undone():  # repeat by pieces, without the update, to name the failing one
                     run_in_sequence(self.compiled, cut(program.leaves, tensors, counts), guard=guard)
             raise guard.failed_update(failure, 0) from failure
 
@@ -329,8 +329,8 @@ class LocalStep(Runner):
 
 
 def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
-    """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes that only a step knows are
-    left out.
+    """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes known only in a step
+    are left out.
     """
     crossings = Crossings(cut, Routing.plain(hosts))
     found: dict[str, BoundaryReport] = {}

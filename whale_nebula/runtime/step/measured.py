@@ -1,10 +1,10 @@
-"""Measure the pieces of a step, the ways between stages and the rates of lines, for in-flight limits and predictions.
+"""Measure the pieces of a step, latencies between stages and rates of lines, for in-flight limits and predictions.
 
-No process sees a way there and back, and no two have one clock. But a stage sees how long its first micro-batch is away
-(from the end of its forward to the beginning of its backward), the next stage how long it keeps that, and the
-difference is the trip. Only the first micro-batch tells it: it meets stages that are idle, so no queue counts as a way.
+No process measures a whole round trip, and processes have no common clock. But a stage measures how long its first
+micro-batch is away (from the end of its forward to the start of its backward), the next stage how long it keeps it, and
+the difference is the round trip. Only the first micro-batch is used: stages are idle then, so no queue is included.
 
-Every process says what it has seen with each step. All know the same then, and come to the same in-flight limits.
+Every process reports its measurements with each step, so that all derive the same in-flight limits.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from whale_nebula.schedule.lines import Work
 from whale_nebula.schedule.schedules import Pace
 
 Medians = Mapping[str, float]
-"""Seconds by name. Of a micro-batch: of a piece by "phase.stage.kind", of its codecs by "phase.stage.kind.codec".
-Of the first one by "phase.stage.first.kind": how long it was "away" and "kept", and "held" the line that the stage's
-process keeps busiest. "once" is what runs once a step, "step" all of it. Seconds that a MiB holds a line are those of
-"line gpu->npu", where they were told by what was written.
+"""Seconds by name. For a micro-batch: of a piece by "phase.stage.kind", of its codecs by "phase.stage.kind.codec".
+For the first one by "phase.stage.first.kind": how long it was "away" and "kept", and "held" the busiest line of the
+stage's process. "once" is the time of parts that run once a step, "step" the total. "line gpu->npu" are the seconds of
+a MiB on a line, if measured.
 """
-_SKIP = 1  # the first step also pays for TensorFlow's own warming up
+_SKIP = 1  # the first step includes TensorFlow's own warm-up
 _KEPT, _KEPT_OF_FIRST = 64, 16  # steps
 _CODEC, _WAYS = ".codec", ("forward", "backward")
 _FIRST = ".first."
@@ -43,8 +43,8 @@ class Measured:
     """Median seconds of each stage's forward and backward of a micro-batch over the last steps, and estimates of the
     latency between stages from the first micro-batch of each step.
 
-    `hosts` are what stages run on, as links name them; `slowness` says of stages whose replicas are not equally fast
-    how long each computes beside what is measured here.
+    `hosts` are those of stages, as named by links; `slowness` has, for stages whose replicas are not equally
+    fast, the computing time of each relative to the measured one.
     """
 
     cut: Cut
@@ -78,7 +78,7 @@ class Measured:
         self.seconds.setdefault(what, deque(maxlen=most)).append(seconds)
 
     def uses(self, boundaries: tuple[Boundary, ...]) -> None:
-        """Set how boundaries cross now, where that changes during a run."""
+        """Set the current encodings of boundaries, which may change during a run."""
         if boundaries != self.traffic.cut.boundaries:
             self.traffic = Traffic(replace(self.cut, boundaries=boundaries), self.hosts, self.links)
             self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC)}
@@ -117,8 +117,8 @@ class Measured:
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
-        """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size that only
-        a step knows are left out.
+        """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size known
+        only in a step are left out.
         """
         phases = [self._phase(phase, rows, medians) for phase in self.cut.phases]
         known = tuple(phase for phase in phases if phase is not None)
@@ -171,8 +171,8 @@ def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
 
 
 def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
-    """How long a stage kept the first micro-batch, and how long it was elsewhere meanwhile, by phase. Deferred
-    gradients of weights are not included.
+    """How long a stage kept the first micro-batch, and how long that was away, by phase. Deferred gradients of weights
+    are not included.
     """
     by_phase: defaultdict[int, list[Span]] = defaultdict(list)
     for span in spans:
@@ -185,7 +185,7 @@ def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
 
 
 def _line_seconds(told: Sequence[Span]) -> Iterator[tuple[int, float]]:
-    """For how long a micro-batch held the line that was busiest, by phase."""
+    """Seconds for which a micro-batch occupied the busiest line, by phase."""
     seconds: defaultdict[tuple[int, str, int], float] = defaultdict(float)
     for span in told:
         if span.micro_batch is not None:
@@ -223,19 +223,19 @@ def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
 _RECENT = 10  # steps
 LINE, MIB = "line ", 1 << 20
 LARGE = 1 << 18
-"""Bytes whose writing says something of a real line: what is less, the system's buffers take at once."""
+"""The least bytes whose writing measures a real line: fewer are taken by the system's buffers at once."""
 CLOSE = 0.5e-3
-"""Seconds between two messages that are written one right after the other: the second waited for the first."""
+"""The most seconds between two messages of which the second waited for the first."""
 
 
 @dataclass
 class LineRates:
     """Bytes that the local links have carried in the last steps, and the seconds for which they were occupied, by name.
 
-    On emulated lines that is `exact`. On a real one a rate is told only by many bytes that were written one right after
-    the other, in one message or in several that waited for each other: for bytes to leave, and not for a delay. The
-    last that was told stays until others are sent; as some of them go into buffers, too, what the config says is
-    believed where it is less. Where none was told the config is all there is.
+    On emulated lines that is `exact`. On a real one a rate is only measured by many bytes that were written without a
+    pause, in one message or in several that waited for each other, so that they waited for bytes to leave and not for a
+    delay. The last measurement is kept until the next; as some bytes only fill buffers, the config's rate is used if it
+    is lower, or if nothing was measured.
 
     >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
@@ -250,7 +250,7 @@ class LineRates:
     _told: dict[str, deque[Span]] = field(default_factory=dict)
 
     def add(self, spans: Sequence[Span]) -> None:
-        """A step has ended in which these messages held their lines."""
+        """Record a step in which these messages occupied their lines."""
         sent = {name: [span for span in spans if span.lane == name] for name in self.names}
         self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
         for name, own in sent.items():
@@ -270,7 +270,7 @@ class LineRates:
         return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))
 
     def _rate(self, name: str) -> float | None:
-        """Bytes a second; None where nothing is known, or the line is as fast as memory."""
+        """Bytes a second; None if unknown, or if the line is as fast as memory."""
         told = _add_spans(self._told.get(name, ()))
         written = (told.bytes or 0) / told.end if told.end else None
         if written is not None and self.exact:
@@ -280,7 +280,7 @@ class LineRates:
 
 
 def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Messages of a line that were written one right after the other."""
+    """Groups of messages of a line that were written without a pause."""
     run: list[Span] = []
     for span in sorted(spans, key=lambda each: each.start):
         if run and span.start - run[-1].end > CLOSE:
@@ -292,12 +292,12 @@ def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 
 def _join_spans(run: Sequence[Span]) -> Span:
-    """One message in place of several."""
+    """The span of several messages as one."""
     return Span("", "", run[0].start, run[-1].end, bytes=sum(span.bytes or 0 for span in run))
 
 
 def _add_spans(spans: Iterable[Span]) -> Span:
-    """One message that takes as long, and is as large, as these."""
+    """One message with the total duration and bytes of these."""
     found = [(span.end - span.start, span.bytes or 0) for span in spans]
     return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))
 

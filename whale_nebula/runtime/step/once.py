@@ -45,7 +45,7 @@ def _one(phase: PhasePlan, runs: Sequence[StageRun]) -> StageRun:
 
 
 def _rows(key: PartKey, pieces: int, runs: Sequence[StageRun]) -> list[tuple[Any, ...]]:
-    """The rows of every micro-batch in its order, or a sum of each replica."""
+    """The rows of every micro-batch in order, or a sum for each replica."""
     found: list[tuple[int, tuple[Any, ...]]] = []
     for run in runs:
         if run.turns and run.sums.has(key):
@@ -55,15 +55,15 @@ def _rows(key: PartKey, pieces: int, runs: Sequence[StageRun]) -> list[tuple[Any
 
 
 ASSERTION = "assertion of what all rows make"
-"""How a piece that only asserts is called where it fails."""
+"""The name of a piece with only assertions, in errors."""
 
 
 @dataclass
 class OnceRun:
-    """The once-a-step part of a worker. In a trace, `gate` gives the ops that its updates wait for; elsewhere waits for
-    `peers` are on the `clock`.
+    """The once-a-step part of a worker. In a trace, `gate` returns the ops that its updates wait for; otherwise waits
+    for `peers` are timed by the `clock`.
 
-    Where it may be `lazy`, numbers that are only returned are not waited for.
+    With `lazy`, numbers that are only returned are not awaited.
     """
 
     compiled: Compiled
@@ -79,7 +79,7 @@ class OnceRun:
     _got: set[Bundle] = field(default_factory=set)
 
     def weigh(self) -> Batch:
-        """The batch with the shares that nb.loss_weight gives its micro-batches, where it was used."""
+        """The batch with the shares of its micro-batches by nb.loss_weight, if it was used."""
         piece = self.compiled.weight
         if piece is None:
             return self.batch
@@ -123,11 +123,11 @@ class OnceRun:
                 self._send(phase, -1)
 
     def _early(self, phase: PhasePlan) -> bool:
-        """Whether an assertion somewhere needs values of other processes, which are then sent before the gradients."""
+        """Whether any assertion needs values of other processes, which are then sent before the gradients."""
         return any(fragment.round < 0 for found in phase.updates.values() for fragment in found)
 
     def update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Merge the stages' values, exchange what others need, and run the update round by round."""
+        """Merge the stages' values, exchange those that others need, and run the update round by round."""
         self._gather(phase, runs)
         gradients = self.gradients(phase, self._runs)
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
@@ -171,14 +171,14 @@ class OnceRun:
                 self._take_in(bundle, self._wait_for(phase, bundle))
 
     def _receive_rest(self, phase: PhasePlan) -> None:
-        """Take what no update reads: results, and what later phases need."""
+        """Receive the values that no update reads: results, and those of later phases."""
         lazy = self.lazy and phase is self.compiled.cut.phases[-1]
         for bundle in self._list_due(phase):
             waits = not (lazy and bundle.specs[0].scalar)
             self._take_in(bundle, self._wait_for(phase, bundle) if waits else self.peers.later(bundle))
 
     def _list_due(self, phase: PhasePlan) -> list[Bundle]:
-        """The messages that this worker has still to receive in a phase."""
+        """The messages that this worker has not yet received in a phase."""
         bundles = self.compiled.bundles[phase.index]
         return [each for each in bundles if each.destination == self.compiled.worker and each not in self._got]
 
@@ -208,7 +208,7 @@ class OnceRun:
         return [self._result(value) for value in self.compiled.cut.program.returns]
 
     def _result(self, value: Value) -> Any:
-        """A tensor that the step returns; where it stays with its owners, something that says so when it is read."""
+        """A tensor that the step returns; if only its owners have it, a substitute whose reads raise."""
         cut = self.compiled.cut
         if value.op in cut.program.leaf_ops:
             return self.batch.whole[cut.program.leaf_ops[value.op]]
@@ -219,5 +219,5 @@ class OnceRun:
 
 
 def _weight(tensors: Sequence[Any]) -> Any:
-    """One number from all that was given: several calls in a step add up."""
+    """The sum of all given weights: several calls in a step add up."""
     return tf.add_n([tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in tensors])

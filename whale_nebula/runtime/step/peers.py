@@ -26,31 +26,31 @@ Parts = dict[PartKey, tuple[Any, ...]]
 
 
 class Peers:
-    """The exchange of an update without other workers."""
+    """The exchange of an update in a run without other workers."""
 
     def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge results over all replicas of each stage: sums of gradients, values of micro-batches."""
 
     def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
-        """Exchange the gradient parts of variables that live on several workers."""
+        """Exchange the gradient parts of variables on several workers."""
         return own
 
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
-        """Send what another worker needs."""
+        """Send values that another worker needs."""
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
-        """Wait for what another worker has made."""
+        """Wait for values from another worker."""
         return ()
 
     def later(self, bundle: Bundle) -> Sequence[Any]:
-        """Things that wait for their values only where they are read."""
+        """Results that wait for their values only when they are read."""
         return ()
 
 
 @dataclass
 class Wires(Peers):
     """The exchange of one worker's update in one step. `promises` is the thread for receptions that
-    nobody waits for.
+    are not awaited.
     """
 
     compiled: Compiled
@@ -67,16 +67,16 @@ class Wires(Peers):
 
     # ------------------------------------------------------------------ values of rounds
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
-        """Send what another worker needs."""
+        """Send values that another worker needs."""
         self.links[bundle.destination].send(self._bundle_key(bundle), bundle_tensors(tensors))
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
-        """Wait for what another worker has made."""
+        """Wait for values from another worker."""
         came = self.links[bundle.source].receive(self._bundle_key(bundle), self.patience)
         return unbundle_tensors(came, bundle.specs)
 
     def later(self, bundle: Bundle) -> Sequence[Later]:
-        """Numbers that are returned only: they come when they come."""
+        """Numbers that are only returned, received in the background."""
         self.links[bundle.source].later(self._bundle_key(bundle))
         promise = self.promises.submit(self.receive, bundle)
         return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
@@ -105,7 +105,7 @@ class Wires(Peers):
 
     # ------------------------------------------------------------------ results of replicas
     def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Send all messages first, then receive: so no two workers wait for each other."""
+        """Send all messages first, then receive, so that no two workers wait for each other."""
         messages = self.compiled.replica_messages[phase.index]
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
         heard = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
@@ -172,7 +172,7 @@ class Wires(Peers):
         by_turn = each.kind == "tensor" or (each.kind == "sum" and run.sums.lists(each.key))
         return turns if by_turn else (-1,)
 
-    # ------------------------------------------------------------------ what is made of it
+    # ------------------------------------------------------------------ merging
     def _take(self, run: StageRun, each: ReplicaMessage, heard: Mapping[str, dict[int, Any]]) -> None:
         if each.kind == "numbers":
             for mate, turns in self._turns(run).items():

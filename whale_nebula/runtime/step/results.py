@@ -19,9 +19,9 @@ from whale_nebula.tf import private as tf_private
 
 @dataclass(frozen=True)
 class ScalarResults:
-    """The places of single numbers among the tensors that a step returns, each with its name.
+    """The places of scalars among the tensors that a step returns, each with its name.
 
-    A name is the key in a dict, the place in a tuple, and `result` where the step returns nothing else.
+    A name is the key in a dict, the place in a tuple, and `result` if the step returns nothing else.
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ def scalar_results(structure: Any) -> ScalarResults:
 
 
 def returned_names(structure: Any) -> tuple[str, ...]:
-    """The name of each tensor that the traced step returns: its key, its place, or nothing where it is the only one.
+    """The name of each tensor that the traced step returns: its key, its place, or "" for a single one.
 
     >>> with tf.Graph().as_default():
     ...     returned_names({"rec": tf.constant(1.0), "more": (tf.constant(2.0), tf.constant(3))})
@@ -56,7 +56,7 @@ def returned_names(structure: Any) -> tuple[str, ...]:
 
 
 def _name_leaves(structure: Any) -> Iterator[tuple[str, bool, Any]]:
-    """The name of each tensor, whether it is one by itself, and not a part of a composite one, and the tensor."""
+    """The name of each tensor, whether it is not part of a composite one, and the tensor."""
     for path, leaf in tf_private.leaf_paths(structure):
         for part in tf.nest.flatten(leaf, expand_composites=True):
             if isinstance(part, tf.Tensor):
@@ -68,7 +68,7 @@ def _is_number(tensor: Any) -> bool:
 
 
 class _Result:
-    """Placeholder of a result with the element type and shape that the plan knows."""
+    """Placeholder of a result with its planned element type and shape."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -139,11 +139,11 @@ for _name in (*_OPERATORS, "__repr__", "__str__"):
 
 
 class _AbsentReadError(CollectiveReadError, TypeError):
-    """A TypeError too: that is how TensorFlow is told to look for who can do it."""
+    """Also a TypeError, which makes TensorFlow try its dispatch."""
 
 
 class Absent(_Result):
-    """Stands for a tensor in a process that is not given it. Keras may collect it over batches.
+    """Placeholder of a tensor in a process that does not receive it. Keras may collect it over batches.
 
     >>> Absent("npu/0", Spec("float32", (None, 10)))
     <float32[?,10] on npu/0>
@@ -183,6 +183,6 @@ def _first(values: Sequence[Absent], axis: Any, name: str = "concat") -> Absent:
     return values[0]
 
 
-# How `Model.predict` joins the results of its batches.
+# `Model.predict` concatenates the results of its batches.
 tf_private.dispatch_to(tf.shape, Absent, _no_rows)
 tf_private.dispatch_to(tf.concat, Absent, _first)

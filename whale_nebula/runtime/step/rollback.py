@@ -1,4 +1,4 @@
-"""Roll back a failed step: restore what its forward wrote, and locate the error."""
+"""Roll back a failed step: restore the variables that its forward wrote, and locate the error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensi
 
 
 class Whereabouts:
-    """The user's lines behind the ops of a traced graph, the clusters of its stages, and how many phases it has."""
+    """The user's lines of the ops of a traced graph, the clusters of its stages, and its number of phases."""
 
     def __init__(self, graph: Any = None, stages: Sequence[Stage] = (), phases: int = 1) -> None:
         self._graph = graph
@@ -37,17 +37,17 @@ class Whereabouts:
         return ", ".join(part for part in parts if part)
 
     def line(self, name: str) -> str:
-        """The user's line that made an op, or the op that it is the gradient of; '' where none is known.
+        """The user's line of an op, or of the op whose gradient it is; '' if unknown.
 
-        An op of a branch, or of a loop's body, stands where the branch or the loop does.
+        An op of a branch, or of a loop's body, has the line of the branch or the loop.
         """
         op = next((self._operations[each] for each in _list_enclosing(name) if each in self._operations), None)
         place = "" if op is None else str(find_origin(tf_private.forward_op(op)))
         return "" if op is None or place == op.name else place
 
     def mend(self, failure: BaseException) -> str:
-        """The mend of an error of this library that TensorFlow has passed on, or of a shape error, if a batch size that
-        was baked in may be its cause.
+        """The mend of an error of this library that TensorFlow has passed on, or of a shape error, if a constant
+        batch size may be its cause.
         """
         said = str(getattr(failure, "message", failure))
         own = _OWN_MEND.search(said)
@@ -65,7 +65,7 @@ class Whereabouts:
 
 
 def _list_enclosing(name: str) -> list[str]:
-    """The names of an op and of the ops whose branches may contain it, from the inside to the outside.
+    """The names of an op and of the ops whose branches may contain it, innermost first.
 
     >>> _list_enclosing("m/Assert/AssertGuard/Assert")
     ['m/Assert/AssertGuard/Assert', 'm/Assert/AssertGuard', 'm/Assert', 'm']
@@ -75,7 +75,7 @@ def _list_enclosing(name: str) -> list[str]:
 
 
 def op_of(failure: BaseException) -> str:
-    """The op that failed, as TensorFlow names it."""
+    """TensorFlow's name of the op that failed."""
     found = _NAMED.search(str(getattr(failure, "message", failure)))
     return "" if found is None else next(name for name in found.groups() if name)
 
@@ -102,8 +102,8 @@ def taken_back(variables: Sequence[Any]) -> Iterator[None]:
 class Guard:
     """Snapshot of the variables that a step's forward may write (few: seeds, averages in coupled mode), for rollback.
 
-    `begun` says that an update has started: from then on nothing can be taken back, unless the program `updates`
-    nothing. `own` names the variables that are here at all; without it they all are.
+    `begun` is set when an update has started: afterwards no rollback is possible, unless the program `updates` nothing.
+    `own` names the variables in this process, by default all.
     """
 
     _begun = False
@@ -125,11 +125,11 @@ class Guard:
 
     @property
     def begun(self) -> bool:
-        """Whether an update has started that cannot be taken back."""
+        """Whether an update has started that cannot be rolled back."""
         return self._begun
 
     def begin(self) -> None:
-        """An update starts."""
+        """Record that an update starts."""
         self._begun = self._updates
 
     def without_trace(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
@@ -144,13 +144,13 @@ class Guard:
         return run if out else update
 
     def restore(self) -> None:
-        """Put everything back as it was before the step."""
+        """Restore all variables to their values before the step."""
         for variable, value in self._saved:
             variable.assign(value)
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Around a step, until all its threads are still: what fails before an update is put back."""
+        """Context around a step, until all its threads have ended: failures before an update are rolled back."""
         try:
             yield
         except BaseException:
@@ -160,7 +160,7 @@ class Guard:
 
     @contextlib.contextmanager
     def piece(self, stage: str, phase: int, micro_batch: int, what: str) -> Iterator[None]:
-        """Name the piece of the step that runs inside, if it fails."""
+        """Context that names the piece of the step in errors."""
         try:
             yield
         except tf.errors.OpError as failure:
@@ -168,7 +168,7 @@ class Guard:
 
     @contextlib.contextmanager
     def once(self, what: str, phase: int) -> Iterator[None]:
-        """Around what runs once a step and belongs to no micro-batch."""
+        """Context around a part that runs once a step, outside micro-batches."""
         try:
             yield
         except tf.errors.OpError as failure:
@@ -236,7 +236,7 @@ def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedE
 
 
 def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
-    """The error for a step that TensorFlow cannot put together for micro-batches of these rows; nothing has run.
+    """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run.
     `alone` is the line that leaves the batch whole.
     """
     rows = " and ".join(str(count) for count in sorted(set(counts)))

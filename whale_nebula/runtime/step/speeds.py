@@ -1,4 +1,4 @@
-"""Look now and then at how fast the replicas of this process are, and find the shares that all replicas are to have."""
+"""Measure the speed of this process's replicas periodically, and compute the shares of all replicas."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from whale_nebula.report.records import StageReport, busiest
 from whale_nebula.runtime.step.clock import CODING, Clocks
 
 EVERY = 100
-"""Steps from one look to the next."""
+"""The interval of measurements, in steps."""
 _STEPS = 3
-"""A look takes so many steps, after one that only warms up."""
+"""The steps of a measurement, after one for warm-up."""
 
 WORTH = 0.1
-"""Orders change where a stage would be done in so much less time; all else is noise."""
+"""The least saving of a stage's time, as a share, for which orders change; less is noise."""
 
 Speeds = Mapping[int, Mapping[str, float]]
 """Seconds that each process takes for a micro-batch: by stage, and then by worker."""
@@ -52,7 +52,7 @@ class Look:
                 self._seen[key].append(took)
         if steps % EVERY == _STEPS:
             found: defaultdict[int, float] = defaultdict(float)
-            for (stage, _, _), many in self._seen.items():  # all that a micro-batch costs it, phase by phase
+            for (stage, _, _), many in self._seen.items():  # the total for a micro-batch over all phases
                 found[stage] += median(many)
             self.told = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
 
@@ -83,10 +83,10 @@ def _number(given: Any) -> float:
 
 
 def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
-    """The orders of replicas that are clearly better than a plan's; the plan's own where there is none.
+    """The orders of replicas that are clearly better than a plan's; otherwise the plan's own.
 
-    Where the config says how fast workers are, that counts; and what codecs remember of the micro-batches that pass
-    between two workers must not depend on what was measured.
+    Speeds in the config take precedence; and stages with codec states, which depend on the micro-batches between two
+    workers, are not changed by measurements.
     """
     stages, count = cut.program.stages, cut.program.pipeline.micro_batch
     found = list(cut.orders or [()] * len(stages))

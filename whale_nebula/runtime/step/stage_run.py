@@ -1,7 +1,7 @@
-"""Execute one stage in one step: gather inputs, call its functions, and hand on its outputs.
+"""Execute one stage in one step: gather inputs, call its functions, and pass on its outputs.
 
 The same code runs inside a traced function (all stages in one process, links free) and as an actor (a thread a
-stage); they differ in the `BoundaryExchange` that takes values from one stage to another.
+stage); they differ in the `BoundaryExchange` that passes values between stages.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from whale_nebula.spec import Value
 
 
 class BoundaryExchange(Protocol):
-    """Takes values between the stages of a step."""
+    """The exchange of values between the stages of a step."""
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Send a value to the stages that read it; `rows` is a mask of the rows that they need."""
         ...
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
-        """Take a value that another stage gave; waits for it."""
+        """Receive a value from another stage; waits for it."""
         ...
 
 
@@ -56,7 +56,7 @@ class StageRun:
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
 
     def forward(self, phase: PhasePlan, micro_batch: int) -> None:
-        """Run the forward of a micro-batch (with its backward, where they are one function)."""
+        """Run the forward of a micro-batch (with its backward, if they are one function)."""
         pieces = self.compiled.stage(phase, self.stage)
         if pieces is not None and pieces.forward is not None:
             self._run(phase, pieces.forward, micro_batch)
@@ -135,7 +135,7 @@ class StageRun:
         return local[value]
 
     def _arrival(self, feed: Value, micro_batch: int) -> Any:
-        """A boundary's gradient: the shares of all stages that read it, added in stage order. It can be taken once."""
+        """A boundary's gradient: the shares of all stages that read it, added in stage order. It can be read once."""
         if feed in (local := self.local.setdefault(micro_batch, {})):
             return local[feed]
         first, *rest = [self.exchange.get(g, micro_batch, self.stage) for _, g in self.compiled.flows[feed]]

@@ -37,7 +37,7 @@ Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
 def shapes_of(tensors: Sequence[Any]) -> Shapes:
-    """The shapes of a batch's tensors; None where there is no tensor."""
+    """The shapes of a batch's tensors; None for other values."""
     return tuple(_shape(tensor) for tensor in tensors)
 
 
@@ -47,7 +47,7 @@ def _shape(tensor: Any) -> tuple[int | None, ...] | None:
 
 
 def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
-    """Describe the first input whose rows are shaped unlike those of the first batch; "" if none is.
+    """Describe the first input whose rows have another shape than in the first batch; "" if there is none.
 
     >>> import numpy as np
     >>> describe_change(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
@@ -143,7 +143,7 @@ def models_of(fn: Callable[..., Any]) -> list[Any]:
     if code is not None:
         held += [fn.__globals__.get(name) for name in _names(code)]
         for cell in fn.__closure__ or ():
-            with contextlib.suppress(ValueError):  # nothing is in it yet
+            with contextlib.suppress(ValueError):  # a cell that is not assigned yet
                 held += [cell.cell_contents, *_attributes_of(cell.cell_contents)]
     return [each for each in held if isinstance(each, keras.Model)]
 
@@ -162,7 +162,7 @@ def _attributes_of(thing: Any) -> list[Any]:
 
 Arguments = Sequence[tuple[str, Any]]
 Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
-"""From the values of the arguments to what `fn` is called with."""
+"""A function from the values of the arguments to the arguments of `fn`."""
 
 
 def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -225,7 +225,7 @@ class Step:
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
-        """Run the step; an error on a batch that is shaped unlike the first one mentions that."""
+        """Run the step; an error on a batch with another shape than the first one mentions that."""
         try:
             last.count_from(self.steps)
             results = last.run(tensors)
@@ -243,14 +243,14 @@ class Step:
         return self.fn(*args, **kwargs)
 
     def captured_before(self, layout: Signature) -> Captured | None:
-        """What was captured for calls of this form, if one has run; None if a planner made the decision."""
+        """The capture for calls of this form, if one has run; None if a planner made the decision."""
         with self._lock:
             self._forget_others()
             kept = self.engines.get((scopes_around(), layout.key))
             return None if kept is None or kept.captured.decision is not None else kept.captured
 
     def data(self, unpack: Unpack) -> Callable[[Sequence[Any]], Any] | None:
-        """Selects from the arguments the one that Keras's own train step takes; None if it is not that step."""
+        """The function that selects the argument of Keras's own train step; None for another step."""
         return (lambda given: unpack(list(given))[0][0]) if self.trains else None
 
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
@@ -339,7 +339,7 @@ class Step:
             models = [*met, *models_of(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:
-            captured.begin(lambda variable: True)  # nothing, unless the step was refused
+            captured.begin(lambda variable: True)  # no effect, unless the step was refused
         make_all_collective(models, run)
         if run.checkpoints is not None:
             read = {id(variable.handle) for variable in captured.variables.values()}

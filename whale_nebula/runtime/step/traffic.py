@@ -25,8 +25,8 @@ from whale_nebula.wire.frame import frame_count, wire_bytes
 class Message(NamedTuple):
     """A tensor that goes from a stage to a host, in one direction.
 
-    `numbers` is how many floating-point numbers it holds that a codec can make smaller: no scalar, nothing complex.
-    `bounded` says that there may be fewer bytes, because values decide what its codec makes of it.
+    `numbers` is the number of its floating-point elements that a codec can compress: not scalar, not complex. With
+    `bounded` the bytes are an upper bound, as the codec's output depends on values.
     """
 
     source: int
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
-    """The messages between hosts for a micro-batch of `rows` rows; sizes that only a step knows are left out."""
+    """The messages between hosts for a micro-batch of `rows` rows; sizes known only in a step are left out."""
     for each in Crossings(cut, Routing.plain(hosts)).by_value.values():
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
@@ -51,7 +51,7 @@ def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
         payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
         coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
         numbers = raw // Spec(spec.dtype, ()).nbytes() if coded else 0
-        readers: dict[str, int] = {}  # the first of each host
+        readers: dict[str, int] = {}  # the first reader of each host
         for reader in each.readers:
             if hosts[reader] != hosts[each.source]:
                 readers.setdefault(hosts[reader], reader)
@@ -73,8 +73,8 @@ def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> froze
 def link_reports(
     cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: Exchanged
 ) -> Mapping[str, LinkReport]:
-    """The planned load of each link in a step whose micro-batches have `counts` rows; `exchanged` knows the sizes of
-    what is sent once a step.
+    """The planned load of each link in a step whose micro-batches have `counts` rows; `exchanged` has the sizes of
+    exchanges once a step.
     """
     found: dict[str, LinkReport] = {}
 
@@ -114,16 +114,16 @@ class Traffic:
 
     @cached_property
     def exchanged(self) -> Exchanged:
-        """The sizes of what is sent once a step."""
+        """The sizes of exchanges once a step."""
         return Exchanged(self.cut, self.shapes)
 
     @cached_property
     def at_most(self) -> tuple[str, ...]:
-        """The links that may carry less than is known."""
+        """The links whose bytes are upper bounds."""
         return tuple(sorted(bounded_links(self.cut, self.hosts, self.exchanged)))
 
     def is_known(self, counts: tuple[int, ...]) -> bool:
-        """Whether the size of all that crosses is known before a step, given its rows."""
+        """Whether the sizes of all crossings are known before a step, given its rows."""
         if counts not in self._known:
             crossing = Crossings(self.cut, Routing.plain(self.hosts)).by_value.values()
             once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)

@@ -1,7 +1,7 @@
 """Periodic checksums, by which processes verify that they hold the same variables.
 
-They start alike and make the same updates of the same numbers, so they stay alike. A device that computes another way,
-a callback that writes a weight in one process only, a broken memory: without a look nobody would ever know.
+Processes start with equal variables and make the same updates, so variables stay equal. Without checksums, a device
+that computes differently, a callback that writes a weight in one process only, or a memory error would not be detected.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from whale_nebula.errors import PlanMismatchError
 from whale_nebula.ir.cut import Cut
 
 EVERY = 100
-"""Steps from one look to the next. A look reads every variable that several processes hold."""
+"""The interval of comparisons, in steps. Each reads every variable that several processes hold."""
 
 Sums = Mapping[str, int]
-"""A checksum of what the same workers hold, by the names of these workers."""
+"""A checksum of the variables with the same holders, by the names of these workers."""
 
 
 def is_due(steps: int) -> bool:
@@ -50,7 +50,7 @@ def sums(
 
 
 def check(worker: str, own: Sums, peer: str, theirs: Any, step: int) -> None:
-    """Raise where another worker has other bits.
+    """Raise if another worker has other bits.
 
     >>> check("gpu/0", {"gpu/0, gpu/1": 1}, "gpu/1", {"gpu/0, gpu/1": 1}, 101)
     """

@@ -1,6 +1,6 @@
-"""Collective methods of a Keras model (`get_weights`, `save` and the like), which every process must call together.
+"""Collective methods of a Keras model (`get_weights`, `save` and others), which every process must call together.
 
-They are put on the instance when the first step is made that reads its variables, so nothing of Keras is patched.
+They are set on the instance when the first step is made that reads its variables, so Keras itself is not patched.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MEETING_READS = (
 )  # fmt: skip
 _MEETING_WRITES = ("set_weights", "load_weights")
 _TRAINS = ("fit", "train_on_batch")
-"""What trains apart inside the scopes, and writes alike in every process outside them."""
+"""Methods that train clusters apart inside the scopes, and write the same in every process outside them."""
 
 
 def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str = "", first: bool = True) -> None:
     """Let a model's reads and saves gather it first; only one process of a host writes files.
 
-    Where each cluster keeps its own parts, the `first` worker of each saves those, and all of them load them.
+    If each cluster keeps its own parts, the `first` worker of each saves these, and all of its workers load them.
     """
     _replace(model, "get_weights", functools.partial(_read_whole, ledger, model))
     if ledger.own:
@@ -40,15 +40,15 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
     for name in WRITES:
         _replace(model, name, functools.partial(_write_whole, ledger, writes_here))
     optimizer = getattr(model, "optimizer", None)
-    if getattr(optimizer, "use_ema", False) and not ledger.own:  # `fit` ends with the averages for weights
+    if getattr(optimizer, "use_ema", False) and not ledger.own:  # `fit` ends by assigning averages to weights
         _replace(optimizer, "finalize_variable_values", functools.partial(_read_whole, ledger, model, slots=True))
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
     """Let a model's `get_metrics_result` return the results of its last step; returns the function that stores them.
 
-    Keras ends epochs and evaluations with the results of its metrics, read from their variables. A process that does
-    not hold these has nothing to read; what a step returns comes from whoever computes it, the same in every process.
+    Keras ends epochs and evaluations with the results of its metrics, read from their variables, which some processes
+    do not hold; the results of a step are sent to every process.
     """
     plain = model.get_metrics_result
     if hasattr(plain, "nebula_remember"):
@@ -87,7 +87,7 @@ def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> A
     """Call a model's method when all clusters have synchronised; after a method that writes weights the rounds restart.
     Has no effect in a run that has ended.
 
-    Inside the scopes the step itself meets the others. A model that was built in them is never outside.
+    Inside the scopes the step itself synchronises. A model that was built in them is never outside.
     """
     inside = name in _TRAINS and (find_apart(open_frames()) or bears_scopes(getattr(plain, "__self__", None)))
     run = None if inside else opened_run()
@@ -106,7 +106,7 @@ def _ids(model: Any, slots: bool = False) -> set[int]:
 
 
 def _replace(model: Any, name: str, hook: Plain, mark: str = "collective") -> None:
-    """Let a hook be called with a model's method and its arguments in the method's place, once for each `mark`."""
+    """Replace a model's method by a hook, which receives the method and its arguments, once for each `mark`."""
     plain = getattr(model, name)
     if not hasattr(plain, f"nebula_{mark}"):
         changed = _call_instead(hook, plain)
@@ -151,7 +151,7 @@ def share_files() -> None:
 
 
 def _is_collective(callback: Any) -> bool:
-    """Whether all processes train its model: what `make_collective` has changed."""
+    """Whether all processes train its model: `make_collective` has changed it."""
     return hasattr(callback.model.save_weights, "nebula_collective")
 
 
@@ -177,7 +177,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
 
 
 def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
-    """Restore: first the process that may write, for it repairs a broken backup; and all from the same epoch."""
+    """Restore: first the process that may write, which repairs a broken backup; then all, from the same epoch."""
     if not _is_collective(callback):
         plain(logs)
         return
@@ -207,7 +207,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
 
 
 def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
-    """Remove the backup once no process is about to write it; on return it is gone for all."""
+    """Remove the backup once no process is about to write it; on return it is removed for all."""
     if not _is_collective(callback):
         plain(logs)
         return

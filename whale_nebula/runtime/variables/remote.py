@@ -1,7 +1,7 @@
 """Variables of other clusters: emptied in this process, so that a model may be larger than any of its clusters.
 
-Reading such a variable would give an empty tensor without a word, so its class is exchanged for one that refuses:
-every process can ask for all of a model together (`gathered`), none can alone.
+Reading such a variable would silently return an empty tensor, so its class is replaced by one whose reads raise. All
+processes together can read the whole model (`gathered`), a single one cannot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Joined(Protocol):
 @dataclass
 class Kept:
     """A variable that programs of this run touch, and the workers that hold it: whole, or a `piece` each. Its `layout`
-    is known in every process.
+    is the same in every process.
     """
 
     path: str
@@ -57,9 +57,7 @@ class Kept:
 
 
 class Passed(NamedTuple):
-    """A value of an element type and shape (`spec`) that process `source` can `read` and the `receivers` want, which
-    `store` it.
-    """
+    """A value of an element type and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
 
     source: str
     receivers: tuple[str, ...]
@@ -70,11 +68,11 @@ class Passed(NamedTuple):
 
 @dataclass
 class Ledger:
-    """Which worker holds which variable, the same in every process.
+    """The holders of each variable, the same in every process.
 
-    Variables are held until the run ends, those of dropped models too: Python frees them at another moment in each
-    process, and processes that disagree on what there is cannot exchange it. With `own` nothing is: each process keeps
-    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of one's own cluster. `moved`
+    Variables are held until the run ends, also those of dropped models: Python frees them at different times in each
+    process, and exchanges require the same list in all. With `own` no values are exchanged: each process keeps its own
+    parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's cluster. `moved`
     is the planner's decision by which all variables of a program were moved last.
     """
 
@@ -93,10 +91,10 @@ class Ledger:
         copied: Sequence[str] = (),
         parted: Mapping[str, Layout] | None = None,
     ) -> None:
-        """Take in a program: what several workers hold starts from the first one's value; the rest is emptied.
+        """Register a program: variables of several workers start from the first one's value; others are emptied.
 
-        Those that it is `copied` to hold variables of their own, which are nobody else's business. Of what is `parted`,
-        by these layouts, each holder is given its piece: see `hand_out`.
+        The workers of `copied` hold variables of their own, independent of others. For variables that are `parted`, by
+        these layouts, each holder receives its piece: see `hand_out`.
         """
         new, parted = self._select_new(variables, held), parted or {}
         self._share([kept for kept in new if len(kept.holders) > 1 and kept.path not in parted])
@@ -145,8 +143,8 @@ class Ledger:
                 empty(kept)
 
     def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
-        """The piece of a variable for this worker: its first holder gives the others theirs, one after the other.
-        `take` gives it the piece of a worker.
+        """The piece of a variable for this worker: its first holder sends the others theirs, one after the other.
+        `take` returns the piece of a worker.
         """
         kept, here = self.kept[id(variable)], self.session.worker
         if kept.holders[0] != here:
@@ -231,7 +229,7 @@ class Ledger:
     def _admit(
         self, exchange: int, wanted: Sequence[tuple[int, Kept]], shapes: Mapping[str, Sequence[int]] | None = None
     ) -> None:
-        """Let these values come, and no others. All send at once, so what is asked for does not hold the sender."""
+        """Admit these values, and no others. All send at once, so a request does not delay the sender."""
         for slot, kept in wanted:
             key = self._key(slot, kept, self.session.worker, exchange)
             shape = (shapes or {}).get(kept.path, kept.variable.shape)
@@ -250,7 +248,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def tell_failures(self) -> Iterator[None]:
-        """Around what others wait for, a file that one process writes: nobody waits for one that could not be."""
+        """Context around an action for which others wait, such as writing a file: its failure is sent to them."""
         try:
             yield
         except BaseException as failure:
@@ -259,7 +257,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def gather(self, only: Collection[int] | None = None) -> Iterator[None]:
-        """Every process calls this at the same point; inside, each holds all variables (or those with these ids).
+        """Context in which each process holds all variables (or those with these ids); all enter it at the same point.
         Variables that an enclosing `gather` has fetched are not fetched again.
         """
         if self.own:
@@ -285,8 +283,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def join_pieces(self, several: Iterable[Kept]) -> Iterator[None]:
-        """Inside, those of these variables that this process has a piece of are whole. All that have pieces call it at
-        the same point: they are workers of one cluster, and nothing crosses to others.
+        """Context in which the variables of which this process has a piece are whole. All holders of pieces, which are
+        workers of one cluster, enter it at the same point; nothing is sent to other clusters.
         """
         joined: list[tuple[Kept, Joined]] = []
         try:
@@ -301,7 +299,7 @@ class Ledger:
                 empty(kept)
 
     def _exchange(self, chosen: Sequence[Kept]) -> None:
-        """Send what is ours to all who do not hold it, and take what is theirs."""
+        """Send the local variables to all processes without them, and receive the others."""
         self.exchanges += 1
         here = self.session.worker
         self._admit(self.exchanges, [(slot, kept) for slot, kept in enumerate(chosen) if here not in kept.holders])
@@ -316,7 +314,7 @@ class Ledger:
 
 @contextlib.contextmanager
 def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
-    """Let those variables of a list that are emptied here be read as arrays that only tell their number: of shape
+    """Context in which emptied variables of a list are read as arrays that only contain their number: of shape
     (number, 0).
     """
     empty_here = [(number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _Elsewhere)]
@@ -330,7 +328,7 @@ def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
 
 
 def empty(kept: Kept) -> None:
-    """Free a variable's memory and let reads of it say where it is."""
+    """Free a variable's memory and make reads of it raise an error with its holders."""
     variable = kept.variable
     _drop(variable)
     if not isinstance(variable, _Elsewhere):
@@ -353,7 +351,7 @@ def _drop(variable: Any) -> None:
 
 
 def fill(kept: Kept, array: Any) -> None:
-    """Give an emptied variable its value and its class back."""
+    """Restore the value and the class of an emptied variable."""
     variable = kept.variable
     if isinstance(variable, _Elsewhere):
         variable.__class__ = type(variable).__mro__[2]
@@ -361,7 +359,7 @@ def fill(kept: Kept, array: Any) -> None:
 
 
 class _Elsewhere:
-    """Mixed into the class of an emptied variable: reads of its value outside a trace are refused."""
+    """Mixin for the class of an emptied variable: reads of its value outside a trace are refused."""
 
     nebula_home: tuple[str, tuple[str, ...]]
     nebula_piece: Joined | None = None
@@ -393,7 +391,7 @@ def _make_class(kind: type) -> type:
 
 
 def _guards(kind: Any) -> dict[str, Any]:
-    """Reads that raise when nothing is being traced; writes that every process makes are the home's business."""
+    """Reads that raise outside a trace; writes, which every process makes, are ignored or stored in the local piece."""
 
     def reading(name: str) -> Any:
         plain = getattr(kind, name)
@@ -435,7 +433,7 @@ def _guards(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Cover:
-    """A handle that eager ops do not take for one, so that they read through the guarded methods."""
+    """A wrapper that eager ops do not accept as a handle, so that they read through the guarded methods."""
 
     covered: Any
 
@@ -449,7 +447,7 @@ _ABOUT = "whale_nebula"
 
 
 def name_own_path(path: str | os.PathLike[str], cluster: str) -> str:
-    """Where a cluster keeps its parts of a file.
+    """The path of a cluster's parts of a file.
 
     >>> name_own_path("run/model.weights.h5", "gpu")
     'run/model.gpu.weights.h5'
@@ -467,7 +465,7 @@ def name_own_path(path: str | os.PathLike[str], cluster: str) -> str:
 def save_own(
     ledger: Ledger, cluster: str, writes_here: bool, plain: Plain, filepath: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """What `save_weights` becomes: every process calls it, and each cluster's file is there when it returns."""
+    """Replacement of `save_weights`: every process calls it, and each cluster's file is written on return."""
     path = name_own_path(filepath, cluster)
     with ledger.join_pieces(ledger.kept.values()):
         if writes_here:
@@ -479,13 +477,13 @@ def save_own(
 
 
 def load_own(cluster: str, plain: Plain, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `load_weights` becomes: the cluster's own file, where there is one by the name that was saved."""
+    """Replacement of `load_weights`: loads the cluster's own file, if there is one for this name."""
     own = name_own_path(filepath, cluster) if os.fspath(filepath).endswith(SUFFIX) else ""
     return plain(own if own and os.path.exists(own) else filepath, *args, **kwargs)
 
 
 def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:
-    """Give what was written as a variable's number that variable's shape, and NaN in the place of values."""
+    """Replace datasets that contain a variable's number by ones with that variable's shape, and NaN as values."""
     with h5py.File(path, "a") as file:
         found: list[h5py.Dataset] = []
         file.visititems(lambda name, each: found.append(each) if _is_number(each) else None)
@@ -499,7 +497,7 @@ def _is_number(each: Any) -> bool:
 
 
 def _exchange(file: h5py.File, name: str, variable: Any) -> None:
-    """Room for a variable that is never taken: HDF5 answers reads of it with the fill value."""
+    """Create a dataset for a variable without allocating it: HDF5 reads return the fill value."""
     before = file[name]
     dtype, attributes = before.dtype, dict(before.attrs)
     del file[name]
@@ -508,7 +506,7 @@ def _exchange(file: h5py.File, name: str, variable: Any) -> None:
 
 
 def _nothing(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Any:
-    """No number: of bfloat16, which HDF5 does not know, the bytes of one."""
+    """NaN of a type; for bfloat16, which HDF5 does not support, its bytes."""
     if attributes.get("dtype") == "bfloat16":
         return np.frombuffer(b"\xc0\x7f", dtype)[0]
     return np.nan if np.issubdtype(dtype, np.floating) else None
