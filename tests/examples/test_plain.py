@@ -18,13 +18,14 @@ import pytest
 from whale_nebula.launch.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(1200)
 EXAMPLES = ["functional", "subclassed", "custom_loop", "gan", "one_to_many"]
 LOOPS = ("custom_loop", "gan", "one_to_many")
 SECOND = ("functional", "subclassed", "gan", "one_to_many")
 """`make test` runs these as they are; what they are without their scope lines, it looks at in `custom_loop` alone."""
 AUTO = {"subclassed": "1.1MiB", "custom_loop": "200KiB", "functional": "400KiB", "gan": "64KiB", "one_to_many": "84KiB"}
 """Memory of a worker that none of these fits into, and a half of each does."""
-SCOPES = {"cluster", "stage", "pipeline", "replica", "compress"}
+SCOPES = {"cluster", "stage", "pipeline", "replica", "split", "compress"}
 # Only where TensorFlow itself is told to be the same twice can bits be compared.
 SAME = "import tensorflow as _tf\n_tf.config.experimental.enable_op_determinism()\n"
 TELL = """
@@ -139,7 +140,8 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             (folder / f"{name} auto").write_text(SAME + auto(name))
     names = sorted(path.name for path in folder.iterdir())
     command = [sys.executable, "-c", FORKS, *names]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=True)
+    limit = 1100 if everything else 280  # of twenty scripts one after the other
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limit, check=True)
     codes = json.loads(done.stdout)
     said = {name: [(folder / f"{name}.{kind}").read_text() for kind in ("out", "err")] for name in names}
     return {name: (codes[name], *said[name]) for name in names}

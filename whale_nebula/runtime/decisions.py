@@ -74,16 +74,18 @@ def decide(
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
     measured, slowness = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
-    reasons += [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
-                f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
+    slow = [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
+            f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
     first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=said)
     first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
     found = _search(first, limits, functools.partial(_explain_refusal, first, check))
-    clusters_measured = frozenset(measured)
-    return replace(found, clusters=clusters, slowness=slowness, measured=clusters_measured, emulated=run.alone)
+    return replace(
+        found, reasons=(*found.reasons, *slow), clusters=clusters, slowness=slowness, measured=frozenset(measured),
+        emulated=run.alone,
+    )  # fmt: skip
 
 
 def check_said(said: Constraints, limits: Limits, run: Run) -> None:
