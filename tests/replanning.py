@@ -42,8 +42,8 @@ def shape_of(problem: Problem, text: str) -> Shape:
     """The shape of a text."""
     stages, _, count = text.partition(":")
     names = stages.split(", ")
-    numbers = [next(n for n, site in enumerate(problem.sites) if site.name == name) for name in names]
+    numbers = [next(n for n, each in enumerate(problem.clusters) if each.name == name) for name in names]
     blocks, several = len(problem.chain), len(names)
     ends = [round(blocks * (place + 1) / several) for place in range(several)]
-    parts = [Part(site, begin, end) for site, begin, end in zip(numbers, [0, *ends], ends, strict=False)]
+    parts = [Part(cluster, begin, end) for cluster, begin, end in zip(numbers, [0, *ends], ends, strict=False)]
     return replace(Shape(tuple(parts)), micro_batches=int(count or 1))

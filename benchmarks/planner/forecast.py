@@ -21,17 +21,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import numpy as np  # noqa: E402
 from common import machine, parser, picture, write  # noqa: E402
 
-from whale_nebula.planner.problem import Candidate, Chain, Options, Part, Problem, Shape, Site, Wire  # noqa: E402
+from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape  # noqa: E402
 from whale_nebula.planner.score import score  # noqa: E402
 from whale_nebula.planner.search import search  # noqa: E402
+from whale_nebula.schedule.lines import Line  # noqa: E402
 
 DEVICES = (8, 16, 32, 64, 128, 256, 512, 1024)
 ROWS = (1, 2, 4, 8)
 """Sequences that each device has in a step."""
 LAYERS, WIDTH, HEADS, LENGTH, WORDS, MASKED = 24, 1024, 16, 128, 30522, 0.15
 FLOPS, MEMORY = 6e12, 16 * 2.0**30
-NETWORK, DELAY = Wire(35e9 / 8, 50e-6), 0.02
-SLOW = Wire(60e6 / 8, DELAY)
+NETWORK, DELAY = Line(35e9 / 8, 50e-6), 0.02
+SLOW = Line(60e6 / 8, DELAY)
 WHALE = (64, 2.32)
 PADDLE = (1920, 0.917)
 
@@ -61,10 +62,10 @@ def make_problem(devices: int, rows: int, halves: bool) -> Problem:
     forward = np.stack([np.zeros(len(chain)), flops / FLOPS])
     update = chain.weights * 5 / 9e11
     count = 2 if halves else 1
-    site = Site("", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, later=forward)
-    sites = tuple(replace(site, name=f"half{n}") for n in range(count))
+    half = ClusterCosts("", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, later=forward)
+    costs = tuple(replace(half, name=f"half{n}") for n in range(count))
     lines = {(0, 1): SLOW, (1, 0): SLOW} if halves else {}
-    return Problem(chain, sites, devices * rows, lines, Options(most=4096, recompute=False))
+    return Problem(chain, costs, devices * rows, lines, Options(most=4096, recompute=False))
 
 
 def seconds_of(problem: Problem, *parts: Part, micro_batches: int) -> float:
@@ -76,10 +77,10 @@ def seconds_of(problem: Problem, *parts: Part, micro_batches: int) -> float:
 def whale_seconds(devices: int, rows: int) -> dict[str, float]:
     """Data parallelism, and three replicated stages as in Whale's Figure 3."""
     problem, blocks, copies = make_problem(devices, rows, False), LAYERS + 2, devices // 3
-    between = Wire(NETWORK.rate * max(1, copies // 8), NETWORK.delay)  # each server has its own
+    between = Line(NETWORK.rate * max(1, copies // 8), NETWORK.delay)  # each server has its own
     lines = {(a, b): between for a in range(3) for b in range(3) if a != b}
     staged = replace(problem, options=replace(problem.options, schedules=("1f1b",)), lines=lines)
-    staged = replace(staged, sites=tuple(replace(problem.sites[0], name=f"stage{n}") for n in range(3)))
+    staged = replace(staged, clusters=tuple(replace(problem.clusters[0], name=f"stage{n}") for n in range(3)))
     thirds = (Part(0, 0, 9, copies), Part(1, 9, 17, copies), Part(2, 17, blocks, copies))
     counts = [copies * power for power in (1, 2, 4, 8) if copies * power <= problem.rows]
     return {
@@ -96,7 +97,7 @@ def halves_seconds(devices: int, rows: int) -> dict[str, float]:
     inside = seconds_of(whole, Part(0, 0, LAYERS + 2, devices), micro_batches=devices)
     over = inside + 2 * (devices - 1) / devices * size / SLOW.rate + 2 * SLOW.delay
     free = search(replace(problem, options=replace(problem.options, most=1024))).candidates
-    return {"data": over, "planned": free[0].seconds, "used": len({part.site for part in free[0].parts})}
+    return {"data": over, "planned": free[0].seconds, "used": len({part.cluster for part in free[0].parts})}
 
 
 def forecast(devices: tuple[int, ...], rows: tuple[int, ...]) -> list[dict[str, Any]]:

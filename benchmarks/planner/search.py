@@ -28,8 +28,9 @@ import numpy as np  # noqa: E402
 from common import machine, picture, verdict, write  # noqa: E402
 
 from tests.unit.planner.problems import draw_problem, find_best  # noqa: E402
-from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire  # noqa: E402
+from whale_nebula.planner.problem import Chain, ClusterCosts, Options, Problem  # noqa: E402
 from whale_nebula.planner.search import search  # noqa: E402
+from whale_nebula.schedule.lines import Line  # noqa: E402
 
 CASES, EXCESS = 300, 0.02
 SIZES = ((25, 16, 2), (50, 32, 4), (100, 64, 4), (200, 256, 8), (500, 1024, 8), (1000, 4096, 16))
@@ -87,18 +88,18 @@ def draw_large(blocks: int, workers: int, clusters: int, kind: str) -> Problem:
         draw.uniform(0, 0.05, blocks) * 1e6, crossing, crossing, np.zeros(blocks + 1),
         np.ones(blocks + 1, bool), weights,
     )  # fmt: skip
-    sites = []
+    costs = []
     for number in range(clusters):
         forward = np.stack([draw.uniform(0, 2e-5, blocks), seconds / draw.choice([0.5, 1, 1, 2, 4])])
         share = float(weights.sum()) * 5 * clusters / workers * draw.uniform(1.5, 4)
         memory = share if kind == "short" else math.inf
-        rest = seconds * 0.2, 5e-4, memory, Wire(1e9, 5e-5)
-        sites.append(Site(f"c{number}", workers // clusters, forward, 2 * forward, *rest, later=forward))
+        rest = seconds * 0.2, 5e-4, memory, Line(1e9, 5e-5)
+        costs.append(ClusterCosts(f"c{number}", workers // clusters, forward, 2 * forward, *rest, later=forward))
     lines = {
-        (a, b): Wire(float(draw.choice([7.5e6, 15e6, 1e8])), float(draw.choice([0.001, 0.01, 0.02])))
+        (a, b): Line(float(draw.choice([7.5e6, 15e6, 1e8])), float(draw.choice([0.001, 0.01, 0.02])))
         for a in range(clusters) for b in range(clusters) if a != b
     }  # fmt: skip
-    return Problem(chain, tuple(sites), 1024, lines, Options())
+    return Problem(chain, tuple(costs), 1024, lines, Options())
 
 
 def measure_one(blocks: int, workers: int, clusters: int, kind: str) -> None:

@@ -108,8 +108,8 @@ def force(plan: str) -> None:
             share, count, *schedules = plan.split(",")
             options = replace(problem.options, schedules=tuple(schedules) or problem.options.schedules)
             problem = replace(problem, options=options)
-            site = problem.sites[0]
-            taken = np.cumsum((site.forward + site.backward)[0] + problem.rows * (site.forward + site.backward)[1])
+            costs = problem.clusters[0]
+            taken = np.cumsum((costs.forward + costs.backward)[0] + problem.rows * (costs.forward + costs.backward)[1])
             cuts = [cut for cut in range(1, blocks) if problem.chain.cuttable[cut]]
             cut = min(cuts, key=lambda each: abs(taken[each - 1] / taken[-1] - float(share)))
             shape = Shape((Part(0, 0, cut), Part(1, cut, blocks)), int(count))
@@ -180,7 +180,9 @@ def main() -> None:
         "stages": [part.end for part in chosen.parts], "micro_batches": count, "binds": decision.considered[0].binds,
         "share_measured": decision.predicted.share_measured,
         "compute_predicted": [each * count for each in chosen.compute],
-        "update_predicted": [float(decision.problem.sites[p.site].update[p.begin : p.end].sum()) for p in chosen.parts],
+        "update_predicted": [
+            float(decision.problem.clusters[part.cluster].update[part.begin : part.end].sum()) for part in chosen.parts
+        ],
         "compute_measured": {
             name: statistics.median(each.stages[name].compute_seconds or 0.0 for each in reports)
             for name in reports[-1].stages
@@ -212,7 +214,7 @@ def predict_parts(decision: Any) -> dict[str, float]:
         found |= {f"{name} {what}": each for what, each in seconds.items() if each}
         found[f"{name} handling"] = turns * sum(costs.part_handling(part))
         found[f"{name} update"] = costs.part_update(part)
-        found[f"{name} step"] = problem.sites[part.site].step
+        found[f"{name} step"] = problem.clusters[part.cluster].step
     return found
 
 

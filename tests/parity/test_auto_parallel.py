@@ -84,7 +84,7 @@ def proposals(
     chosen: list[Any] = []
 
     def choose(problem: Any, most: int = 8) -> Found:
-        cheap = replace(problem, sites=tuple(replace(site, call=0.0) for site in problem.sites))
+        cheap = replace(problem, clusters=tuple(replace(each, call=0.0) for each in problem.clusters))
         found = search(cheap, 24).candidates
         assert found, "nothing fits"
         first = [each for each in found if wanted(each)] or list(found)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from whale_nebula.planner.problem import Candidate, Problem, Shape, Site
+from whale_nebula.planner.problem import Candidate, ClusterCosts, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
@@ -18,7 +18,7 @@ BETTER = 0.05
 @dataclass(frozen=True)
 class Observed:
     """Measurements of a step: its seconds, the computing seconds of each stage for a micro-batch (empty if stages are
-    not timed separately), and the lines between two sites, by their numbers.
+    not timed separately), and the lines between two clusters, by their numbers.
     """
 
     seconds: float
@@ -27,35 +27,37 @@ class Observed:
 
 
 def find_slowness(problem: Problem, chosen: Candidate, seen: Observed) -> dict[int, float]:
-    """Ratio of measured to predicted computing time by site number, for sites that run a stage and sites with the same
-    description. Others keep their previous value.
+    """Ratio of measured to predicted computing time by cluster number, for clusters that run a stage and clusters with
+    the same description. Others keep their previous value.
     """
     predicted, measured = defaultdict[int, float](float), defaultdict[int, float](float)
     for part, own, computed in zip(chosen.parts, chosen.compute, seen.stages, strict=False):
-        predicted[part.site] += own
-        measured[part.site] += computed
-    found = {site: measured[site] / own for site, own in predicted.items() if own > 0.0 and measured[site] > 0.0}
-    alike = {_pace(problem.sites[site]): factor for site, factor in found.items()}
-    for site, told in enumerate(problem.sites):
-        if site not in found and _pace(told) in alike:
-            found[site] = alike[_pace(told)]
+        predicted[part.cluster] += own
+        measured[part.cluster] += computed
+    found = {
+        cluster: measured[cluster] / own for cluster, own in predicted.items() if own > 0.0 and measured[cluster] > 0.0
+    }
+    alike = {_pace(problem.clusters[cluster]): factor for cluster, factor in found.items()}
+    for cluster, told in enumerate(problem.clusters):
+        if cluster not in found and _pace(told) in alike:
+            found[cluster] = alike[_pace(told)]
     return found
 
 
-def _pace(site: Site) -> tuple[bytes, ...]:
-    return site.forward.tobytes(), site.backward.tobytes()
+def _pace(cluster: ClusterCosts) -> tuple[bytes, ...]:
+    return cluster.forward.tobytes(), cluster.backward.tobytes()
 
 
 def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
-    """The problem with the computing time of sites multiplied by these factors."""
-    sites = list(problem.sites)
+    """The problem with the computing time of clusters multiplied by these factors."""
+    clusters = list(problem.clusters)
     for number, times in slowness.items():
-        site = sites[number]
-        sites[number] = replace(
-            site, forward=site.forward * times, backward=site.backward * times, update=site.update * times,
-            call=site.call * times, later=None if site.later is None else site.later * times,
+        cluster = clusters[number]
+        clusters[number] = replace(
+            cluster, forward=cluster.forward * times, backward=cluster.backward * times, update=cluster.update * times,
+            call=cluster.call * times, later=None if cluster.later is None else cluster.later * times,
         )  # fmt: skip
-    return replace(problem, sites=tuple(sites))
+    return replace(problem, clusters=tuple(clusters))
 
 
 def correct(problem: Problem, chosen: Candidate, seen: Observed) -> Problem:

@@ -51,31 +51,35 @@ class Costs:
 
     @cached_property
     def ways(self) -> tuple[Array, Array]:
-        """Prefix sums of the seconds of forward and backward, a row for each site, without costs of calls."""
-        forward = np.stack([site.forward[0] + self.rows * site.forward[1] for site in self.problem.sites])
-        backward = np.stack([site.backward[0] + self.rows * site.backward[1] for site in self.problem.sites])
+        """Prefix sums of the seconds of forward and backward, a row for each cluster, without costs of calls."""
+        forward = np.stack([cluster.forward[0] + self.rows * cluster.forward[1] for cluster in self.problem.clusters])
+        backward = np.stack(
+            [cluster.backward[0] + self.rows * cluster.backward[1] for cluster in self.problem.clusters]
+        )
         if self.recompute:
             backward = backward + forward
         share = 1.0 - 1.0 / self.micro_batches
-        backward += share * np.outer([site.adding for site in self.problem.sites], self.problem.chain.gradients)
+        backward += share * np.outer(
+            [cluster.adding for cluster in self.problem.clusters], self.problem.chain.gradients
+        )
         return _sums(forward), _sums(backward)
 
     @cached_property
     def _later(self) -> tuple[Array, Array]:
-        """Prefix sums of the seconds of gradients of weights, a row for each site; and the bytes of those gradients
+        """Prefix sums of the seconds of gradients of weights, a row for each cluster; and the bytes of those gradients
         beyond the share with which a backward is divided.
         """
-        chain, sites = self.problem.chain, self.problem.sites
+        chain, clusters = self.problem.chain, self.problem.clusters
         none = np.zeros((2, len(chain)))
-        given = [none if site.later is None else site.later for site in sites]
+        given = [none if cluster.later is None else cluster.later for cluster in clusters]
         later = np.stack([each[0] + self.rows * each[1] for each in given])
         return _sums(later), _sums((0.0 if chain.apart is None else chain.apart) - LEAST * chain.gradients)
 
     @cached_property
     def _calls(self) -> tuple[Array, Array]:
         """The part of these seconds that does not depend on rows; sharding variables does not reduce it."""
-        forward = np.stack([site.forward[0] for site in self.problem.sites])
-        backward = np.stack([site.backward[0] for site in self.problem.sites])
+        forward = np.stack([cluster.forward[0] for cluster in self.problem.clusters])
+        backward = np.stack([cluster.backward[0] for cluster in self.problem.clusters])
         return _sums(forward), _sums(backward + forward if self.recompute else backward)
 
     @cached_property
@@ -83,10 +87,10 @@ class Costs:
         """Lower bounds for plans without sharding: seconds of one micro-batch through all blocks, and of a step with
         all workers busy all the time.
         """
-        sites, busy = self.problem.sites, np.diff(self.ways[0] + self.ways[1])
-        fused = min(1.0, *(site.fused for site in sites))
+        clusters, busy = self.problem.clusters, np.diff(self.ways[0] + self.ways[1])
+        fused = min(1.0, *(cluster.fused for cluster in clusters))
         single = (busy - np.diff(self._later[0])).min(0).sum()
-        step = self.micro_batches * busy.min(0).sum() / sum(site.workers for site in sites)
+        step = self.micro_batches * busy.min(0).sum() / sum(cluster.workers for cluster in clusters)
         return fused * float(single), fused * float(step)
 
     @cached_property
@@ -96,8 +100,8 @@ class Costs:
 
     @cached_property
     def updates(self) -> Array:
-        """Prefix sums of the seconds of updates, a row for each site."""
-        return _sums(np.stack([site.update for site in self.problem.sites]))
+        """Prefix sums of the seconds of updates, a row for each cluster."""
+        return _sums(np.stack([cluster.update for cluster in self.problem.clusters]))
 
     @cached_property
     def gradients(self) -> Array:
@@ -132,26 +136,26 @@ class Costs:
     def crossing(self, one: Part, other: Part) -> tuple[float, float, Array]:
         """Costs of a micro-batch between two stages: bytes there and back, and seconds to encode and to decode them."""
         chain, at = self.problem.chain, other.begin
-        way = chain.plain if one.site == other.site else chain.choices[other.codec]
+        way = chain.plain if one.cluster == other.cluster else chain.choices[other.codec]
         return float(way.there[at]) * self.rows, float(way.back[at]) * self.rows, way.seconds[:, at] * self.rows
 
-    def seconds(self, site: int, shards: int = 1) -> Array:
+    def seconds(self, cluster: int, shards: int = 1) -> Array:
         """Forward and backward seconds between each two cuts, as matrices; zero below the diagonal."""
-        own = self.problem.sites[site]
-        total = self._spread(site, shards, False) + self._spread(site, shards, True)
+        own = self.problem.clusters[cluster]
+        total = self._spread(cluster, shards, False) + self._spread(cluster, shards, True)
         found = total[None, :] - total[:, None] + own.call * (2 if self.trains else 1)
         found[:, -1] = (found[:, -1] - own.call * self.trains) * own.fused  # one call for forward and backward
         found = np.where(self.upper, found, 0.0)
-        there, back = self._handling(site)
+        there, back = self._handling(cluster)
         ends = there + back
         more = ends[:, None] + ends[None, :]
         if shards > 1:
-            more = more + self._collect(site, shards, self.there) + self._collect(site, shards, self.back)
+            more = more + self._collect(cluster, shards, self.there) + self._collect(cluster, shards, self.back)
         return found + np.where(self.upper, more, 0.0)
 
-    def _handling(self, site: int) -> tuple[Array, Array]:
+    def _handling(self, cluster: int) -> tuple[Array, Array]:
         """Seconds of computing to handle the tensors that cross at each cut, on either side, in both directions."""
-        own, chain = self.problem.sites[site], self.problem.chain
+        own, chain = self.problem.clusters[cluster], self.problem.chain
         none = np.zeros(len(chain) + 1)
         sizes = (self.there, chain.sent), (self.back, chain.returned)
         there, back = (own.crossing * size + own.message * (none if many is None else many) for size, many in sizes)
@@ -159,57 +163,57 @@ class Costs:
 
     def part_handling(self, part: Part) -> tuple[float, float]:
         """Seconds of computing to handle the tensors that cross at both ends of a stage, in both directions."""
-        there, back = (float(each[part.begin] + each[part.end]) for each in self._handling(part.site))
+        there, back = (float(each[part.begin] + each[part.end]) for each in self._handling(part.cluster))
         return there, back * self.trains
 
-    def _spread(self, site: int, shards: int, backward: bool) -> Array:
+    def _spread(self, cluster: int, shards: int, backward: bool) -> Array:
         """Prefix sums of the seconds of forward or backward with variables in `shards` pieces."""
-        total, calls = self.ways[backward][site], self._calls[backward][site]
+        total, calls = self.ways[backward][cluster], self._calls[backward][cluster]
         return total if shards == 1 else calls + (total - calls) / shards
 
-    def _collect(self, site: int, shards: int, sizes: Array) -> Array:
+    def _collect(self, cluster: int, shards: int, sizes: Array) -> Array:
         """Seconds of collectives of a sharded stage as a matrix of ranges: an all-gather at each inner cut, and the
         transfer of the whole tensors at both ends.
         """
-        inside = self.problem.sites[site].inside
+        inside = self.problem.clusters[cluster].inside
         gathered = np.where(sizes > 0, sizes * ((shards - 1) / shards / inside.rate) + (shards - 1) * inside.delay, 0.0)
         up_to = np.cumsum(gathered)
         ends = gathered + np.where(sizes > 0, sizes * ((shards - 1) / inside.rate), 0.0)
         return np.maximum(up_to[None, :] - gathered[None, :] - up_to[:, None], 0.0) + ends[:, None] + gathered[None, :]
 
     def _collect_for(self, part: Part, sizes: Array) -> float:
-        return float(self._collect(part.site, part.shards, sizes)[part.begin, part.end]) if part.shards > 1 else 0.0
+        return float(self._collect(part.cluster, part.shards, sizes)[part.begin, part.end]) if part.shards > 1 else 0.0
 
     def collect_seconds(self, part: Part) -> float:
         """Seconds of collectives within the seconds of a micro-batch in a sharded stage."""
         return self._collect_for(part, self.there) + self._collect_for(part, self.back) * self.trains
 
-    def split_pays(self, site: int) -> bool:
+    def split_pays(self, cluster: int) -> bool:
         """Whether sharding may pay: the variables exceed a worker's memory, or all-reduces of gradients take long."""
-        one = self.problem.sites[site]
-        work = sum(self.part_seconds(Part(site, 0, len(self.problem.chain)))) * self.micro_batches / one.workers
+        one = self.problem.clusters[cluster]
+        work = sum(self.part_seconds(Part(cluster, 0, len(self.problem.chain)))) * self.micro_batches / one.workers
         added = _sum_seconds(self.gradients[-1], one.workers, one.inside)
-        short = any(self.whole_bytes(1) > each.memory for each in self.problem.sites)
+        short = any(self.whole_bytes(1) > each.memory for each in self.problem.clusters)
         return short or bool(added > SLOW_SUM * work)
 
     def whole_bytes(self, in_flight: int) -> float:
         """Bytes that one worker needs for all blocks."""
         return self.part_bytes(Part(0, 0, len(self.problem.chain)), in_flight)
 
-    def list_ways(self, site: int) -> list[Way]:
+    def list_ways(self, cluster: int) -> list[Way]:
         """The numbers of replicas and of shards to try."""
-        options, workers = self.problem.options, self.problem.sites[site].workers
+        options, workers = self.problem.options, self.problem.clusters[cluster].workers
         most = min(workers, MOST_PIECES) if options.replica in (None, 1) else 1
         numbers = sorted({2**power for power in range(1, most.bit_length())} | {most}) if most > 1 else []
         pieces = [Way(1, number) for number in numbers]
         if options.split and pieces:
             return pieces
-        tried = pieces if options.split is None and self.split_pays(site) else []
-        return [*(Way(number) for number in self._list_replicas(site)), *tried]
+        tried = pieces if options.split is None and self.split_pays(cluster) else []
+        return [*(Way(number) for number in self._list_replicas(cluster)), *tried]
 
-    def _list_replicas(self, site: int) -> list[int]:
+    def _list_replicas(self, cluster: int) -> list[int]:
         """The numbers of replicas to try: all small ones, then powers of two and the maximum."""
-        workers, asked = self.problem.sites[site].workers, self.problem.options.replica
+        workers, asked = self.problem.clusters[cluster].workers, self.problem.options.replica
         if asked is not None:
             return [asked]
         most = min(workers, self.micro_batches)
@@ -237,9 +241,9 @@ class Costs:
             found = np.where((begin < each.end) & (each.begin < end), np.where(whole, number, _MIXED), found)
         return found
 
-    def open_at(self, site: int) -> np.ndarray:
-        """Mask of the ranges that may be a stage of a site."""
-        admitted = np.array([*(each.admits(site) for each in self.problem.fixed), True])
+    def open_at(self, cluster: int) -> np.ndarray:
+        """Mask of the ranges that may be a stage of a cluster."""
+        admitted = np.array([*(each.admits(cluster) for each in self.problem.fixed), True])
         return self.upper & admitted[np.maximum(self._written, -1)]
 
     def copies(self, replicas: int) -> Array:
@@ -311,12 +315,12 @@ class Costs:
         """Forward and backward seconds of one micro-batch in a stage, with its calls; the last stage makes one call for
         both.
         """
-        ways = [self._spread(part.site, part.shards, backward) for backward in (False, True)]
+        ways = [self._spread(part.cluster, part.shards, backward) for backward in (False, True)]
         forward, backward = (float(way[part.end] - way[part.begin]) for way in ways)
-        site, last = self.problem.sites[part.site], part.end == len(self.problem.chain)
-        share, call = (site.fused, 0.0) if last else (1.0, site.call)
+        cluster, last = self.problem.clusters[part.cluster], part.end == len(self.problem.chain)
+        share, call = (cluster.fused, 0.0) if last else (1.0, cluster.call)
         there, back = (self._collect_for(part, sizes) for sizes in (self.there, self.back))
-        return share * (forward + site.call) + there, (share * (backward + call) + back) * self.trains
+        return share * (forward + cluster.call) + there, (share * (backward + call) + back) * self.trains
 
     def part_later(self, part: Part) -> float:
         """Seconds of a stage's backward that may be deferred, if it is divided (see `passes.parting`). The first stage
@@ -325,7 +329,7 @@ class Costs:
         seconds, beyond = self._later
         if part.begin == 0 or part.shards > 1 or beyond[part.end] < beyond[part.begin]:
             return 0.0
-        return float(seconds[part.site][part.end] - seconds[part.site][part.begin])
+        return float(seconds[part.cluster][part.end] - seconds[part.cluster][part.begin])
 
     def part_bytes(self, part: Part, in_flight: int, came: int = 0, later: int = 0) -> float:
         """Bytes of a worker of a stage, with `in_flight` micro-batches, `came` whose input has arrived, and `later`
@@ -335,14 +339,14 @@ class Costs:
 
     def part_update(self, part: Part) -> float:
         """Seconds of a stage's update, with the all-reduce of its gradients over replicas."""
-        update = float(self.updates[part.site][part.end] - self.updates[part.site][part.begin])
+        update = float(self.updates[part.cluster][part.end] - self.updates[part.cluster][part.begin])
         size = float(self.gradients[part.end] - self.gradients[part.begin])
-        return (update + _sum_seconds(size, part.replicas, self.problem.sites[part.site].inside)) / part.shards
+        return (update + _sum_seconds(size, part.replicas, self.problem.clusters[part.cluster].inside)) / part.shards
 
-    def reduction(self, site: int, replicas: Any) -> Array:
+    def reduction(self, cluster: int, replicas: Any) -> Array:
         """Seconds of the all-reduce of gradients for each range of blocks."""
         size = self.gradients[None, :] - self.gradients[:, None]
-        return np.where(self.upper, _sum_seconds(size, replicas, self.problem.sites[site].inside), 0.0)
+        return np.where(self.upper, _sum_seconds(size, replicas, self.problem.clusters[cluster].inside), 0.0)
 
 
 def _sum_seconds(size: Any, replicas: Any, inside: Line) -> Any:

@@ -12,6 +12,7 @@ from whale_nebula.hardware import Clusters
 from whale_nebula.ir.program import Assignment, Constraints, Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves
 from whale_nebula.planner.chain import Layers
+from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.explanation import (
     describe_parts,
     draw_rates,
@@ -22,7 +23,6 @@ from whale_nebula.planner.explanation import (
 )
 from whale_nebula.planner.problem import Candidate, Excess, Problem, Shape
 from whale_nebula.planner.search import search
-from whale_nebula.planner.sites import Grounds
 from whale_nebula.report.records import size
 
 
@@ -64,8 +64,8 @@ class Decision:
         """Predicted seconds of a step in this process; if clusters share its cores, at least the sum of all stages'
         computing.
         """
-        chosen, sites = self.chosen, self.problem.sites
-        update = sum(float(sites[part.site].update[part.begin : part.end].sum()) for part in chosen.parts)
+        chosen, clusters = self.chosen, self.problem.clusters
+        update = sum(float(clusters[part.cluster].update[part.begin : part.end].sum()) for part in chosen.parts)
         return max(chosen.seconds, (sum(chosen.compute) * chosen.shape.micro_batches + update) * self.emulated)
 
     @property
@@ -89,7 +89,9 @@ class Decision:
                 for path, reader in self.layers.variables[block]:
                     found.setdefault(path, {})[reader] = name
         stages = tuple(
-            Stage(name, self.problem.sites[part.site].name, self.where, part.replicas, (), part.shards, first=first)
+            Stage(
+                name, self.problem.clusters[part.cluster].name, self.where, part.replicas, (), part.shards, first=first
+            )
             for part, name, first in zip(self.chosen.parts, names, seats, strict=True)
         )
         shape = self.chosen.shape
@@ -137,8 +139,8 @@ class Decision:
     def _tell(self, candidate: Candidate) -> Considered:
         memory: dict[str, int] = {}
         for own, needed in zip(self.problem.workers_of(candidate.parts), candidate.memory, strict=True):
-            for site, number in own:
-                name = f"{self.problem.sites[site].name}/{number}"
+            for cluster, number in own:
+                name = f"{self.problem.clusters[cluster].name}/{number}"
                 memory[name] = max(memory.get(name, 0), int(needed))
         crossing = {line: int(size) for line, size in candidate.bytes.items()}
         predicted = Predicted(candidate.seconds, memory, crossing, self.grounds.measured)
@@ -207,7 +209,7 @@ def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False
     names = short_names(problem.chain.names)
     first, last = names[excess.begin], names[excess.end - 1]
     inside = [each.said for each in problem.fixed if excess.begin <= each.begin and each.end <= excess.end]
-    needs = f"{size(int(excess.needed))} on a worker of {excess.site}, {size(int(excess.allowed))} allowed"
+    needs = f"{size(int(excess.needed))} on a worker of {excess.cluster}, {size(int(excess.allowed))} allowed"
     what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
     need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
     why = f"that is what {need} in the plan that comes closest"
@@ -216,20 +218,20 @@ def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False
 
 def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
     """Changes that would make the program fit, each verified by a search."""
-    options, number = problem.options, [site.name for site in problem.sites].index(excess.site)
-    sites = list(problem.sites)
-    sites[number] = replace(sites[number], workers=sites[number].workers + 1)
+    options, number = problem.options, [cluster.name for cluster in problem.clusters].index(excess.cluster)
+    clusters = list(problem.clusters)
+    clusters[number] = replace(clusters[number], workers=clusters[number].workers + 1)
     found = [
-        (f"one more worker in {excess.site}", replace(problem, sites=tuple(sites))),
+        (f"one more worker in {excess.cluster}", replace(problem, clusters=tuple(clusters))),
         ("recompute=True", replace(problem, options=replace(options, recompute=True))),
         ("more micro-batches", problem if whole else replace(problem, options=replace(options, micro_batch=None))),
     ]
-    ways = [f"{size(int(excess.needed))} of memory for each worker of {excess.site}"]
+    ways = [f"{size(int(excess.needed))} of memory for each worker of {excess.cluster}"]
     ways += [way for way, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates]
     chain, own = problem.chain, range(excess.begin, excess.end)
     held = chain.weights + chain.slots + chain.gradients
     largest = max(own, key=lambda block: held[block])
-    lacking, workers = excess.needed - excess.allowed, problem.sites[number].workers
+    lacking, workers = excess.needed - excess.allowed, problem.clusters[number].workers
     count = math.ceil(held[largest] / (held[largest] - lacking)) if held[largest] > lacking else 0
     if 1 < count <= workers:
         name = short_names(chain.names)[largest]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from whale_nebula.plan.records import RateCurves
 from whale_nebula.plan.timing import duration
+from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import scale_rate, score
 from whale_nebula.planner.search import search
-from whale_nebula.planner.sites import Grounds
 from whale_nebula.report.records import size
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
 def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
     """For each cluster: its layers, stages and replicas."""
     labels = short_names(problem.chain.names)
-    for (site, pieces), group in itertools.groupby(parts, lambda part: (part.site, part.shards)):
+    for (cluster, pieces), group in itertools.groupby(parts, lambda part: (part.cluster, part.shards)):
         own = list(group)
         first, last = labels[own[0].begin], labels[own[-1].end - 1]
         replicas = {part.replicas for part in own}
         copies = f" of {max(replicas)} replicas" if max(replicas) > 1 else ""
         stages = f" in {len(own)} stages{copies}" if len(own) > 1 else f" in {max(replicas)} replicas" * bool(copies)
         stages += f" split over {pieces} workers" * (pieces > 1)
-        yield problem.sites[site].name, (first if first == last else f"{first} to {last}") + stages
+        yield problem.clusters[cluster].name, (first if first == last else f"{first} to {last}") + stages
 
 
 def _binding_text(problem: Problem, chosen: Candidate) -> str:
@@ -81,7 +81,9 @@ def _binding_text(problem: Problem, chosen: Candidate) -> str:
         name = stage_names(problem, chosen.parts)[place]
         return f"It waits for stage {name}, which computes for {duration(busy)} of it."
     if kind == "line":
-        lines = {f"{problem.sites[a].name}->{problem.sites[b].name}": each for (a, b), each in problem.lines.items()}
+        lines = {
+            f"{problem.clusters[a].name}->{problem.clusters[b].name}": each for (a, b), each in problem.lines.items()
+        }
         if line not in lines or line not in chosen.bytes:
             return f"It waits for {line}, between workers of one cluster."
         held = lines[line].seconds(chosen.bytes[line])
@@ -111,12 +113,14 @@ def list_codecs(problem: Problem, candidate: Candidate) -> dict[int, str]:
 def _memory_text(problem: Problem, chosen: Candidate) -> str:
     needed: dict[int, float] = {}
     for part, bytes_ in zip(chosen.parts, chosen.memory, strict=True):
-        needed[part.site] = max(needed.get(part.site, 0.0), bytes_)
+        needed[part.cluster] = max(needed.get(part.cluster, 0.0), bytes_)
     said = []
-    for site, most in needed.items():
-        has = problem.sites[site].memory
-        said.append(f"{size(most)} in {problem.sites[site].name}{f' (has {size(has)})' if has < math.inf else ''}")
-    unknown = "; what it has is not known" * all(problem.sites[site].memory == math.inf for site in needed)
+    for cluster, most in needed.items():
+        has = problem.clusters[cluster].memory
+        said.append(
+            f"{size(most)} in {problem.clusters[cluster].name}{f' (has {size(has)})' if has < math.inf else ''}"
+        )
+    unknown = "; what it has is not known" * all(problem.clusters[cluster].memory == math.inf for cluster in needed)
     return f"A worker needs {', '.join(said)}{unknown}."
 
 
@@ -175,10 +179,10 @@ def what_if(decision: Decision) -> Iterator[str]:
             (f"{said} the bytes at boundaries ({codec})", scale_crossing(problem, f))
             for f, said, codec in (() if problem.chain.coded else _CODECS)
         ]
-    for number, site in enumerate(problem.sites):
-        sites = list(problem.sites)
-        sites[number] = replace(site, workers=site.workers + 1)
-        changes.append((f"one more worker in {site.name}", replace(problem, sites=tuple(sites))))
+    for number, cluster in enumerate(problem.clusters):
+        clusters = list(problem.clusters)
+        clusters[number] = replace(cluster, workers=cluster.workers + 1)
+        changes.append((f"one more worker in {cluster.name}", replace(problem, clusters=tuple(clusters))))
     rows, same = [("what if", "a step", "of now", "then the best plan is")], []
     for what, changed in changes:
         best = next(iter(search(changed, most=1).candidates), None)
@@ -234,12 +238,15 @@ def _seconds(problem: Problem, shape: Shape) -> float:
 # ---------------------------------------------------------------------- names
 def stage_names(problem: Problem, parts: Sequence[Part]) -> list[str]:
     """Names of the stages: the user's, otherwise the cluster's, numbered if the cluster has several."""
-    sites = [problem.sites[part.site].name for part in parts]
-    names = [site if sites.count(site) == 1 else f"{site}-{sites[:n].count(site)}" for n, site in enumerate(sites)]
+    clusters = [problem.clusters[part.cluster].name for part in parts]
+    names = [
+        cluster if clusters.count(cluster) == 1 else f"{cluster}-{clusters[:n].count(cluster)}"
+        for n, cluster in enumerate(clusters)
+    ]
     keys = [each.key for each in problem.fixed]
     for place, part in enumerate(parts):
         own = [each.key for each in problem.fixed if part.begin <= each.begin and each.end <= part.end]
-        spare = (f"{sites[place]}-{number}" for number in itertools.count(len(sites)))
+        spare = (f"{clusters[place]}-{number}" for number in itertools.count(len(clusters)))
         names[place] = own[0] if own else names[place]
         if not own and names[place] in keys:
             names[place] = next(name for name in spare if name not in keys)

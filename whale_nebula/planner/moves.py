@@ -32,8 +32,8 @@ class Moves:
         near = {place + step for place in slowest[:2] for step in (-1, 0, 1)} if len(parts) > FAR else range(len(parts))
         used = Counter[int]()
         for part in parts:
-            used[part.site] += part.seats
-        free = {part.site: self.problem.sites[part.site].workers - used[part.site] for part in parts}
+            used[part.cluster] += part.seats
+        free = {part.cluster: self.problem.clusters[part.cluster].workers - used[part.cluster] for part in parts}
         for place in sorted(place for place in near if 0 <= place < len(parts)):
             before, after = parts[:place], parts[place + 1 :]
             for changed, rest in self._change_part(parts[place], after, free, shape.micro_batches):
@@ -56,18 +56,18 @@ class Moves:
         if after:
             yield from self._change_end(part, after, free)
         if open_number and part.shards == 1:
-            more = part.replicas + 1 if free[part.site] > 0 and part.replicas < count else part.replicas
+            more = part.replicas + 1 if free[part.cluster] > 0 and part.replicas < count else part.replicas
             for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
                 yield [replace(part, replicas=replicas)], after
         if middle is not None and open_number and part.replicas > 1:
             fewer = part.replicas // 2
             first = replace(part, end=middle, replicas=part.replicas - fewer)
             yield [first, replace(part, begin=middle, replicas=fewer)], after
-        if middle is not None and free[part.site] >= part.seats:
+        if middle is not None and free[part.cluster] >= part.seats:
             yield [replace(part, end=middle), replace(part, begin=middle)], after
-        if self._may_share[part.site] and max(part.replicas, part.shards) > 1 and part.seats <= count:
+        if self._may_share[part.cluster] and max(part.replicas, part.shards) > 1 and part.seats <= count:
             for cut in self._choose_cuts(part):
-                body, head = replace(part, end=cut, replicas=part.seats, shards=1), Part(part.site, cut, part.end)
+                body, head = replace(part, end=cut, replicas=part.seats, shards=1), Part(part.cluster, cut, part.end)
                 yield [body, replace(head, shards=part.seats)], after
 
     def _change_end(
@@ -80,9 +80,9 @@ class Moves:
         for cut in (*inside[-1:], *self._inside(following)[:1]):
             yield [replace(part, end=cut), replace(following, begin=cut)], after[1:]
         yield [replace(part, end=following.end)], after[1:]
-        if following.site != part.site:
+        if following.cluster != part.cluster:
             yield [replace(following, begin=part.begin, codec=part.codec)], after[1:]
-        for cut in inside[-1:] if free[following.site] >= following.seats else ():
+        for cut in inside[-1:] if free[following.cluster] >= following.seats else ():
             first = replace(following, begin=cut, end=part.end)
             yield [replace(part, end=cut), first, following], after[1:]
 
@@ -91,22 +91,22 @@ class Moves:
         """For each cluster: whether its workers may run replicas of one stage and shards of the next."""
         options, costs = self.problem.options, Costs(self.problem, 1)
         free = options.split is None and options.replica is None and not self.problem.fixed
-        return [free and costs.split_pays(site) for site in range(len(self.problem.sites))]
+        return [free and costs.split_pays(cluster) for cluster in range(len(self.problem.clusters))]
 
     def _add_cluster(self, shape: Shape) -> Iterator[Shape]:
         """Give one end of the chain to an unused cluster: one block, half of a stage, or all but one block."""
-        used = {part.site for part in shape.parts}
-        unused = dict.fromkeys(self.kinds[site] for site in range(len(self.kinds)) if site not in used)
+        used = {part.cluster for part in shape.parts}
+        unused = dict.fromkeys(self.kinds[cluster] for cluster in range(len(self.kinds)) if cluster not in used)
         first, last = shape.parts[0], shape.parts[-1]
         for kind in unused:
-            site = next(s for s, own in enumerate(self.kinds) if own == kind and s not in used)
+            cluster = next(s for s, own in enumerate(self.kinds) if own == kind and s not in used)
             for cut in self._choose_cuts(first):
-                codec = self._find_quickest(site, first.site, cut)
-                parts = Part(site, 0, cut), replace(first, begin=cut, codec=codec), *shape.parts[1:]
+                codec = self._find_quickest(cluster, first.cluster, cut)
+                parts = Part(cluster, 0, cut), replace(first, begin=cut, codec=codec), *shape.parts[1:]
                 yield replace(shape, parts=parts)
             for cut in self._choose_cuts(last):
-                codec = self._find_quickest(last.site, site, cut)
-                parts = *shape.parts[:-1], replace(last, end=cut), Part(site, cut, last.end, codec=codec)
+                codec = self._find_quickest(last.cluster, cluster, cut)
+                parts = *shape.parts[:-1], replace(last, end=cut), Part(cluster, cut, last.end, codec=codec)
                 yield replace(shape, parts=parts)
 
     def _find_quickest(self, source: int, destination: int, cut: int) -> int:
@@ -135,7 +135,7 @@ class Moves:
 
 def _code_plainly(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Remove codecs from boundaries within a cluster."""
-    near = [False, *(one.site == other.site for one, other in pairwise(parts))]
+    near = [False, *(one.cluster == other.cluster for one, other in pairwise(parts))]
     return tuple(replace(p, codec=0) if same and p.codec else p for p, same in zip(parts, near, strict=True))
 
 

@@ -24,7 +24,7 @@ MANY = 128
 
 
 @dataclass(frozen=True)
-class Site:
+class ClusterCosts:
     """A cluster for the planner: number of workers, their speed, and the memory of each.
 
     `forward` and `backward` are seconds of each block on one worker: a row for a call and a row for each row of the
@@ -117,20 +117,20 @@ class Chain:
 @dataclass(frozen=True)
 class Fixed:
     """A stage that the user has written: the blocks from `begin` to `end` belong to one stage of every plan, without
-    blocks of other written stages. It runs on one of `sites` (empty: any) with that number of `replicas` (None: any);
-    `said` quotes its scope and line.
+    blocks of other written stages. It runs on one of `clusters` (empty: any) with that number of `replicas` (None:
+    any); `said` quotes its scope and line.
     """
 
     key: str
     begin: int
     end: int
-    sites: tuple[int, ...] = ()
+    clusters: tuple[int, ...] = ()
     replicas: int | None = None
     said: str = ""
 
-    def admits(self, site: int) -> bool:
-        """Whether the stage may run on a site."""
-        return not self.sites or site in self.sites
+    def admits(self, cluster: int) -> bool:
+        """Whether the stage may run on a cluster."""
+        return not self.clusters or cluster in self.clusters
 
 
 @dataclass(frozen=True)
@@ -153,21 +153,21 @@ class Options:
 
 @dataclass(frozen=True)
 class Problem:
-    """The complete input of the search. `lines` connect pairs of sites, by their numbers, in one direction each;
+    """The complete input of the search. `lines` connect pairs of clusters, by their numbers, in one direction each;
     `fixed` are the stages that the user has written, in order.
     """
 
     chain: Chain
-    sites: tuple[Site, ...]
+    clusters: tuple[ClusterCosts, ...]
     rows: int
     lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
     options: Options = Options()
     fixed: tuple[Fixed, ...] = ()
 
     def line(self, source: int, destination: int) -> Line:
-        """The line from one site to another; one that takes no time if none is known."""
+        """The line from one cluster to another; one that takes no time if none is known."""
         if source == destination:
-            return self.sites[source].inside
+            return self.clusters[source].inside
         return self.lines.get((source, destination), Line())
 
     def rows_of(self, micro_batches: int) -> int:
@@ -183,23 +183,23 @@ class Problem:
             return (max(least, min(self.options.micro_batch, self.rows)),)
         most = max(least, min(self.options.most, self.rows))
         steps = {least} | {2**power for power in range(11)}
-        if sum(site.workers for site in self.sites) <= MANY:
+        if sum(cluster.workers for cluster in self.clusters) <= MANY:
             steps |= {3 * 2**power for power in range(10)}
         return tuple(sorted(count for count in steps if least <= count <= most))
 
-    def room(self, site: int) -> int:
+    def room(self, cluster: int) -> int:
         """How many replicas of stages fit on a cluster: one for each worker, or more if the user has written more
         stages, which then share workers.
         """
-        own = [0] * len(self.sites)
+        own = [0] * len(self.clusters)
         free = 0
         for each in self.fixed:
-            if len(each.sites) == 1:
-                own[each.sites[0]] += each.replicas or 1
+            if len(each.clusters) == 1:
+                own[each.clusters[0]] += each.replicas or 1
             else:
                 free += each.replicas or 1
-        left = sum(max(0, each.workers - taken) for each, taken in zip(self.sites, own, strict=True))
-        return max(self.sites[site].workers, own[site]) + max(0, free - left)
+        left = sum(max(0, each.workers - taken) for each, taken in zip(self.clusters, own, strict=True))
+        return max(self.clusters[cluster].workers, own[cluster]) + max(0, free - left)
 
     def inside(self, part: Part) -> list[Fixed]:
         """The written stages that a part contains blocks of."""
@@ -209,16 +209,16 @@ class Problem:
         """Whether a shape satisfies all written stages, and shares workers only where they require it."""
         if not self.fixed:
             return True
-        used = [0] * len(self.sites)
+        used = [0] * len(self.clusters)
         for part in shape.parts:
-            used[part.site] += part.seats
+            used[part.cluster] += part.seats
             for each in self.inside(part)[:2]:
-                whole = part.begin <= each.begin and each.end <= part.end and each.admits(part.site)
+                whole = part.begin <= each.begin and each.end <= part.end and each.admits(part.cluster)
                 if len(self.inside(part)) > 1 or not whole or each.replicas not in (None, part.replicas):
                     return False
         few = self.with_fewest(shape).parts
-        crowded = [taken > site.workers for taken, site in zip(used, self.sites, strict=True)]
-        return all(part == least or not crowded[part.site] for part, least in zip(shape.parts, few, strict=True))
+        crowded = [taken > cluster.workers for taken, cluster in zip(used, self.clusters, strict=True)]
+        return all(part == least or not crowded[part.cluster] for part, least in zip(shape.parts, few, strict=True))
 
     def with_fewest(self, shape: Shape) -> Shape:
         """The shape with replicas reduced to those that the user requires."""
@@ -232,31 +232,31 @@ class Problem:
         """Assign workers to stages: for each stage, the number in its cluster of the worker of its first replica.
         Assignment is round robin, and starts again at the first worker if there are too few.
         """
-        used, found = [0] * len(self.sites), []
+        used, found = [0] * len(self.clusters), []
         for part in parts:
-            first = used[part.site]
-            if first + part.seats > self.sites[part.site].workers:
+            first = used[part.cluster]
+            if first + part.seats > self.clusters[part.cluster].workers:
                 first = 0
-            used[part.site] = first + part.seats
+            used[part.cluster] = first + part.seats
             found.append(first)
         return found
 
     def workers_of(self, parts: Sequence[Part]) -> list[list[tuple[int, int]]]:
-        """The workers of each stage as pairs of site and number, without duplicates."""
+        """The workers of each stage as pairs of cluster and number, without duplicates."""
         found = []
         for part, first in zip(parts, self.seat_parts(parts), strict=True):
-            hosts = min(part.seats, self.sites[part.site].workers)
-            found.append([(part.site, first + number) for number in range(hosts)])
+            hosts = min(part.seats, self.clusters[part.cluster].workers)
+            found.append([(part.cluster, first + number) for number in range(hosts)])
         return found
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stage of a candidate: the blocks from `begin` to `end`, on `replicas` workers of a site or sharded over
-    `shards` workers. Input from another site is encoded by the codec with the number `codec`.
+    """A stage of a candidate: the blocks from `begin` to `end`, on `replicas` workers of a cluster or sharded over
+    `shards` workers. Input from another cluster is encoded by the codec with the number `codec`.
     """
 
-    site: int
+    cluster: int
     begin: int
     end: int
     replicas: int = 1
@@ -314,14 +314,14 @@ class Candidate:
     @property
     def crossed(self) -> tuple[int, ...]:
         """The places of stages whose input comes from another cluster."""
-        return tuple(n for n in range(1, len(self.parts)) if self.parts[n].site != self.parts[n - 1].site)
+        return tuple(n for n in range(1, len(self.parts)) if self.parts[n].cluster != self.parts[n - 1].cluster)
 
 
 @dataclass(frozen=True)
 class Excess:
     """Why a shape does not fit: the stage, the memory that its worker needs, and the memory that it has."""
 
-    site: str
+    cluster: str
     needed: float
     allowed: float
     begin: int

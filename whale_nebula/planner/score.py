@@ -56,7 +56,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     works = [_add_coding(work, crossing, place, costs.part_handling(parts[place])) for place, work in enumerate(works)]
     hops = {(n, n + 1): _hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)}
     sharing = _find_sharing(problem, parts)
-    copies = [min(part.replicas, problem.sites[part.site].workers) for part in parts]
+    copies = [min(part.replicas, problem.clusters[part.cluster].workers) for part in parts]
     holding = _Holding(schedule, works, copies, pace(works, hops).cautious, count, shape.recompute)
     fit = _fit_in_memory(problem, shape, costs, holding, sharing)
     if isinstance(fit, Excess):
@@ -64,7 +64,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     in_flight, memory = fit
     once = [costs.part_update(part) for part in parts]
     tied = max((_tied_seconds(problem, one, other) for one, other in pairwise(parts)), default=0.0)
-    rest = max(once) + tied + max(problem.sites[part.site].step for part in parts)
+    rest = max(once) + tied + max(problem.clusters[part.cluster].step for part in parts)
     if simulated:
         timeline = simulate(works, hops, count, name=schedule, in_flight=in_flight, recompute=shape.recompute)
         busy = _busy(timeline)
@@ -127,7 +127,7 @@ def _work(costs: Costs, part: Part, parted: bool) -> Work:
     later = costs.part_later(part) if parted else 0.0
     if not later:
         return Work(forward, backward or None, replicas=part.replicas)
-    call = costs.problem.sites[part.site].call
+    call = costs.problem.clusters[part.cluster].call
     return Work(forward, backward - later, replicas=part.replicas, weights=later + call)
 
 
@@ -144,10 +144,10 @@ def _hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_
     """The hop between two consecutive stages; within a cluster each pair of stages has a line of its own."""
     one, other = parts[place : place + 2]
     back_size = size_back if costs.trains else None
-    if one.site == other.site and problem.line(one.site, one.site) == Line():
+    if one.cluster == other.cluster and problem.line(one.cluster, one.cluster) == Line():
         return Hop(None, None, 0.0, None if back_size is None else 0.0)
-    there, back = problem.line(one.site, other.site), problem.line(other.site, one.site)
-    a, b = (problem.sites[part.site].name for part in (one, other))
+    there, back = problem.line(one.cluster, other.cluster), problem.line(other.cluster, one.cluster)
+    a, b = (problem.clusters[part.cluster].name for part in (one, other))
     if a == b:
         a, b = f"{a}.{place}", f"{b}.{place + 1}"
     lines = replace(there, name=f"{a}->{b}"), replace(back, name=f"{b}->{a}")
@@ -203,7 +203,7 @@ def _fit_in_memory(
     """The limit of micro-batches in flight that memory imposes; none if the schedule's own demand fits. This demand
     includes the effect of longer round trips than predicted.
     """
-    allowed = [problem.sites[part.site].memory for part in shape.parts]
+    allowed = [problem.clusters[part.cluster].memory for part in shape.parts]
 
     def needed(in_flight: int | None) -> tuple[bool, list[float]]:
         held = holding.count_held(in_flight)
@@ -224,15 +224,15 @@ def _fit_in_memory(
         return limit, memory
     place = max(range(len(memory)), key=lambda n: memory[n] / allowed[n] if allowed[n] else 0.0)
     part = shape.parts[place]
-    return Excess(problem.sites[part.site].name, memory[place], allowed[place], part.begin, part.end)
+    return Excess(problem.clusters[part.cluster].name, memory[place], allowed[place], part.begin, part.end)
 
 
 def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
     """Seconds to exchange tied weights between the stages that share them, once a step."""
     size = float(problem.chain.tied[other.begin])
-    if not size or one.site == other.site:
+    if not size or one.cluster == other.cluster:
         return 0.0
-    line = problem.line(one.site, other.site)
+    line = problem.line(one.cluster, other.cluster)
     return line.seconds(size) + line.delay
 
 
@@ -240,9 +240,9 @@ def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> d
     """Bytes of a step by line."""
     found: dict[str, float] = {}
     for (one, other), (there, back, _) in zip(pairwise(shape.parts), crossing, strict=True):
-        if one.site == other.site:
+        if one.cluster == other.cluster:
             continue
-        names = [problem.sites[part.site].name for part in (one, other)]
+        names = [problem.clusters[part.cluster].name for part in (one, other)]
         tied = float(problem.chain.tied[other.begin])
         for line, size in (("->".join(names), there), ("->".join(reversed(names)), back)):
             found[line] = found.get(line, 0.0) + size * shape.micro_batches + tied

@@ -75,8 +75,8 @@ def _find_excess(problem: Problem) -> Excess | None:
     """If no plan fits into memory: the excess of the plan that needs about the least additional memory."""
     low, high, closest = 1.0, 2.0, None
     while high < 2.0**20 and (closest is None or high - low > 0.1 * low):
-        sites = tuple(replace(site, memory=site.memory * high) for site in problem.sites)
-        found = search(replace(problem, sites=sites), 1, relaxed=False).candidates
+        clusters = tuple(replace(cluster, memory=cluster.memory * high) for cluster in problem.clusters)
+        found = search(replace(problem, clusters=clusters), 1, relaxed=False).candidates
         if found:
             closest, high = found[0], (low + high) / 2
         else:
@@ -84,9 +84,9 @@ def _find_excess(problem: Problem) -> Excess | None:
     if closest is None:
         return None
     needs = zip(closest.parts, closest.memory, strict=True)
-    part, needed = max(needs, key=lambda each: each[1] / problem.sites[each[0].site].memory)
-    site = problem.sites[part.site]
-    return Excess(site.name, needed, site.memory, part.begin, part.end)
+    part, needed = max(needs, key=lambda each: each[1] / problem.clusters[each[0].cluster].memory)
+    cluster = problem.clusters[part.cluster]
+    return Excess(cluster.name, needed, cluster.memory, part.begin, part.end)
 
 
 def _recomputes(problem: Problem) -> Sequence[bool]:
@@ -97,7 +97,7 @@ def _recomputes(problem: Problem) -> Sequence[bool]:
     if asked is not None:
         return (asked,)
     everything = Costs(problem, 1).whole_bytes(problem.rows)
-    return (False, True) if any(site.memory < everything for site in problem.sites) else (False,)
+    return (False, True) if any(cluster.memory < everything for cluster in problem.clusters) else (False,)
 
 
 # ---------------------------------------------------------------------- dynamic programming
@@ -169,22 +169,24 @@ class _Search:
 
     def run(self, orders: Sequence[Order]) -> None:
         """Search all orders of clusters and, where memory is short, all limits of micro-batches in flight."""
-        sites = range(len(self.problem.sites))
-        self.ways = [self.costs.list_ways(site) for site in sites]
+        clusters = range(len(self.problem.clusters))
+        self.ways = [self.costs.list_ways(cluster) for cluster in clusters]
         pieces = max(way.shards for ways in self.ways for way in ways)
         single, step = self.costs.least_seconds
         if self._is_hopeless(max(single / pieces, step)):
             return
         self.copies = {way: self.costs.copies(way.replicas) for ways in self.ways for way in ways}
-        self.open = [self.costs.open_at(site) for site in sites]
-        self.times = [{way: self.costs.seconds(site, way.shards) for way in self.ways[site]} for site in sites]
-        self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
-        self.once = [self._count_updates(site) for site in sites]
+        self.open = [self.costs.open_at(cluster) for cluster in clusters]
+        self.times = [
+            {way: self.costs.seconds(cluster, way.shards) for way in self.ways[cluster]} for cluster in clusters
+        ]
+        self.trips = {(a, b): self._trip(a, b) for a in clusters for b in clusters}
+        self.once = [self._count_updates(cluster) for cluster in clusters]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in reversed(self._limits()):
             if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
                 continue
-            self.bands = {(s, how): self._band(s, how, limit) for s in sites for how in self.once[s]}
+            self.bands = {(s, how): self._band(s, how, limit) for s in clusters for how in self.once[s]}
             self._extend(orders, limit, memory)
 
     def _is_hopeless(self, seconds: float) -> bool:
@@ -197,17 +199,17 @@ class _Search:
         """
         count = self.costs.micro_batches
         everything = self.costs.whole_bytes(count)
-        if all(everything <= site.memory for site in self.problem.sites):
+        if all(everything <= cluster.memory for cluster in self.problem.clusters):
             return [count]
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
-    def _count_updates(self, site: int) -> dict[Way, Array]:
+    def _count_updates(self, cluster: int) -> dict[Way, Array]:
         """Seconds that a stage computes once a step, by number of replicas: the update, and the
         all-reduce of gradients.
         """
-        updates = self.costs.updates[site]
+        updates = self.costs.updates[cluster]
         update = updates[None, :] - updates[:, None]
-        sums = {way: self.costs.reduction(site, self.copies[way]) for way in self.ways[site]}
+        sums = {way: self.costs.reduction(cluster, self.copies[way]) for way in self.ways[cluster]}
         return {way: (update + added) / way.shards for way, added in sums.items()}
 
     def _trip(self, source: int, destination: int) -> list[tuple[Array, Array]]:
@@ -224,9 +226,9 @@ class _Search:
             found.append((trip, np.maximum(*held)))
         return found
 
-    def _cross(self, node: _Node, site: int, rest: int) -> tuple[Array, Array, np.ndarray]:
+    def _cross(self, node: _Node, cluster: int, rest: int) -> tuple[Array, Array, np.ndarray]:
         """The best suffix from each cut, given that the chain changes clusters there, with the best codec for it."""
-        count, ways = self.costs.micro_batches, self.trips[site, rest]
+        count, ways = self.costs.micro_batches, self.trips[cluster, rest]
         single = np.stack([node.single + trip for trip, _ in ways])
         step = np.stack([np.maximum(node.step + t, node.single + t + (count - 1) * holds) for t, holds in ways])
         coded = np.argmin(step, axis=0)
@@ -238,11 +240,11 @@ class _Search:
         table, and orders with a common first cluster and the same length are computed together.
         """
         known: dict[Order, _Node] = {}
-        for (size, site), group in itertools.groupby(orders, key=lambda order: (len(order), order[0])):
+        for (size, cluster), group in itertools.groupby(orders, key=lambda order: (len(order), order[0])):
             alike = list(group)
-            crossed = [self._cross(known[order[1:]], site, order[1]) for order in alike if size > 1] or [self._end()]
+            crossed = [self._cross(known[order[1:]], cluster, order[1]) for order in alike if size > 1] or [self._end()]
             step, single, coded = (np.stack(each) for each in zip(*crossed, strict=True))
-            nodes = self._stages(site, step, single, limit, None if size > 1 else last)
+            nodes = self._stages(cluster, step, single, limit, None if size > 1 else last)
             for order, node, way in zip(alike, nodes, coded, strict=True):
                 known[order] = node
                 node.coded = way
@@ -256,26 +258,30 @@ class _Search:
         return np.where(ends, 0.0, math.inf), np.where(ends, 0.0, 1e30), np.zeros(cuts, int)
 
     def _stages(
-        self, site: int, step: Array, single: Array, limit: int, last: Mapping[Way, Array] | None
+        self, cluster: int, step: Array, single: Array, limit: int, last: Mapping[Way, Array] | None
     ) -> list[_Node]:
-        """Prepend stages of one site to known suffixes, a row each. A `last` stage has nothing after it, so it holds
+        """Prepend stages of one cluster to known suffixes, a row each. A `last` stage has nothing after it, so it holds
         few micro-batches.
         """
         count, shape = self.costs.micro_batches, step.shape
-        ((trip, holds),) = self.trips[site, site]
+        ((trip, holds),) = self.trips[cluster, cluster]
         rows, places = np.arange(shape[0])[:, None], np.arange(shape[1])
         best, alone, took = np.full(shape, math.inf), np.full(shape, 1e30), np.full(shape, -1)
         ways_there, choices = list[np.ndarray](), list[tuple[Way, int]]()
-        for how, once in self.once[site].items():
-            own, times, held = self.bands[site, how]
+        for how, once in self.once[cluster].items():
+            own, times, held = self.bands[cluster, how]
             after, way = step, single
-            depth = min(max(1, self.problem.room(site) // (how.replicas * how.shards)), DEEPEST)
+            depth = min(max(1, self.problem.room(cluster) // (how.replicas * how.shards)), DEEPEST)
             for number in range(1, depth + 1):
                 if number == 1 and last is not None:
                     goes = np.full(shape, shape[1] - 1)
-                    way = np.broadcast_to(self.times[site][how][:, -1], shape)
-                    turns, may = self._turns(site, how)
-                    fits = may[:, -1] & (last[how][:, -1] <= self.problem.sites[site].memory) & (places < shape[1] - 1)
+                    way = np.broadcast_to(self.times[cluster][how][:, -1], shape)
+                    turns, may = self._turns(cluster, how)
+                    fits = (
+                        may[:, -1]
+                        & (last[how][:, -1] <= self.problem.clusters[cluster].memory)
+                        & (places < shape[1] - 1)
+                    )
                     after = np.where(fits, turns[:, -1] * way + once[:, -1], math.inf)
                 else:
                     if number > 1:
@@ -299,25 +305,25 @@ class _Search:
             for row in range(shape[0])
         ]
 
-    def _turns(self, site: int, how: Way) -> tuple[Array, np.ndarray]:
+    def _turns(self, cluster: int, how: Way) -> tuple[Array, np.ndarray]:
         """For stages between each two cuts: micro-batches of each replica, and whether such a stage is allowed."""
         copies = self.copies[how]
-        may = self.costs.upper & self.open[site] & ((copies == 1) | (how.shards == 1))
+        may = self.costs.upper & self.open[cluster] & ((copies == 1) | (how.shards == 1))
         return np.ceil(self.costs.micro_batches / copies), may
 
-    def _band(self, site: int, how: Way, limit: int) -> tuple[Array, Array, Array]:
+    def _band(self, cluster: int, how: Way, limit: int) -> tuple[Array, Array, Array]:
         """Costs of the stages that fit into memory from each cut, by their number of blocks: seconds of a step, seconds
         of a micro-batch, and seconds of a micro-batch times the factor that `limit` implies. With short memory the band
         is narrow.
         """
-        count, once = self.costs.micro_batches, self.once[site][how]
-        turns, may = self._turns(site, how)
+        count, once = self.costs.micro_batches, self.once[cluster][how]
+        turns, may = self._turns(cluster, how)
         fits = may & (
-            self.costs.bytes(np.ceil(limit / self.copies[how]), how.shards) <= self.problem.sites[site].memory
+            self.costs.bytes(np.ceil(limit / self.copies[how]), how.shards) <= self.problem.clusters[cluster].memory
         )
         places, width = np.arange(len(fits))[:, None], max(1, int(fits.sum(1).max()))
         ends = np.minimum(places + np.arange(1, width + 1), len(fits) - 1)
-        times = self.times[site][how][places, ends]
+        times = self.times[cluster][how][places, ends]
         own = np.where(fits[places, ends], turns[places, ends] * times + once[places, ends], math.inf)
         own[ends - places < np.arange(1, width + 1)] = math.inf
         return own, times, times * (count / limit)
@@ -326,14 +332,14 @@ class _Search:
         """Reconstruct the stages of the best solution from the tables."""
         parts: list[Part] = []
         begin = 0
-        for place, site in enumerate(order):
+        for place, cluster in enumerate(order):
             node = known[order[place:]]
             choice = int(node.took[begin])
             how, stages = node.choices[choice]
             for number in range(stages):
                 end = int(node.goes[choice - number][begin])
                 codec = 0 if number or not place else int(known[order[place - 1 :]].coded[begin])
-                parts.append(Part(site, begin, end, int(self.copies[how][begin, end]), how.shards, codec))
+                parts.append(Part(cluster, begin, end, int(self.copies[how][begin, end]), how.shards, codec))
                 begin = end
         return Shape(tuple(parts), self.costs.micro_batches, self.costs.recompute)
 
@@ -422,12 +428,12 @@ class _Ranking:
 
     def _order_clusters(self, shape: Shape) -> Shape:
         """The canonical form of a shape: interchangeable clusters appear in ascending order."""
-        left = {kind: [site for site, k in enumerate(self.kinds) if k == kind] for kind in self.kinds}
+        left = {kind: [cluster for cluster, k in enumerate(self.kinds) if k == kind] for kind in self.kinds}
         named: dict[int, int] = {}
         for part in shape.parts:
-            if part.site not in named:
-                named[part.site] = left[self.kinds[part.site]].pop(0)
-        return replace(shape, parts=tuple(replace(part, site=named[part.site]) for part in shape.parts))
+            if part.cluster not in named:
+                named[part.cluster] = left[self.kinds[part.cluster]].pop(0)
+        return replace(shape, parts=tuple(replace(part, cluster=named[part.cluster]) for part in shape.parts))
 
     def _fitting(self, simulated: bool) -> list[Candidate]:
         known = (each for (_, how), each in self.known.items() if how is simulated and isinstance(each, Candidate))

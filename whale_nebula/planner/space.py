@@ -15,7 +15,7 @@ import numpy as np
 from whale_nebula.errors import PlanError
 from whale_nebula.ir.program import Constraints, Written
 from whale_nebula.planner.chain import Layers
-from whale_nebula.planner.problem import Array, Chain, Fixed, Problem, Shape, Site
+from whale_nebula.planner.problem import Array, Chain, ClusterCosts, Fixed, Problem, Shape
 
 MOST_GROUPS = 240
 WIDEST = 72
@@ -49,19 +49,27 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         returned=None if chain.returned is None else chain.returned[ends],
         largest=None if chain.largest is None else np.maximum.reduceat(chain.largest, starts),
     )  # fmt: skip
-    sites = tuple(
-        replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update), later=None)
-        for site in problem.sites
+    clusters = tuple(
+        replace(
+            cluster,
+            forward=add(cluster.forward),
+            backward=add(cluster.backward),
+            update=add(cluster.update),
+            later=None,
+        )
+        for cluster in problem.clusters
     )
-    return replace(problem, chain=grouped, sites=sites, fixed=group_written(problem, ends)), ends
+    return replace(problem, chain=grouped, clusters=clusters, fixed=group_written(problem, ends)), ends
 
 
 def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
     """A subset of starts that balances the groups in time and memory; larger if memory is short."""
     chain, rows = problem.chain, problem.rows
-    times = np.max([site.forward.sum(0) * rows + site.backward.sum(0) * rows for site in problem.sites], axis=0)
+    times = np.max(
+        [cluster.forward.sum(0) * rows + cluster.backward.sum(0) * rows for cluster in problem.clusters], axis=0
+    )
     size = chain.weights + chain.slots + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
-    room = min(site.memory for site in problem.sites)
+    room = min(cluster.memory for cluster in problem.clusters)
     wanted = min(max(WIDEST, math.ceil(3 * float(size.sum()) / room)), MOST_GROUPS)
     done = np.concatenate([[0.0], np.cumsum(times / max(times.sum(), 1e-30) + size / max(size.sum(), 1.0))])
     kept = np.unique(np.searchsorted(done[starts], np.linspace(0.0, done[-1], wanted + 1)[1:-1]))
@@ -81,15 +89,17 @@ def follow_written(problem: Problem) -> list[tuple[int, ...]]:
     """The orders of clusters that are compatible with written stages, and the suffixes of these orders; none if no
     cluster was written.
     """
-    written = [each.sites[0] for each in problem.fixed if len(each.sites) == 1]
-    first = tuple(site for site, _ in itertools.groupby(written))
+    written = [each.clusters[0] for each in problem.fixed if len(each.clusters) == 1]
+    first = tuple(cluster for cluster, _ in itertools.groupby(written))
     found = [first] if first else []
     for order in found:  # the list grows during the loop
-        for site, place in itertools.product(range(len(problem.sites)), range(len(order) + 1)):
-            longer = [(*order[:place], site, *order[place:])]
+        for cluster, place in itertools.product(range(len(problem.clusters)), range(len(order) + 1)):
+            longer = [(*order[:place], cluster, *order[place:])]
             if place < len(order) and written.count(order[place]) > first.count(order[place]):
-                longer.append((*order[: place + 1], site, *order[place:]))  # between two stages on one cluster
-            found += [each for each in longer if site not in order and each not in found and len(found) < MOST_ORDERS]
+                longer.append((*order[: place + 1], cluster, *order[place:]))  # between two stages on one cluster
+            found += [
+                each for each in longer if cluster not in order and each not in found and len(found) < MOST_ORDERS
+            ]
     return sorted({order[begin:] for order in found for begin in range(len(order))}, key=lambda o: (len(o), o))
 
 
@@ -104,15 +114,15 @@ def group_written(problem: Problem, ends: Sequence[int]) -> tuple[Fixed, ...]:
 def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
     """Add the stages that scopes have declared to the problem."""
     known = {each.key: each for each in said.stages}
-    names = [site.name for site in problem.sites]
+    names = [cluster.name for cluster in problem.clusters]
     fixed = tuple(
-        Fixed(key, begin, end, _find_sites(known[key], names), known[key].replicas, known[key].said)
+        Fixed(key, begin, end, _find_clusters(known[key], names), known[key].replicas, known[key].said)
         for key, (begin, end) in layers.written.items()
     )
     return replace(problem, fixed=fixed)
 
 
-def _find_sites(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
+def _find_clusters(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
     """The numbers of the clusters that may run a stage; empty for any."""
     found = tuple(names.index(name) for name in stage.clusters if name in names)
     if stage.clusters and not found:
@@ -135,21 +145,21 @@ def list_orders(problem: Problem) -> list[Order]:
     For a few clusters, all orders of all subsets; for many, from each first cluster the order over the best lines, and
     one that prefers fast clusters. Of interchangeable clusters only the first is used.
     """
-    sites = range(len(problem.sites))
+    clusters = range(len(problem.clusters))
     if written := follow_written(problem):
         return written
     kinds = find_kinds(problem)
-    if len(sites) > ALL_ORDERS:
-        firsts = [site for site in sites if kinds[site] == site]
+    if len(clusters) > ALL_ORDERS:
+        firsts = [cluster for cluster in clusters if kinds[cluster] == cluster]
         found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}
-        found |= {order[begin:] for order in list(found) for begin in sites}
+        found |= {order[begin:] for order in list(found) for begin in clusters}
         return sorted(found, key=lambda order: (len(order), order))
     orders: list[Order] = []
     level: list[Order] = [()]
-    for _ in sites:  # each with one more cluster prepended
+    for _ in clusters:  # each with one more cluster prepended
         unlike: dict[tuple[int, ...], Order] = {}
-        for order in sorted((site, *rest) for rest in level for site in sites if site not in rest):
-            unlike.setdefault(tuple(kinds[site] for site in order), order)
+        for order in sorted((cluster, *rest) for rest in level for cluster in clusters if cluster not in rest):
+            unlike.setdefault(tuple(kinds[cluster] for cluster in order), order)
         level = list(unlike.values())
         orders += level
     return orders
@@ -157,14 +167,14 @@ def list_orders(problem: Problem) -> list[Order]:
 
 def find_kinds(problem: Problem) -> list[int]:
     """An equivalence class for each cluster: clusters of one class are interchangeable."""
-    sites, count = problem.sites, len(problem.sites)
+    clusters, count = problem.clusters, len(problem.clusters)
 
     def alike(a: int, b: int) -> bool:
-        one, other = sites[a], sites[b]
+        one, other = clusters[a], clusters[b]
         numbers = ("workers", "memory", "call", "inside", "adding", "fused", "crossing", "message", "step")
         same = all(getattr(one, name) == getattr(other, name) for name in numbers)
         costs = ("forward", "backward", "update", "later")
-        rest = [site for site in range(count) if site not in (a, b)]
+        rest = [cluster for cluster in range(count) if cluster not in (a, b)]
         return (
             same
             and all(each.admits(a) == each.admits(b) for each in problem.fixed)
@@ -174,24 +184,24 @@ def find_kinds(problem: Problem) -> list[int]:
         )
 
     kinds: list[int] = []
-    for site in range(count):
-        kinds.append(next((kinds[other] for other in range(site) if alike(other, site)), site))
+    for cluster in range(count):
+        kinds.append(next((kinds[other] for other in range(cluster) if alike(other, cluster)), cluster))
     return kinds
 
 
-def _speed(site: Site) -> float:
-    return site.workers / max(float(site.forward.sum() + site.backward.sum()), 1e-30)
+def _speed(cluster: ClusterCosts) -> float:
+    return cluster.workers / max(float(cluster.forward.sum() + cluster.backward.sum()), 1e-30)
 
 
 def _follow(problem: Problem, first: int, fast: bool) -> Order:
     """A greedy order: from each cluster to the one with the best line or, with equal lines, the fastest."""
-    order, left = [first], set(range(len(problem.sites))) - {first}
+    order, left = [first], set(range(len(problem.clusters))) - {first}
     while left:
 
-        def merit(site: int) -> tuple[float, ...]:
-            line = problem.line(order[-1], site)
+        def merit(cluster: int) -> tuple[float, ...]:
+            line = problem.line(order[-1], cluster)
             by_line = (min(line.rate, 1e30), -line.delay)
-            return (_speed(problem.sites[site]), *by_line, -site) if fast else (*by_line, -site)
+            return (_speed(problem.clusters[cluster]), *by_line, -cluster) if fast else (*by_line, -cluster)
 
         order.append(max(left, key=merit))
         left.remove(order[-1])

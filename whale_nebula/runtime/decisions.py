@@ -21,13 +21,13 @@ from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
 from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, layers_of, size_values
+from whale_nebula.planner.cluster_costs import grounds_of, problem_of, told_by_nobody
 from whale_nebula.planner.correction import slow_down
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
-from whale_nebula.planner.sites import grounds_of, problem_of, told_by_nobody
 from whale_nebula.planner.space import fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
@@ -123,7 +123,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
-        inside, own = problem.sites[part.site].inside, [each for each in sent if each.stage == stage.key]
+        inside, own = problem.clusters[part.cluster].inside, [each for each in sent if each.stage == stage.key]
         counted = sum(each.times * time_collective(each, part.shards, inside) for each in own)
         more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
     told = size(sum(each.times * each.bytes for each in sent))
@@ -160,8 +160,8 @@ def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) ->
     if problem.options.micro_batch is not None or len(problem.counts) == 1:
         return ""
     options = replace(problem.options, micro_batch=problem.counts[1], memory=math.inf)
-    sites = tuple(replace(site, memory=math.inf) for site in problem.sites)
-    roomy = replace(problem, options=options, sites=sites)
+    clusters = tuple(replace(cluster, memory=math.inf) for cluster in problem.clusters)
+    roomy = replace(problem, options=options, clusters=clusters)
     tried = replace(decision, problem=roomy, candidates=search(roomy, 1).candidates)
     try:
         if tried.candidates:

@@ -116,7 +116,9 @@ class PlanWatch:
         rounds = [ceil(planned.shape.micro_batches / part.replicas) for part in planned.parts]
         stages = zip(names, rounds, planned.compute, strict=True)
         computes = {f"stage {name}": count * each for name, count, each in stages}
-        lines = {f"{problem.sites[a].name}->{problem.sites[b].name}": wire for (a, b), wire in problem.lines.items()}
+        lines = {
+            f"{problem.clusters[a].name}->{problem.clusters[b].name}": wire for (a, b), wire in problem.lines.items()
+        }
         held = {f"link {name}": lines[name].seconds(size) for name, size in planned.bytes.items() if name in lines}
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
@@ -175,11 +177,11 @@ class PlanWatch:
         """The lines between stages as measured: their rates, and the delays of the first micro-batch."""
         problem, count = self.decision.problem, planned.shape.micro_batches
         for place, (one, other) in enumerate(pairwise(planned.parts)):
-            if one.site == other.site:
+            if one.cluster == other.cluster:
                 continue
             wires, held = {}, 0.0
-            for a, b in ((one.site, other.site), (other.site, one.site)):
-                name, wire = f"{problem.sites[a].name}->{problem.sites[b].name}", problem.line(a, b)
+            for a, b in ((one.cluster, other.cluster), (other.cluster, one.cluster)):
+                name, wire = f"{problem.clusters[a].name}->{problem.clusters[b].name}", problem.line(a, b)
                 mib = pace.get(f"{LINE}{name}")
                 wires[a, b] = replace(wire, rate=MIB / mib) if mib else wire
                 held += wires[a, b].seconds(planned.bytes.get(name, 0.0) / count)
@@ -190,7 +192,7 @@ class PlanWatch:
     def _describe(self, better: Offer, seen: Observed, slowness: Mapping[str, float]) -> str:
         """A better plan in words, compared with the current one."""
         shape = better.candidates[0].shape
-        names = dict.fromkeys(better.problem.sites[part.site].name for part in shape.parts)
+        names = dict.fromkeys(better.problem.clusters[part.cluster].name for part in shape.parts)
         unseen = " and ".join(name for name in names if name not in slowness)
         said = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
         return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as its rates say' * bool(unseen)}"
@@ -205,13 +207,13 @@ class PlanWatch:
     def _keep_slowness(self, planned: Candidate, seen: Observed) -> dict[str, float]:
         """Store the measured slowdown of clusters on this host, for the next run's planning."""
         run, before = self.run, self.decision
-        sites, found = before.problem.sites, dict(before.slowness)
+        clusters, found = before.problem.clusters, dict(before.slowness)
         for number, factor in find_slowness(before.problem, planned, seen).items():
-            found[sites[number].name] = factor * found.get(sites[number].name, 1.0)
+            found[clusters[number].name] = factor * found.get(clusters[number].name, 1.0)
         host = run.hosts.get(run.here().worker)
         here = {run.workers[worker] for worker, other in run.hosts.items() if other == host}
         if run.writes_files:
-            own = {sites[part.site].name for part in planned.parts} & (found.keys() if run.alone else here)
+            own = {clusters[part.cluster].name for part in planned.parts} & (found.keys() if run.alone else here)
             shown = {name: found[name] for name in own if name in found}
             keep_slowness(shown, before.clusters, run.alone, before.measured)
         return found

@@ -14,6 +14,7 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import (
     Candidate,
     Chain,
+    ClusterCosts,
     Coded,
     Excess,
     Fixed,
@@ -21,7 +22,6 @@ from whale_nebula.planner.problem import (
     Part,
     Problem,
     Shape,
-    Site,
 )
 from whale_nebula.planner.score import score
 from whale_nebula.schedule.lines import Line
@@ -45,13 +45,13 @@ def draw_problem(seed: int, kind: str = "") -> Problem:
         pair: Line(rate=float(draw.choice([7.5e6, 15e6, 1e8])), delay=float(draw.choice([0.001, 0.01, 0.02])))
         for pair in itertools.permutations(range(clusters), 2)
     }
-    sites = tuple(_draw_site(draw, number, seconds) for number in range(clusters))
+    clusters = tuple(_draw_cluster(draw, number, seconds) for number in range(clusters))
     share = draw.choice([0.0, 0.5, 0.5], blocks)  # of each block's backward what is for gradients of weights alone
-    sites = tuple(replace(site, later=share * site.backward) for site in sites)
+    clusters = tuple(replace(cluster, later=share * cluster.backward) for cluster in clusters)
     chain = replace(chain, apart=weights * (share > 0))
     if not kind and seed % 2:
         chain = replace(chain, coded=tuple(_draw_codecs(draw, chain)))
-    problem = Problem(chain, sites, int(draw.choice([8, 16])), lines, Options(most=8, slack=0.0))
+    problem = Problem(chain, clusters, int(draw.choice([8, 16])), lines, Options(most=8, slack=0.0))
     if kind == "split":
         return replace(problem, options=Options(most=8, split=None, slack=0.0))
     return _draw_written(draw, problem) if kind == "written" else problem
@@ -62,8 +62,8 @@ def _draw_written(draw: Any, problem: Problem) -> Problem:
     edges = sorted(draw.choice(blocks + 1, 2 * int(draw.integers(1, blocks // 2 + 1)), replace=False).tolist())
     fixed, cuttable = [], problem.chain.cuttable.copy()
     for number, (begin, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
-        sites = tuple(draw.permutation(len(problem.sites))[: int(draw.integers(0, 2))].tolist())
-        fixed.append(Fixed(f"s{number}", begin, end, sites, draw.choice([None, 1, 2])))
+        clusters = tuple(draw.permutation(len(problem.clusters))[: int(draw.integers(0, 2))].tolist())
+        fixed.append(Fixed(f"s{number}", begin, end, clusters, draw.choice([None, 1, 2])))
         cuttable[begin + 1 : end] = False
     return replace(problem, chain=replace(problem.chain, cuttable=cuttable), fixed=tuple(fixed))
 
@@ -78,11 +78,13 @@ def _draw_codecs(draw: Any, chain: Chain) -> Iterator[Coded]:
         yield Coded(name, chain.there * share, chain.back * share, seconds)
 
 
-def _draw_site(draw: Any, number: int, seconds: Any) -> Site:
+def _draw_cluster(draw: Any, number: int, seconds: Any) -> ClusterCosts:
     forward = np.stack([draw.uniform(0, 2e-4, len(seconds)), seconds / draw.choice([0.5, 1, 1, 2, 4])])
     memory, rate = float(draw.choice([math.inf, 3e6, 8e6, 14e6])), float(draw.choice([math.inf, 1e9, 1e8]))
     workers = int(draw.integers(1, 3))
-    return Site(f"c{number}", workers, forward, 2 * forward, seconds * 0.2, 5e-4, memory, Line(rate=rate, delay=5e-5))
+    return ClusterCosts(
+        f"c{number}", workers, forward, 2 * forward, seconds * 0.2, 5e-4, memory, Line(rate=rate, delay=5e-5)
+    )
 
 
 def find_best(problem: Problem, known: float = math.inf) -> Candidate | None:
@@ -111,7 +113,10 @@ def _least(shape: Shape, costs: Costs) -> float:
         alone += sum(costs.part_seconds(part)) - costs.part_later(part)
     for one, other in itertools.pairwise(shape.parts):
         there, back, _ = costs.crossing(one, other)
-        for wire, size in ((problem.line(one.site, other.site), there), (problem.line(other.site, one.site), back)):
+        for wire, size in (
+            (problem.line(one.cluster, other.cluster), there),
+            (problem.line(other.cluster, one.cluster), back),
+        ):
             alone += wire.seconds(size) + wire.delay
             held.append(shape.micro_batches * wire.seconds(size))
     busy = (math.ceil(shape.micro_batches / part.replicas) * sum(costs.part_seconds(part)) for part in shape.parts)
@@ -127,56 +132,62 @@ def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
         costs = Costs(problem, count, recompute)
         for order in _orders(problem):
             ways = [
-                [(stages, d, s) for d, s in _seats(costs, site) for stages in range(1, n // (d * s) + 1)]
-                for site, n in ((site, problem.sites[site].workers) for site in order)
+                [(stages, d, s) for d, s in _seats(costs, cluster) for stages in range(1, n // (d * s) + 1)]
+                for cluster, n in ((cluster, problem.clusters[cluster].workers) for cluster in order)
             ]
             for way in itertools.product(*ways):
-                homes = [(site, d, s) for site, (stages, d, s) in zip(order, way, strict=True) for _ in range(stages)]
+                homes = [
+                    (cluster, d, s) for cluster, (stages, d, s) in zip(order, way, strict=True) for _ in range(stages)
+                ]
                 for cuts in itertools.combinations(range(1, blocks), len(homes) - 1):
                     ends = itertools.pairwise([0, *cuts, blocks])
-                    parts = tuple(Part(site, *end, d, s) for (site, d, s), end in zip(homes, ends, strict=True))
+                    parts = tuple(Part(cluster, *end, d, s) for (cluster, d, s), end in zip(homes, ends, strict=True))
                     yield Shape(parts, count, recompute), costs
 
 
 def _coded(parts: tuple[Part, ...], problem: Problem) -> Iterator[tuple[Part, ...]]:
     """The same stages with every choice of codecs between clusters."""
-    crossed = [n > 0 and part.site != parts[n - 1].site for n, part in enumerate(parts)]
+    crossed = [n > 0 and part.cluster != parts[n - 1].cluster for n, part in enumerate(parts)]
     for codecs in itertools.product(*(range(len(problem.chain.choices) if crosses else 1) for crosses in crossed)):
         yield tuple(replace(part, codec=codec) for part, codec in zip(parts, codecs, strict=True))
 
 
-def _seats(costs: Costs, site: int) -> list[tuple[int, int]]:
+def _seats(costs: Costs, cluster: int) -> list[tuple[int, int]]:
     """Replicas and pieces of variables that a stage may have on a cluster."""
-    workers = costs.problem.sites[site].workers
-    split = costs.problem.options.split is None and costs.split_pays(site)
+    workers = costs.problem.clusters[cluster].workers
+    split = costs.problem.options.split is None and costs.split_pays(cluster)
     return [(d, 1) for d in range(1, min(workers, costs.micro_batches) + 1)] + [(1, 2)] * (split and workers > 1)
 
 
 def _written_shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
     """Every stage on every cluster; tensors come back to one, and workers are shared, where that was written."""
     blocks = len(problem.chain)
-    homes = [(site, d) for site in range(len(problem.sites)) for d in range(1, max(2, problem.sites[site].workers) + 1)]
+    homes = [
+        (cluster, d)
+        for cluster in range(len(problem.clusters))
+        for d in range(1, max(2, problem.clusters[cluster].workers) + 1)
+    ]
     for recompute, count in itertools.product((False, True), problem.counts):
         costs = Costs(problem, count, recompute)
         for size in range(1, blocks + 1):
             for cuts in itertools.combinations(range(1, blocks), size - 1):
                 for way in itertools.product(homes, repeat=size):
                     ends = itertools.pairwise([0, *cuts, blocks])
-                    parts = tuple(Part(site, *end, d) for (site, d), end in zip(way, ends, strict=True))
+                    parts = tuple(Part(cluster, *end, d) for (cluster, d), end in zip(way, ends, strict=True))
                     if problem.keeps(shape := Shape(parts, count, recompute)) and _has_room(problem, parts):
                         yield shape, costs
 
 
 def _has_room(problem: Problem, parts: tuple[Part, ...]) -> bool:
-    visits = [site for site, _ in itertools.groupby(part.site for part in parts)]
-    for site in set(visits):
-        own = [part.replicas for part in parts if part.site == site]
-        written = sum(each.sites == (site,) for each in problem.fixed)
-        if sum(own) > max(problem.room(site), *own) or visits.count(site) > max(1, written):
+    visits = [cluster for cluster, _ in itertools.groupby(part.cluster for part in parts)]
+    for cluster in set(visits):
+        own = [part.replicas for part in parts if part.cluster == cluster]
+        written = sum(each.clusters == (cluster,) for each in problem.fixed)
+        if sum(own) > max(problem.room(cluster), *own) or visits.count(cluster) > max(1, written):
             return False
     return True
 
 
 def _orders(problem: Problem) -> Iterator[tuple[int, ...]]:
-    for size in range(1, len(problem.sites) + 1):
-        yield from itertools.permutations(range(len(problem.sites)), size)
+    for size in range(1, len(problem.clusters) + 1):
+        yield from itertools.permutations(range(len(problem.clusters)), size)

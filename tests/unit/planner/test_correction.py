@@ -32,7 +32,9 @@ def test_a_run_that_uses_all_clusters_shows_the_truth(times: dict[int, float], r
     told = score(make_problem(), shape((0, 0, 3, 1), (1, 3, 5, 2), count=8))
     assert isinstance(told, Candidate)
     seen = run(truth, told.shape)
-    assert find_slowness(make_problem(), told, seen) == pytest.approx({site: times.get(site, 1.0) for site in (0, 1)})
+    assert find_slowness(make_problem(), told, seen) == pytest.approx(
+        {cluster: times.get(cluster, 1.0) for cluster in (0, 1)}
+    )
     corrected, best = correct(make_problem(), told, seen), search(truth).candidates[0]
     assert score(corrected, told.shape).seconds == pytest.approx(seen.seconds)
     better = find_better(corrected, told.shape, seen.seconds)
@@ -72,17 +74,17 @@ def test_a_plan_that_was_tried_takes_what_it_took() -> None:
 
 def test_of_a_cluster_that_has_run_nothing_is_known_what_is_known_of_one_like_it() -> None:
     before = make_problem()
-    before = replace(before, sites=(*before.sites, replace(before.sites[0], name="gpu2")))
+    before = replace(before, clusters=(*before.clusters, replace(before.clusters[0], name="gpu2")))
     told = replace(BEST, shape=shape((0, 0, 5, 1), count=1), compute=(1e-3,))
     corrected = correct(before, told, Observed(0.1, (5e-3,), {(0, 1): Line(rate=1e6, delay=0.2)}))
-    for site, times in enumerate([5.0, 1.0, 5.0]):
-        assert (corrected.sites[site].forward == times * before.sites[site].forward).all()
+    for cluster, times in enumerate([5.0, 1.0, 5.0]):
+        assert (corrected.clusters[cluster].forward == times * before.clusters[cluster].forward).all()
     assert corrected.line(0, 1) == Line(rate=1e6, delay=0.2) and corrected.line(1, 0) == before.line(1, 0)
 
 
 def test_a_slow_cluster_takes_longer_for_gradients_of_weights_too() -> None:
     problem = make_problem()
-    sites = tuple(replace(site, later=0.5 * site.backward) for site in problem.sites)
-    slow = slow_down(replace(problem, sites=sites), {1: 3.0}).sites
-    assert slow[0] is sites[0]
+    clusters = tuple(replace(cluster, later=0.5 * cluster.backward) for cluster in problem.clusters)
+    slow = slow_down(replace(problem, clusters=clusters), {1: 3.0}).clusters
+    assert slow[0] is clusters[0]
     assert slow[1].later == pytest.approx(0.5 * slow[1].backward)

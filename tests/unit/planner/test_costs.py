@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Chain, Part, Problem, Shape, Site
+from whale_nebula.planner.problem import Chain, ClusterCosts, Part, Problem, Shape
 from whale_nebula.planner.score import score
 
 CALL, MESSAGE, BYTE, STEP = 1e-3, 1e-4, 1e-8, 5e-3
@@ -23,8 +23,10 @@ def make_problem() -> Problem:
         sent=np.array([0.0, 2, 2, 0]), returned=np.array([0.0, 1, 1, 0]),
     )  # fmt: skip
     seconds = np.stack([np.zeros(3), np.full(3, 1e-3)])
-    site = Site("gpu", 1, seconds, 2 * seconds, np.zeros(3), CALL, fused=0.5, crossing=BYTE, message=MESSAGE, step=STEP)
-    return Problem(chain, (site, replace(site, name="npu")), 8)
+    cluster = ClusterCosts(
+        "gpu", 1, seconds, 2 * seconds, np.zeros(3), CALL, fused=0.5, crossing=BYTE, message=MESSAGE, step=STEP
+    )
+    return Problem(chain, (cluster, replace(cluster, name="npu")), 8)
 
 
 def test_a_last_stage_is_one_call() -> None:
@@ -51,8 +53,8 @@ def test_the_matrix_of_the_search_says_the_same() -> None:
 def test_what_a_stage_computes_is_told_without_what_crosses() -> None:
     problem = make_problem()
     found = score(problem, Shape((Part(0, 0, 1), Part(1, 1, 3)), 4))
-    quiet = tuple(replace(site, crossing=0.0, message=0.0, step=0.0) for site in problem.sites)
-    silent = score(replace(problem, sites=quiet), found.shape)  # type: ignore[union-attr]
+    quiet = tuple(replace(cluster, crossing=0.0, message=0.0, step=0.0) for cluster in problem.clusters)
+    silent = score(replace(problem, clusters=quiet), found.shape)  # type: ignore[union-attr]
     assert found.compute == silent.compute  # type: ignore[union-attr]
     assert found.seconds > silent.seconds + STEP  # type: ignore[union-attr]
 
@@ -73,10 +75,10 @@ def test_memory_is_the_most_of_a_backward_and_of_an_update() -> None:
         ("a", "b"), 100 * ones, 200 * ones, 100 * ones, 10 * ones, 4 * ones, np.array([0.0, 5, 0]), none, none,
         np.ones(3, bool), largest=60 * ones, put_off=7 * ones,
     )  # fmt: skip
-    site = Site("gpu", 2, np.ones((2, 2)), np.ones((2, 2)), ones)
+    cluster = ClusterCosts("gpu", 2, np.ones((2, 2)), np.ones((2, 2)), ones)
 
     def needed(count: int, part: Part, *numbers: int, slots: float = 200.0) -> float:
-        problem = Problem(replace(chain, slots=slots * ones), (site,), 8 * count)
+        problem = Problem(replace(chain, slots=slots * ones), (cluster,), 8 * count)
         return Costs(problem, count).part_bytes(part, *numbers)
 
     first, last, both = Part(0, 0, 1), Part(0, 1, 2), Part(0, 0, 2)

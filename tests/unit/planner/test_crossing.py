@@ -71,7 +71,7 @@ def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
         for size, link in ((each.bytes, clusters), (each.backward_bytes, clusters[::-1])):
             predicted = plan.predicted.bytes["->".join(link)]  # counted for a whole batch, which has one prefix
             assert count * size - predicted in (0, (count - 1) * PREFIX)
-    parts = [(decision.problem.sites[part.site].name, part.begin, part.end) for part in decision.chosen.parts]
+    parts = [(decision.problem.clusters[part.cluster].name, part.begin, part.end) for part in decision.chosen.parts]
     nb.shutdown()
     nb.init(CLUSTERS, links="1mbit,1ms")
     with nb.cluster(), nb.pipeline(plan.micro_batch, schedule=plan.schedule), nb.compress(fp16=True):

@@ -13,12 +13,12 @@ import pytest
 
 from tests.golden.files import check_golden
 from whale_nebula.planner.chain import Layers
+from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
-from whale_nebula.planner.problem import Chain, Excess, Fixed, Options, Part, Problem, Shape, Site
+from whale_nebula.planner.problem import Chain, ClusterCosts, Excess, Fixed, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
-from whale_nebula.planner.sites import Grounds
 from whale_nebula.schedule.lines import Line
 
 NAMES = ("model/embedding", "model/block0/wide", "model/block0/narrow", "model/block1/wide", "model/head")
@@ -30,16 +30,16 @@ def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options
     weights, per_row = np.array([8, 2, 2, 2, 4]) * MIB, np.array([0.2, 1, 1, 1, 2]) * 1e-3
     forward = np.stack([np.zeros(5), per_row])
     crossing = np.array([0, 8, 32, 8, 8, 0]) * 256.0
-    sites = (
-        Site("gpu", 1, forward / 2, forward, weights * 1e-11, call=5e-4, memory=memory),
-        Site("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inside=Line(rate=1e9, delay=5e-5)),
+    clusters = (
+        ClusterCosts("gpu", 1, forward / 2, forward, weights * 1e-11, call=5e-4, memory=memory),
+        ClusterCosts("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inside=Line(rate=1e9, delay=5e-5)),
     )
     chain = Chain(
         NAMES, weights, weights * 2, weights, np.full(5, 4096.0), np.zeros(5), crossing, crossing, np.zeros(6),
         np.ones(6, bool),
     )  # fmt: skip
     lines = dict.fromkeys([(0, 1), (1, 0)], Line(rate=rate, delay=0.005))
-    return Problem(chain, sites, ROWS, lines, options or Options(most=8))
+    return Problem(chain, clusters, ROWS, lines, options or Options(most=8))
 
 
 def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> Decision:
@@ -103,10 +103,10 @@ def test_free_lines_have_no_rate_to_draw_by() -> None:
 
 def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried() -> None:
     problem = make_problem()
-    sites = tuple(
-        replace(site, memory=memory) for site, memory in zip(problem.sites, (20 * MIB, 30 * MIB), strict=True)
+    clusters = tuple(
+        replace(cluster, memory=memory) for cluster, memory in zip(problem.clusters, (20 * MIB, 30 * MIB), strict=True)
     )
-    problem = replace(problem, sites=sites, options=Options(1))
+    problem = replace(problem, clusters=clusters, options=Options(1))
     found = search(problem)
     assert not found.candidates
     what, why, mend = describe_excess(found.excess, problem)

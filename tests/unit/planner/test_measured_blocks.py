@@ -60,15 +60,15 @@ def alike() -> list[keras.layers.Layer]:
 def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = decide(*alike())
     assert first.grounds.measured == 1.0 and first.predicted.share_measured == 1.0
-    site = first.problem.sites[0]
-    assert site.forward[:, 1].tolist() == site.forward[:, 2].tolist() and site.update[1] == site.update[2]
+    cluster = first.problem.clusters[0]
+    assert cluster.forward[:, 1].tolist() == cluster.forward[:, 2].tolist() and cluster.update[1] == cluster.update[2]
     kept = json.loads(blocks_path().read_text())["blocks"]
     # With three numbers of rows 2 forwards, 3 backwards, and all together in three ways; a few updates, and adding.
     # Were none alike, there would be 4 forwards and 4 backwards.
     assert len(kept) <= 3 * (2 + 3 + 3) + 6
     monkeypatch.setattr(block_costs, "time_calls", None)
     again, _ = decide(*alike())
-    assert np.array_equal(again.problem.sites[0].backward, site.backward)
+    assert np.array_equal(again.problem.clusters[0].backward, cluster.backward)
 
 
 def test_what_others_have_measured_is_not_read() -> None:
@@ -94,7 +94,7 @@ def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> N
     begun = {float(np.abs(each.numpy()).sum()) for each in model.optimizer.variables}
     assert begun == {0.0, float(np.float32(1e-3))}  # slots, the count of steps, and the learning rate
     assert not told and 0.0 < decision.grounds.measured < 1.0
-    assert np.isfinite(decision.problem.sites[0].backward).all()
+    assert np.isfinite(decision.problem.clusters[0].backward).all()
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
 def test_one_cluster_may_be_said_and_the_other_measured() -> None:
     decision, _ = decide(*alike(), clusters={"gpu": {"flops": "1G"}, "npu": {}})
     assert 0.0 < decision.grounds.measured < 1.0
-    assert decision.problem.sites[0].forward.sum() != decision.problem.sites[1].forward.sum()
+    assert decision.problem.clusters[0].forward.sum() != decision.problem.clusters[1].forward.sum()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.planner.problems import draw_problem, find_best
-from whale_nebula.planner.problem import Chain, Options, Problem, Site
+from whale_nebula.planner.problem import Chain, ClusterCosts, Options, Problem
 from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
 
@@ -19,17 +19,16 @@ MORE = {"": (6, 10, 131), "written": (11, 36, 38, 40, 48), "split": (16, 19, 21)
 
 
 def alike(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
-    """Blocks and clusters that are alike, without memory to keep to unless `options` of a site say one."""
+    """Blocks and clusters that are alike, without memory to keep to unless `options` of a cluster say one."""
     seconds = np.stack([np.full(blocks, 1e-5), np.full(blocks, 1e-3)])
     ones, cuts = np.ones(blocks), np.full(blocks + 1, 1e3)
     chain = Chain(
         tuple(map(str, range(blocks))), ones, ones, ones, ones, ones, cuts, cuts, 0 * cuts, np.ones(blocks + 1, bool)
     )
-    sites = tuple(
-        replace(Site(f"c{n}", workers, seconds, 2 * seconds, 0 * ones, 1e-4), **options) for n in range(clusters)
-    )
+    costs = ClusterCosts("", workers, seconds, 2 * seconds, 0 * ones, 1e-4)
+    every = tuple(replace(costs, name=f"c{n}", **options) for n in range(clusters))
     lines = {(a, b): Line(rate=7.5e6, delay=0.01) for a in range(clusters) for b in range(clusters) if a != b}
-    return Problem(chain, sites, 32, lines)
+    return Problem(chain, every, 32, lines)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,9 @@ def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
         assert found.candidates[0].seconds <= 1.02 * best.seconds
         assert all(problem.keeps(each.shape) for each in found.candidates)
     for each in found.candidates:
-        assert all(needs <= problem.sites[p.site].memory for p, needs in zip(each.parts, each.memory, strict=True))
+        assert all(
+            needs <= problem.clusters[p.cluster].memory for p, needs in zip(each.parts, each.memory, strict=True)
+        )
         assert all(part.end == after.begin for part, after in zip(each.parts, each.parts[1:], strict=False))
 
 
@@ -67,13 +68,13 @@ def test_one_cluster_that_nothing_helps_does_all() -> None:
     """Two clusters beyond a line on which a message takes longer than the whole step."""
     problem = replace(alike(4, 2, 1), lines={(0, 1): Line(rate=1e3), (1, 0): Line(rate=1e3)})
     shape = search(problem).candidates[0].shape
-    assert [(part.site, part.begin, part.end, part.replicas) for part in shape.parts] == [(0, 0, 4, 1)]
+    assert [(part.cluster, part.begin, part.end, part.replicas) for part in shape.parts] == [(0, 0, 4, 1)]
     assert shape.micro_batches == 1
 
 
 def test_clusters_that_are_alike_come_in_their_order() -> None:
     found = search(alike(12, 3, 1)).candidates[0]
-    assert [part.site for part in found.parts] == [0, 1, 2]
+    assert [part.cluster for part in found.parts] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_memory_is_what_makes_a_chain_long() -> None:
     """Each cluster may hold a third: three stages are needed, and what is in flight is limited."""
     problem = alike(9, 3, 1)
     chain = replace(problem.chain, weights=np.full(9, 1e6), held=np.full(9, 1e4))
-    tight = tuple(replace(site, memory=3.2e6 + 9e4) for site in problem.sites)
-    found = search(replace(problem, chain=chain, sites=tight)).candidates[0]
+    tight = tuple(replace(cluster, memory=3.2e6 + 9e4) for cluster in problem.clusters)
+    found = search(replace(problem, chain=chain, clusters=tight)).candidates[0]
     assert len(found.parts) == 3
     assert max(found.memory) <= 3.2e6 + 9e4 < math.inf

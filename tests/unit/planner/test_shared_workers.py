@@ -10,7 +10,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.same import data
-from whale_nebula.planner.problem import Candidate, Chain, Options, Part, Problem, Shape, Site
+from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import decisions
@@ -28,8 +28,8 @@ def make_problem() -> Problem:
         np.zeros(4), np.ones(4, bool),
     )  # fmt: skip
     seconds = np.stack([np.zeros(3), np.full(3, 1e-3)])
-    site = Site("gpu", 2, seconds, 2 * seconds, np.zeros(3), 1e-4, 29 * MIB, Line(rate=1e8, delay=1e-5))
-    return Problem(chain, (site,), 32, {}, Options(split=None))
+    cluster = ClusterCosts("gpu", 2, seconds, 2 * seconds, np.zeros(3), 1e-4, 29 * MIB, Line(rate=1e8, delay=1e-5))
+    return Problem(chain, (cluster,), 32, {}, Options(split=None))
 
 
 def test_it_is_found_where_only_the_head_is_worth_dividing() -> None:

@@ -171,7 +171,7 @@ def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.Mo
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""
 
     def choose(problem: Problem, most: int = 8) -> Found:
-        free = replace(problem, sites=tuple(replace(site, call=0.0) for site in problem.sites))
+        free = replace(problem, clusters=tuple(replace(each, call=0.0) for each in problem.clusters))
         several = next(each for each in search(free, 24).candidates if len(each.parts) > 1)
         return Found((replace(several, schedule="zero-bubble"),))
 

@@ -16,7 +16,7 @@ from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import Layers, OpWork
 from whale_nebula.planner.crossing import code_crossings
 from whale_nebula.planner.measured_blocks import MeasuredBlocks
-from whale_nebula.planner.problem import Array, Options, Problem, Site
+from whale_nebula.planner.problem import Array, ClusterCosts, Options, Problem
 from whale_nebula.schedule.lines import Line
 
 OP_SECONDS = 5e-6
@@ -59,18 +59,20 @@ def problem_of(
     """The planning problem of a program. Some clusters may have measured its blocks; `compress` is the codec of
     crossings, or "auto".
     """
-    sites = tuple(_site(layers, cluster, options, (measured or {}).get(cluster.name)) for cluster in clusters.clusters)
+    costs = tuple(_find_costs(layers, each, options, (measured or {}).get(each.name)) for each in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
     lines = {(a, b): _line(clusters.between(one, other)) for (a, one), (b, other) in pairs}
     coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
-    return Problem(replace(layers.chain, coded=coded), sites, layers.rows, lines, options)
+    return Problem(replace(layers.chain, coded=coded), costs, layers.rows, lines, options)
 
 
 def _line(link: LinkRate) -> Line:
     return Line(rate=link.rate_bytes_per_s or math.inf, delay=link.delay_s)
 
 
-def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: MeasuredBlocks | None) -> Site:
+def _find_costs(
+    layers: Layers, cluster: ClusterInfo, options: Options, measured: MeasuredBlocks | None
+) -> ClusterCosts:
     """A cluster with the speed of its slowest worker and the memory of its smallest."""
     devices = [worker.device for worker in cluster.workers]
     slowest = min(devices, key=lambda device: device.rate_of("matmul") or SPEED)
@@ -96,7 +98,7 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
         backward = _complete(measured.backward, backward, layers.rows)
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
         update += VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
-    return Site(
+    return ClusterCosts(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
         float(min(memory, options.memory)), _line(cluster.ring), adding, fused, crossing, message, step,
         backward * share_later,
