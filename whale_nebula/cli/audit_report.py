@@ -182,7 +182,7 @@ def _describe_refusal(each: Refusal) -> str:
     return f"  {each.who}  {each.dataset}  {times}, last at {each.last[:19]}Z: {each.reason}"
 
 
-_SHOWN = ("dataset", "purpose", "number", "until", "by", "kind", "role", "reason")
+_SHOWN = ("dataset", "purpose", "number", "until", "scope", "by", "kind", "role", "reason")
 
 
 def _describe_event(each: Any) -> str:
