@@ -27,7 +27,7 @@ MOST = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class KnownOp:
     """An op with known properties of its inputs: shapes, and the values of small integer tensors."""
 
     op: Op
@@ -39,24 +39,24 @@ class Site:
         return _number(self.op, name)
 
 
-def integers(site: Site) -> Sequence[Numbers | None]:
+def integers(node: KnownOp) -> Sequence[Numbers | None]:
     """The integers in each output of an op, flat; None for unknown ones.
 
     >>> from whale_nebula.spec import Spec
-    >>> integers(Site(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
+    >>> integers(KnownOp(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
     [(8, 64)]
     """
     found: list[Numbers | None] = []
     try:
-        if site.op.type in RULES:
-            found = list(RULES[site.op.type](site))
-        elif site.op.type in COMPUTE and None not in site.numbers:
-            made = compute_outputs(site.op, _arrays(site))
-            pairs = zip(made, site.op.outputs, strict=True)
+        if node.op.type in RULES:
+            found = list(RULES[node.op.type](node))
+        elif node.op.type in COMPUTE and None not in node.numbers:
+            made = compute_outputs(node.op, _arrays(node))
+            pairs = zip(made, node.op.outputs, strict=True)
             found = [round_numbers(each.ravel().tolist(), spec) if each.size <= MOST else None for each, spec in pairs]
     except (ArithmeticError, LookupError, TypeError, ValueError):
         found = []
-    return found or [None] * len(site.op.outputs)
+    return found or [None] * len(node.op.outputs)
 
 
 def round_numbers(numbers: Iterable[int | float], spec: Spec) -> Numbers | None:
@@ -81,10 +81,10 @@ def compute_outputs(op: Op, inputs: Sequence[Array]) -> list[Array]:
     return [np.asarray(each) for each in (made if isinstance(made, list) else [made])]
 
 
-def _arrays(site: Site) -> list[Array]:
+def _arrays(node: KnownOp) -> list[Array]:
     """The known inputs as arrays; one whose shape was guessed wrongly becomes a vector."""
     found = []
-    for numbers, shape in zip(site.numbers, site.shapes, strict=True):
+    for numbers, shape in zip(node.numbers, node.shapes, strict=True):
         given = np.asarray(numbers, dtype=None if numbers and isinstance(numbers[0], float) else np.int64)
         found.append(given.reshape(shape) if shape is not None and math.prod(shape) == given.size else given)
     return found
@@ -191,19 +191,19 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
 
 
 # ---------------------------------------------------------------------- ops that need more than their inputs' values
-def _constant(site: Site) -> list[Numbers | None]:
-    values = site.op.constant
-    return [None if values is None else round_numbers(values, site.op.outputs[0])]
+def _constant(node: KnownOp) -> list[Numbers | None]:
+    values = node.op.constant
+    return [None if values is None else round_numbers(values, node.op.outputs[0])]
 
 
-def _cast(site: Site) -> list[Numbers | None]:
-    (numbers,) = site.numbers
-    return [None if numbers is None else round_numbers(numbers, site.op.outputs[0])]
+def _cast(node: KnownOp) -> list[Numbers | None]:
+    (numbers,) = node.numbers
+    return [None if numbers is None else round_numbers(numbers, node.op.outputs[0])]
 
 
-def _find_reduced_axes(site: Site) -> list[Numbers | None]:
+def _find_reduced_axes(node: KnownOp) -> list[Numbers | None]:
     """BroadcastGradientArgs: the axes over which the gradient of either side is summed."""
-    left, right = site.numbers
+    left, right = node.numbers
     if left is None or right is None:
         return [None, None]
     if left == right:
@@ -228,13 +228,13 @@ def broadcast(left: Shape, right: Shape) -> Shape:
     return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 
-RULES: Mapping[str, Callable[[Site], Sequence[Numbers | None]]] = {
+RULES: Mapping[str, Callable[[KnownOp], Sequence[Numbers | None]]] = {
     "Const": _constant,
-    "Shape": lambda site: site.shapes,
-    "ShapeN": lambda site: site.shapes,
-    "Size": lambda site: [None if site.shapes[0] is None else (math.prod(site.shapes[0]),)],
-    "Rank": lambda site: [None if site.shapes[0] is None else (len(site.shapes[0]),)],
-    **dict.fromkeys(("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), lambda site: site.numbers[:1]),
+    "Shape": lambda node: node.shapes,
+    "ShapeN": lambda node: node.shapes,
+    "Size": lambda node: [None if node.shapes[0] is None else (math.prod(node.shapes[0]),)],
+    "Rank": lambda node: [None if node.shapes[0] is None else (len(node.shapes[0]),)],
+    **dict.fromkeys(("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), lambda node: node.numbers[:1]),
     "Cast": _cast,
     "BroadcastGradientArgs": _find_reduced_axes,
 }

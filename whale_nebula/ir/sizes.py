@@ -16,11 +16,11 @@ import numpy as np
 
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import MOST, Numbers, Shape, Site, broadcast, index_strided, integers
+from whale_nebula.ir.integers import MOST, KnownOp, Numbers, Shape, broadcast, index_strided, integers
 from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Variable
 from whale_nebula.spec import Spec, Value
 
-Rule = Callable[[Site], Shape | list[Shape] | None]
+Rule = Callable[[KnownOp], Shape | list[Shape] | None]
 """The shape of an op's output, or those of all its outputs; None if unknown."""
 
 _WHOLE = frozenset({"int32", "int64", "bool"})
@@ -63,21 +63,21 @@ class Sizes:
         spec = self.graph.spec(value)
         return 0 if spec.dtype in ("resource", "variant") else Spec(spec.dtype, self.shape(value)).nbytes()
 
-    def site(self, op: Op) -> Site:
+    def node(self, op: Op) -> KnownOp:
         """An op with known properties of its inputs."""
-        return Site(op, tuple(map(self.shape, op.inputs)), tuple(self.numbers.get(value) for value in op.inputs))
+        return KnownOp(op, tuple(map(self.shape, op.inputs)), tuple(self.numbers.get(value) for value in op.inputs))
 
     def _visit(self, op: Op) -> None:
         if op.index in self.like:
             self.shapes[Value(op.index)] = self.shape(self.like[op.index])
         if _is_settled(op):
             return
-        site = self.site(op)
-        for value, spec, shape in zip(op.values, op.outputs, _shapes(site, self._open(op), self.rows), strict=True):
+        node = self.node(op)
+        for value, spec, shape in zip(op.values, op.outputs, _shapes(node, self._open(op), self.rows), strict=True):
             self.shapes.setdefault(value, shape if _fits(spec, shape) else spec.sized(self.rows))
         if not any(map(_is_followed, op.outputs)):
             return
-        for value, spec, numbers in zip(op.values, op.outputs, integers(site), strict=False):
+        for value, spec, numbers in zip(op.values, op.outputs, integers(node), strict=False):
             if numbers is not None and _is_followed(spec):
                 self.numbers[value] = numbers
                 if spec.rank == 1:
@@ -113,22 +113,22 @@ def _fits(spec: Spec, shape: Shape) -> bool:
 
 
 # ---------------------------------------------------------------------- shapes
-def _shapes(site: Site, open_size: int | None, rows: int) -> Sequence[Shape]:
+def _shapes(node: KnownOp, open_size: int | None, rows: int) -> Sequence[Shape]:
     """The shapes of an op's outputs: by its rule, else by likeness."""
-    rule = RULES.get(site.op.type)
+    rule = RULES.get(node.op.type)
     if rule is not None:
         try:
-            found = rule(site)
+            found = rule(node)
         except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
             found = None
         if found is not None:
             return found if isinstance(found, list) else [found]
-    return [_match_input(site, spec, rows if open_size is None else open_size) for spec in site.op.outputs]
+    return [_match_input(node, spec, rows if open_size is None else open_size) for spec in node.op.outputs]
 
 
-def _match_input(site: Site, spec: Spec, open_size: int) -> Shape:
+def _match_input(node: KnownOp, spec: Spec, open_size: int) -> Shape:
     """The shape whose open axes have the size in an input of the same rank, else of the first open axis in any."""
-    known = [shape for shape in site.shapes if shape is not None]
+    known = [shape for shape in node.shapes if shape is not None]
     if spec.shape is None:
         return max(known, key=math.prod, default=())
     same = [shape for shape in known if len(shape) == len(spec.shape) and _fits(spec, shape)]
@@ -138,63 +138,63 @@ def _match_input(site: Site, spec: Spec, open_size: int) -> Shape:
 
 
 def _require_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *numbers: int) -> Rule:
-    """Wrap a rule that takes the op's site, its first shapes and the values of these inputs, all of which must be
+    """Wrap a rule that takes the op, its first shapes and the values of these inputs, all of which must be
     known.
     """
 
-    def rule(site: Site) -> Shape | list[Shape] | None:
-        given = [*site.shapes[:shapes], *(site.numbers[place] for place in numbers)]
-        return None if None in given else compute(site, *given)
+    def rule(node: KnownOp) -> Shape | list[Shape] | None:
+        given = [*node.shapes[:shapes], *(node.numbers[place] for place in numbers)]
+        return None if None in given else compute(node, *given)
 
     return rule
 
 
 def _shape_from_input(place: int) -> Rule:
     """Rule of ops whose shape is given by the values of an input."""
-    return lambda site: site.numbers[place]
+    return lambda node: node.numbers[place]
 
 
-def _reshape(site: Site, given: Shape, wanted: Numbers) -> Shape:
+def _reshape(node: KnownOp, given: Shape, wanted: Numbers) -> Shape:
     rest = math.prod(size for size in wanted if size >= 0)
     return tuple(math.prod(given) // rest if size < 0 else size for size in wanted)
 
 
-def _tile(site: Site, given: Shape, times: Numbers) -> Shape:
+def _tile(node: KnownOp, given: Shape, times: Numbers) -> Shape:
     return tuple(a * b for a, b in zip(given, times, strict=True))
 
 
-def _reduce(site: Site, given: Shape, axes: Numbers) -> Shape:
+def _reduce(node: KnownOp, given: Shape, axes: Numbers) -> Shape:
     gone = {axis % len(given) for axis in axes} if given else set()
-    if site.attribute("keep_dims"):
+    if node.attribute("keep_dims"):
         return tuple(1 if axis in gone else size for axis, size in enumerate(given))
     return tuple(size for axis, size in enumerate(given) if axis not in gone)
 
 
-def _product(site: Site, left: Shape, right: Shape) -> Shape:
-    turned = ("transpose_a", "transpose_b") if site.op.type == "MatMul" else ("adj_x", "adj_y")
-    rows = left[-1] if site.attribute(turned[0]) else left[-2]
-    columns = right[-2] if site.attribute(turned[1]) else right[-1]
+def _product(node: KnownOp, left: Shape, right: Shape) -> Shape:
+    turned = ("transpose_a", "transpose_b") if node.op.type == "MatMul" else ("adj_x", "adj_y")
+    rows = left[-1] if node.attribute(turned[0]) else left[-2]
+    columns = right[-2] if node.attribute(turned[1]) else right[-1]
     return (*broadcast(left[:-2], right[:-2]), rows, columns)
 
 
-def _gather(site: Site) -> Shape | None:
-    table, places = site.shapes[:2]
-    axis = site.numbers[2] if len(site.numbers) > 2 else (0,)
+def _gather(node: KnownOp) -> Shape | None:
+    table, places = node.shapes[:2]
+    axis = node.numbers[2] if len(node.numbers) > 2 else (0,)
     if table is None or places is None or axis is None:
         return None
-    at, alike = axis[0] % len(table), site.attribute("batch_dims")
+    at, alike = axis[0] % len(table), node.attribute("batch_dims")
     return (*table[:at], *places[alike % max(len(places), 1) :], *table[at + 1 :])
 
 
-def _lookup(site: Site) -> Shape | None:
-    places, rows = site.shapes[1], site.op.outputs[0].shape
+def _lookup(node: KnownOp) -> Shape | None:
+    places, rows = node.shapes[1], node.op.outputs[0].shape
     if places is None or rows is None or None in rows[len(places) :]:
         return None
     return (*places, *(size for size in rows[len(places) :] if size is not None))
 
 
-def _concat(site: Site) -> Shape | None:
-    parts, axis = site.shapes[:-1], site.numbers[-1]
+def _concat(node: KnownOp) -> Shape | None:
+    parts, axis = node.shapes[:-1], node.numbers[-1]
     if axis is None or parts[0] is None:
         return None
     at = axis[0] % len(parts[0])
@@ -202,20 +202,20 @@ def _concat(site: Site) -> Shape | None:
     return (*parts[0][:at], length, *parts[0][at + 1 :])
 
 
-def _one_hot(site: Site, given: Shape, depth: Numbers) -> Shape:
-    at = len(given) if site.attribute("axis") < 0 else site.attribute("axis")
+def _one_hot(node: KnownOp, given: Shape, depth: Numbers) -> Shape:
+    at = len(given) if node.attribute("axis") < 0 else node.attribute("axis")
     return (*given[:at], depth[0], *given[at:])
 
 
-def _range(_: Site, start: Numbers, limit: Numbers, delta: Numbers) -> Shape:
+def _range(_: KnownOp, start: Numbers, limit: Numbers, delta: Numbers) -> Shape:
     return (max(0, math.ceil((limit[0] - start[0]) / delta[0])),)
 
 
-def _einsum(site: Site) -> Shape:
+def _einsum(node: KnownOp) -> Shape:
     """The shape of an einsum: each label's size in an operand; an axis of one entry is broadcast."""
-    left, _, right = str(site.op.attributes["equation"]).replace(" ", "").partition("->")
+    left, _, right = str(node.op.attributes["equation"]).replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    for term, shape in zip(left.split(","), site.shapes, strict=True):
+    for term, shape in zip(left.split(","), node.shapes, strict=True):
         before, dots, after = term.partition("...")
         hidden = len(shape or ()) - len(before) - len(after) if dots else 0
         labels = [*before, *(f".{place}" for place in reversed(range(hidden))), *after]
@@ -225,45 +225,45 @@ def _einsum(site: Site) -> Shape:
     return tuple(sizes[label] for label in (*before, *hidden_labels, *after))
 
 
-def _keep(site: Site) -> list[Shape] | None:
-    known = [shape for shape in site.shapes if shape is not None]
-    return known if len(known) == len(site.op.outputs) else None
+def _keep(node: KnownOp) -> list[Shape] | None:
+    known = [shape for shape in node.shapes if shape is not None]
+    return known if len(known) == len(node.op.outputs) else None
 
 
-def _top(_: Site, given: Shape, count: Numbers) -> list[Shape]:
+def _top(_: KnownOp, given: Shape, count: Numbers) -> list[Shape]:
     return [(*given[:-1], count[0])] * 2
 
 
-def _expand(_: Site, given: Shape, axis: Numbers) -> Shape:
+def _expand(_: KnownOp, given: Shape, axis: Numbers) -> Shape:
     at = axis[0] % (len(given) + 1)
     return (*given[:at], 1, *given[at:])
 
 
-def _squeeze(site: Site, given: Shape) -> Shape:
-    named = site.op.attributes.get("squeeze_dims")
+def _squeeze(node: KnownOp, given: Shape) -> Shape:
+    named = node.op.attributes.get("squeeze_dims")
     gone = {axis % len(given) for axis in named if isinstance(axis, int)} if isinstance(named, tuple) else set()
     return tuple(size for axis, size in enumerate(given) if (axis not in gone if gone else size != 1))
 
 
-def _stack(site: Site) -> Shape | None:
-    first = site.shapes[0]
+def _stack(node: KnownOp) -> Shape | None:
+    first = node.shapes[0]
     if first is None:
         return None
-    at = site.attribute("axis") % (len(first) + 1)
-    return (*first[:at], len(site.shapes), *first[at:])
+    at = node.attribute("axis") % (len(first) + 1)
+    return (*first[:at], len(node.shapes), *first[at:])
 
 
-def _slice(_: Site, given: Shape, begins: Numbers, sizes: Numbers) -> Shape:
+def _slice(_: KnownOp, given: Shape, begins: Numbers, sizes: Numbers) -> Shape:
     triples = zip(given, begins, sizes, strict=True)
     return tuple(whole - begin if size < 0 else size for whole, begin, size in triples)
 
 
-def _take_strided(site: Site, given: Shape, *bounds: Numbers) -> Shape:
-    taken = np.broadcast_to(0, given)[index_strided(site.op, *bounds)]
+def _take_strided(node: KnownOp, given: Shape, *bounds: Numbers) -> Shape:
+    taken = np.broadcast_to(0, given)[index_strided(node.op, *bounds)]
     return tuple(taken.shape)
 
 
-def _pad(_: Site, given: Shape, around: Numbers) -> Shape:
+def _pad(_: KnownOp, given: Shape, around: Numbers) -> Shape:
     pairs = zip(around[::2], around[1::2], strict=True)
     return tuple(size + before + after for size, (before, after) in zip(given, pairs, strict=True))
 

@@ -20,7 +20,7 @@ from whale_nebula.ir.layout import SLICE, SPLIT, Layout, Reshard
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.rules.interpret import Bodies
 from whale_nebula.passes.rules.layout import read_target
-from whale_nebula.passes.rules.registry import RULES, WHOLE, Axes, Fold, Site, whole
+from whale_nebula.passes.rules.registry import RULES, WHOLE, Axes, Fold, Node, whole
 from whale_nebula.spec import Spec, Value
 
 Size = int | tuple[str, Value, int]
@@ -208,11 +208,11 @@ class Facts:
         entry = RULES.get(op.type)
         if entry is None or entry.axes is None:
             return _NO_RULE
-        return entry.axes(self._site(op, specs))
+        return entry.axes(self._node(op, specs))
 
-    def _site(self, op: Op, specs: Mapping[Value, Spec]) -> Site:
+    def _node(self, op: Op, specs: Mapping[Value, Spec]) -> Node:
         folds = tuple(self._repeated.get(value) or self.folds.get(value, whole()) for value in op.inputs)
-        return Site(self.graph, op, folds, Bodies(), op.index, specs)
+        return Node(self.graph, op, folds, Bodies(), op.index, specs)
 
     def _count_size(self, value: Value) -> float:
         spec, shape = self.spec(value), self._forms.shape(value)
@@ -254,7 +254,7 @@ class Facts:
         if op.type == _UNLIKE or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
             return
         if op.type == "Reshape":
-            target = read_target(self._site(op, found))
+            target = read_target(self._node(op, found))
             found[Value(op.index)] = op.outputs[0]._replace(shape=target)
             return
         axes = self._describe(op, found)

@@ -10,7 +10,7 @@ from keras import layers
 
 from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, Site, broadcast, compute_outputs, integers
+from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, KnownOp, broadcast, compute_outputs, integers
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.plan.flops import Effort
@@ -204,7 +204,7 @@ def op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
     ],
 )
 def test_what_cannot_be_told_is_not_told(kind: str, shapes: Any, numbers: Any) -> None:
-    assert list(integers(Site(op(kind), shapes, numbers))) == [None]
+    assert list(integers(KnownOp(op(kind), shapes, numbers))) == [None]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_what_cannot_be_told_is_not_told(kind: str, shapes: Any, numbers: Any) -
     ],
 )
 def test_the_axes_of_a_gradient(left: tuple[int, ...], right: tuple[int, ...], axes: list[tuple[int, ...]]) -> None:
-    site = Site(op("BroadcastGradientArgs", Spec("int32", (None,)), Spec("int32", (None,))), ((), ()), (left, right))
-    assert list(integers(site)) == axes
+    node = KnownOp(op("BroadcastGradientArgs", Spec("int32", (None,)), Spec("int32", (None,))), ((), ()), (left, right))
+    assert list(integers(node)) == axes
     real = tf.raw_ops.BroadcastGradientArgs(s0=list(left), s1=list(right))
     assert [tuple(map(int, each)) for each in real] == axes
     assert broadcast(left, right) == tuple(np.broadcast_shapes(left, right))

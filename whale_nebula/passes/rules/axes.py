@@ -28,9 +28,9 @@ from whale_nebula.passes.rules.registry import (
     Describe,
     Fold,
     Labels,
+    Node,
     Rest,
     Result,
-    Site,
     Undecided,
     find_axes,
     rule,
@@ -41,14 +41,14 @@ APART = "a tensor that is no part of the batch lies along the batch axis"
 
 
 def axes(
-    *types: str, rest: Rest = Site.nonlinear, literal: bool = False, positions: bool = False
+    *types: str, rest: Rest = Node.nonlinear, literal: bool = False, positions: bool = False
 ) -> Callable[[Describe], Describe]:
     """Register the effect of op types on axes, and fold batches by it; `rest` is the rule for values without rows."""
 
     def register(describe: Describe) -> Describe:
         @functools.wraps(describe)
-        def apply(site: Site) -> Result:
-            return fold_axes(site, describe, rest)
+        def apply(node: Node) -> Result:
+            return fold_axes(node, describe, rest)
 
         rule(*types, literal=literal, positions=positions, axes=describe)(apply)
         return describe
@@ -71,40 +71,40 @@ def add_axis(labels: Sequence[str], place: int) -> list[str]:
 
 
 def fold_axes(
-    site: Site, describe: Describe, rest: Rest, over: Callable[[Site, Fold, Axes], Fold] | None = None
+    node: Node, describe: Describe, rest: Rest, over: Callable[[Node, Fold, Axes], Fold] | None = None
 ) -> Result:
     """The states of an op's outputs: the batch stays an axis, is folded away (`over`), or couples the rows."""
-    found = find_axes(describe, site)
+    found = find_axes(describe, node)
     inputs: Sequence[Labels | None] = () if isinstance(found, str) else found.inputs
     shapes = {place for place, labels in enumerate(inputs) if labels is None}
-    folds = [fold for place, fold in enumerate(site.folds) if place not in shapes]
+    folds = [fold for place, fold in enumerate(node.folds) if place not in shapes]
     if not any(fold.kind == ROWS for fold in folds):
-        return rest(site, folds)
+        return rest(node, folds)
     if isinstance(found, str):
-        wide = [fold for place, fold in enumerate(site.folds) if site.rank(place) != 0]
-        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else site.couple(found)
+        wide = [fold for place, fold in enumerate(node.folds) if node.rank(place) != 0]
+        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else node.couple(found)
         check_mixed(folds)
         return alone
     operands = [(place, labels) for place, labels in enumerate(found.inputs) if labels is not None]
-    check_mixed([site.folds[place] for place, _ in operands])
-    rows = [(site.folds[place], labels) for place, labels in operands if site.folds[place].kind == ROWS]
+    check_mixed([node.folds[place] for place, _ in operands])
+    rows = [(node.folds[place], labels) for place, labels in operands if node.folds[place].kind == ROWS]
     if not rows:
-        return site.couple(f"{site.op.type} with operands made of the batch")
+        return node.couple(f"{node.op.type} with operands made of the batch")
     batch = rows[0][1][rows[0][0].axis]
     if any(labels[fold.axis] != batch for fold, labels in rows):
-        return site.couple(_explain_two_axes(site, found, operands))
+        return node.couple(_explain_two_axes(node, found, operands))
     met = functools.reduce(lambda one, fold: match_rows(one, fold._replace(axis=one.axis)), [f for f, _ in rows])
     for place, labels in operands:
-        if site.folds[place].kind == WHOLE and batch in labels and site.size(place, list(labels).index(batch)) != 1:
-            return site.couple(APART)
+        if node.folds[place].kind == WHOLE and batch in labels and node.size(place, list(labels).index(batch)) != 1:
+            return node.couple(APART)
     if batch in found.mixed:
-        return site.couple(found.mixed[batch])
-    if any(fold.kind != WHOLE for fold in site.folds[len(found.inputs) :]):
-        return site.couple(f"{site.op.type} with operands made of the batch")
+        return node.couple(found.mixed[batch])
+    if any(fold.kind != WHOLE for fold in node.folds[len(found.inputs) :]):
+        return node.couple(f"{node.op.type} with operands made of the batch")
     gone = over or _fold_away
     outputs = [list(labels or ()) for labels in found.outputs]
     return tuple(
-        met._replace(axis=labels.index(batch)).bare if batch in labels else gone(site, met, found) for labels in outputs
+        met._replace(axis=labels.index(batch)).bare if batch in labels else gone(node, met, found) for labels in outputs
     )
 
 
@@ -113,9 +113,9 @@ def first_of(result: Result) -> Fold:
     return result if isinstance(result, Fold) else result[0]
 
 
-def _fold_away(site: Site, rows: Fold, found: Axes) -> Fold:
+def _fold_away(node: Node, rows: Fold, found: Axes) -> Fold:
     if found.folded not in (SUM, MEAN):
-        return site.couple(f"{site.op.type} over the batch is neither a sum nor a mean")
+        return node.couple(f"{node.op.type} over the batch is neither a sum nor a mean")
     return Fold(found.folded)
 
 
@@ -126,18 +126,18 @@ def check_mixed(folds: Sequence[Fold]) -> None:
             raise Undecided(f"single rows are mixed with {fold.spoken}")
 
 
-def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
+def _explain_two_axes(node: Node, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
     """The message for rows along an axis of equal size in another tensor, whose rows are along another axis: usually
     this is not intended, and the step also fails uncut.
     """
     if any(label not in (found.outputs[0] or ()) for _, labels in operands for label in labels):
         return f"{TWO_AXES} (in-batch negatives)"
-    rows = [(place, labels) for place, labels in operands if site.folds[place].kind == ROWS]
+    rows = [(place, labels) for place, labels in operands if node.folds[place].kind == ROWS]
     for place, labels in rows:
-        batch = labels[site.folds[place].axis]
+        batch = labels[node.folds[place].axis]
         for other, others in rows:
-            axis = list(others).index(batch) if batch in others else site.folds[other].axis
-            size = site.size(other, axis) if axis != site.folds[other].axis else None
+            axis = list(others).index(batch) if batch in others else node.folds[other].axis
+            size = node.size(other, axis) if axis != node.folds[other].axis else None
             if size is not None and size > 1:
                 return (
                     f"{TWO_AXES}, and along one of them a tensor has {size} entries, so without micro-batches it is an "
@@ -159,13 +159,13 @@ def match_rows(left: Fold, right: Fold) -> Fold:
     return left._replace(per=per, position=position, offset=left.offset or right.offset)
 
 
-def list_axes(site: Site, place: int = 0, axis: int = 0) -> list[str]:
+def list_axes(node: Node, place: int = 0, axis: int = 0) -> list[str]:
     """Labels of the axes of an input by their number from the left; without a rank only of the known ones."""
-    rank = site.rank(place)
-    return [str(each) for each in range(max(axis, site.folds[place].axis) + 1 if rank is None else rank)]
+    rank = node.rank(place)
+    return [str(each) for each in range(max(axis, node.folds[place].axis) + 1 if rank is None else rank)]
 
 
-def describe_entries(site: Site) -> Axes:
+def describe_entries(node: Node) -> Axes:
     """Element-wise ops, with operands aligned from the right as in numpy. One tensor among scalars needs no rank."""
-    ranks = [site.need_rank(place) for place in range(len(site.folds))]
+    ranks = [node.need_rank(place) for place in range(len(node.folds))]
     return Axes(tuple(map(number_axes, ranks)), (number_axes(max(ranks, default=0)),))

@@ -23,15 +23,15 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
+    Node,
     Result,
-    Site,
     blocks_of,
     count,
     rule,
     whole,
 )
 
-Join = Callable[[Site, Sequence[Fold]], Fold]
+Join = Callable[[Node, Sequence[Fold]], Fold]
 
 _UNARY = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Ceil ComplexAbs Cos Cosh
@@ -53,66 +53,66 @@ _OTHERS = "Betainc ClipByValue FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs"
 
 
 @rule(_UNARY, _BINARY, _GRADIENTS, _OTHERS, axes=describe_entries)
-def any_function(site: Site) -> Result:
+def any_function(node: Node) -> Result:
     """A nonlinear function of entries."""
-    return fold_axes(site, describe_entries, Site.nonlinear)
+    return fold_axes(node, describe_entries, Node.nonlinear)
 
 
-def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
+def _difference(node: Node, folds: Sequence[Fold]) -> Fold:
     left, right = folds
     if left.kind == right.kind == COUNT:
         if left.per == right.per > 0:
             return whole(0)
-        return count(left.per - right.per) if left.per > right.per > 0 else site.nonlinear(folds)
-    return add_folds(site, folds)
+        return count(left.per - right.per) if left.per > right.per > 0 else node.nonlinear(folds)
+    return add_folds(node, folds)
 
 
 @rule("Mul", "MulNoNan", axes=describe_entries, literal=True, positions=True)
-def multiplication(site: Site) -> Result:
+def multiplication(node: Node) -> Result:
     """The product, linear in each factor; positions may be multiplied by a whole."""
-    found = _lift_entries(site, multiply_folds)
+    found = _lift_entries(node, multiply_folds)
     if not found.position:
         return found
-    by = [site.int_at(place) for place, fold in enumerate(site.folds) if not fold.position]
-    known = len(by) == 1 and site.folds[0].kind != site.folds[1].kind
+    by = [node.int_at(place) for place, fold in enumerate(node.folds) if not fold.position]
+    known = len(by) == 1 and node.folds[0].kind != node.folds[1].kind
     if known and by[0] and found.position > 0:
         return found._replace(position=found.position * by[0])
     once = known and by[0] is None and found.position == 1 and not found.offset
-    return found._replace(position=_count_blocks(site) if once else STRANGE)
+    return found._replace(position=_count_blocks(node) if once else STRANGE)
 
 
-def _count_blocks(site: Site) -> int:
+def _count_blocks(node: Node) -> int:
     """The product of positions with the unknown size of a tensor's second axis: positions count its blocks."""
-    factor = next(value for value, fold in zip(site.op.inputs, site.folds, strict=True) if not fold.position)
-    while site.graph.ops[factor.op].type in ("Cast", "Identity"):
-        factor = site.graph.ops[factor.op].inputs[0]
-    op = site.graph.ops[factor.op]
-    shape = site.graph.ops[op.inputs[0].op] if op.type == "StridedSlice" else op
-    begins = site.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
-    whole_graph = site.owner == site.op.index  # in a body its numbers would refer to other tensors
+    factor = next(value for value, fold in zip(node.op.inputs, node.folds, strict=True) if not fold.position)
+    while node.graph.ops[factor.op].type in ("Cast", "Identity"):
+        factor = node.graph.ops[factor.op].inputs[0]
+    op = node.graph.ops[factor.op]
+    shape = node.graph.ops[op.inputs[0].op] if op.type == "StridedSlice" else op
+    begins = node.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
+    whole_graph = node.owner == node.op.index  # in a body its numbers would refer to other tensors
     return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
 
 
-def _quotient(site: Site, folds: Sequence[Fold]) -> Fold:
+def _quotient(node: Node, folds: Sequence[Fold]) -> Fold:
     """The state of a quotient: linear in the dividend, unless a remainder is dropped."""
-    exact = site.spec(0).floating and site.op.type != "FloorDiv"
-    return divide_folds(site, folds) if exact else _shared_out(site, folds)
+    exact = node.spec(0).floating and node.op.type != "FloorDiv"
+    return divide_folds(node, folds) if exact else _shared_out(node, folds)
 
 
-def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
+def _shared_out(node: Node, folds: Sequence[Fold]) -> Fold:
     above, below = folds
     by = below.literal[0] if below.literal is not None and below.kind == WHOLE else 0
     if above.kind == COUNT and isinstance(by, int) and by > 0 and above.per > 0 and above.per % by == 0:
         return count(above.per // by)
     if above.kind == below.kind == COUNT and above.per > 0 and below.per > 0 and above.per % below.per == 0:
         return whole(above.per // below.per)
-    return site.nonlinear(folds)
+    return node.nonlinear(folds)
 
 
 _JOINS: Mapping[str, Join] = {
-    "FloorMod": Site.nonlinear,
+    "FloorMod": Node.nonlinear,
     **dict.fromkeys(("Maximum", "Minimum"), extreme),
-    **dict.fromkeys(("Neg", "Conj", "Real", "Imag"), lambda site, folds: folds[0].bare),
+    **dict.fromkeys(("Neg", "Conj", "Real", "Imag"), lambda node, folds: folds[0].bare),
     **dict.fromkeys(("RealDiv", "Div", "DivNoNan", "FloorDiv"), _quotient),
 }
 _SHIFTS: Mapping[str, Join] = {
@@ -122,29 +122,29 @@ _SHIFTS: Mapping[str, Join] = {
 
 
 @rule(*_JOINS, axes=describe_entries, literal=True)
-def join_entries(site: Site) -> Result:
+def join_entries(node: Node) -> Result:
     """The state of values without rows, entry by entry for sizes of the batch."""
-    return _lift_entries(site, _JOINS[site.op.type])
+    return _lift_entries(node, _JOINS[node.op.type])
 
 
 @rule(*_SHIFTS, axes=describe_entries, literal=True, positions=True)
-def shift_entries(site: Site) -> Result:
+def shift_entries(node: Node) -> Result:
     """As `join_entries`; a value without positions that is added to positions is an offset."""
-    found = _lift_entries(site, _SHIFTS[site.op.type])
-    marked = [fold for fold in site.folds if fold.position]
-    if not found.position or len(marked) == len(site.folds) == 1:
+    found = _lift_entries(node, _SHIFTS[node.op.type])
+    marked = [fold for fold in node.folds if fold.position]
+    if not found.position or len(marked) == len(node.folds) == 1:
         return found
     return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)
 
 
 @rule("Cast", axes=describe_entries, literal=True, positions=True)
-def cast(site: Site) -> Result:
+def cast(node: Node) -> Result:
     """A cast: linear, unless it rounds or compares with zero."""
-    fold = site.folds[0]
-    rounds = (site.spec(0).floating and not site.op.outputs[0].floating) or site.op.outputs[0].dtype == "bool"
+    fold = node.folds[0]
+    rounds = (node.spec(0).floating and not node.op.outputs[0].floating) or node.op.outputs[0].dtype == "bool"
     if fold.kind in (WHOLE, ROWS) or not rounds:
         return fold
-    return site.nonlinear([fold])
+    return node.nonlinear([fold])
 
 
 _SAME = """
@@ -154,71 +154,71 @@ _SAME = """
 
 
 @rule(_SAME, axes=describe_entries, literal=True, raw=True, positions=True)
-def same(site: Site) -> Result:
+def same(node: Node) -> Result:
     """The state of the input."""
-    return site.folds[0]
+    return node.folds[0]
 
 
-def _describe_each(site: Site) -> Axes:
-    ranks = [site.need_rank(place) for place in range(len(site.folds))]
+def _describe_each(node: Node) -> Axes:
+    ranks = [node.need_rank(place) for place in range(len(node.folds))]
     labels = tuple([f"{place}:{axis}" for axis in range(rank)] for place, rank in enumerate(ranks))
     return Axes(labels, labels)
 
 
 @rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
-def each_the_same(site: Site) -> Result:
+def each_the_same(node: Node) -> Result:
     """The states of the inputs."""
-    return site.folds
+    return node.folds
 
 
-def _describe_choice(site: Site) -> Axes:
+def _describe_choice(node: Node) -> Axes:
     """The axes of a select; the old Select takes a vector condition along the first axis."""
-    found = describe_entries(site)
-    if site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
+    found = describe_entries(node)
+    if node.op.type == "SelectV2" or node.rank(0) != 1 or node.rank(1) == 1:
         return found
     labels = found.outputs[0] or ()
     return found._replace(inputs=(labels[:1], *found.inputs[1:]))
 
 
 @rule("Select", "SelectV2", axes=_describe_choice)
-def choice(site: Site) -> Result:
+def choice(node: Node) -> Result:
     """A select; with a whole condition, sums are combined as by an addition."""
-    same = site.folds[0].kind == WHOLE
+    same = node.folds[0].kind == WHOLE
     return fold_axes(
-        site, _describe_choice, lambda site, folds: join_folds(site, *folds[1:]) if same else site.nonlinear(folds)
+        node, _describe_choice, lambda node, folds: join_folds(node, *folds[1:]) if same else node.nonlinear(folds)
     )
 
 
-def _lift_entries(site: Site, rest: Join) -> Fold:
+def _lift_entries(node: Node, rest: Join) -> Fold:
     """The state of vectors of counts and known numbers, entry by entry."""
-    lanes = _lanes(site)
+    lanes = _lanes(node)
     if lanes is None:
-        return first_of(fold_axes(site, describe_entries, rest))
+        return first_of(fold_axes(node, describe_entries, rest))
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
-    found = tuple(_reckon(site, column, rest) for column in columns)
-    return found[0] if all(site.rank(place) == 0 for place in range(len(lanes))) else pack_entries(site, found)
+    found = tuple(_reckon(node, column, rest) for column in columns)
+    return found[0] if all(node.rank(place) == 0 for place in range(len(lanes))) else pack_entries(node, found)
 
 
-def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:
+def _lanes(node: Node) -> list[tuple[Fold, ...]] | None:
     """The operands' entries; None if there are none to follow."""
-    if all(fold.literal is None and fold.parts is None and fold.kind != COUNT for fold in site.folds):
+    if all(fold.literal is None and fold.parts is None and fold.kind != COUNT for fold in node.folds):
         return None
     lanes = []
-    for place, fold in enumerate(site.folds):
-        lane = (fold,) if site.rank(place) == 0 else site.parts(place)
+    for place, fold in enumerate(node.folds):
+        lane = (fold,) if node.rank(place) == 0 else node.parts(place)
         if fold.kind == ROWS or not lane:
             return None
         lanes.append(lane)
     return lanes
 
 
-def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
+def _reckon(node: Node, folds: Sequence[Fold], rest: Join) -> Fold:
     known = [fold.literal[0] for fold in folds if fold.literal is not None and len(fold.literal) == 1]
-    work = ELEMENTWISE.get(site.op.type)
+    work = ELEMENTWISE.get(node.op.type)
     if work is None or len(known) < len(folds) or not all(fold.kind == WHOLE for fold in folds):
-        return whole() if all(fold.kind == WHOLE for fold in folds) else rest(site, folds)
-    if site.op.type.startswith("Floor") and known[1] == 0:
+        return whole() if all(fold.kind == WHOLE for fold in folds) else rest(node, folds)
+    if node.op.type.startswith("Floor") and known[1] == 0:
         return whole()
     try:
         with np.errstate(all="ignore"):

@@ -28,7 +28,7 @@ from whale_nebula.passes.rules.registry import (
     SUM,
     WHOLE,
     Fold,
-    Site,
+    Node,
     count,
     rows,
     transfer,
@@ -132,9 +132,9 @@ class Bodies:
             if op.index in given:
                 known[Value(op.index)] = given[op.index]
                 continue
-            site = Site(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
-            outcome = (_constant(op),) if op.type == "Const" else transfer(site)
-            specs |= _refine_specs(site)
+            node = Node(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
+            outcome = (_constant(op),) if op.type == "Const" else transfer(node)
+            specs |= _refine_specs(node)
             known.update(zip(op.values, outcome, strict=True))
         return tuple(known[value] for value in body.returns)
 
@@ -212,40 +212,40 @@ class _Run:
         if op.type == "Const":
             return (_constant(op)._replace(inputs=True),)
         folds = tuple(whole() if self.skip(value.op) else self.folds[value] for value in op.inputs)
-        site = Site(self.graph, op, folds, self.bodies, op.index, self.specs)
-        self.specs |= _refine_specs(site)
+        node = Node(self.graph, op, folds, self.bodies, op.index, self.specs)
+        self.specs |= _refine_specs(node)
         if self.recounting:
-            site = recount(site, self.recounts)
-            sizes = countable(site)
+            node = recount(node, self.recounts)
+            sizes = countable(node)
             if sizes is not None:
                 self.counted[op.index] = sizes
-                return (transfer(site)[0]._replace(inputs=True),)
-        outcome = transfer(site)
+                return (transfer(node)[0]._replace(inputs=True),)
+        outcome = transfer(node)
         if self.grouped and op.name.rpartition("/")[2].startswith(ROW_GROUPS):
-            outcome = (site.couple("the rows of a group share the places at experts"),)
-        return self._fix_inputs(site, outcome)
+            outcome = (node.couple("the rows of a group share the places at experts"),)
+        return self._fix_inputs(node, outcome)
 
-    def _fix_inputs(self, site: Site, outcome: Outcome) -> Outcome:
+    def _fix_inputs(self, node: Node, outcome: Outcome) -> Outcome:
         """Feed values of inputs alone that are combined with others; grow differentiated values.
 
         For ops of inputs alone feeding is deferred until rows need it; values only written to variables may be sums.
         """
-        if site.op.index in self.checks:
-            self.asked.update(list_check_inputs(site))
+        if node.op.index in self.checks:
+            self.asked.update(list_check_inputs(node))
             return outcome
-        own = all(fold.inputs for fold in site.folds)
-        if own or site.op.index not in self.kept:
-            if badness(outcome) and any(fold.kind == ROWS for fold in site.folds):
-                _, outcome = feed(site, outcome, self.asked, always=False, apart=self.apart)
+        own = all(fold.inputs for fold in node.folds)
+        if own or node.op.index not in self.kept:
+            if badness(outcome) and any(fold.kind == ROWS for fold in node.folds):
+                _, outcome = feed(node, outcome, self.asked, always=False, apart=self.apart)
             return outcome
-        site, outcome = feed(site, outcome, self.asked, always=not self.apart, apart=self.apart)
-        return grow(site, outcome, self.grows) if site.op.index in self.closure else outcome
+        node, outcome = feed(node, outcome, self.asked, always=not self.apart, apart=self.apart)
+        return grow(node, outcome, self.grows) if node.op.index in self.closure else outcome
 
 
-def _refine_specs(site: Site) -> dict[Value, Spec]:
+def _refine_specs(node: Node) -> dict[Value, Spec]:
     """The shapes of an op's outputs that are more precise than in the trace."""
-    spec = reduced_spec(site)
-    return {} if spec is None else {Value(site.op.index): spec}
+    spec = reduced_spec(node)
+    return {} if spec is None else {Value(node.op.index): spec}
 
 
 def _constant(op: Op) -> Fold:

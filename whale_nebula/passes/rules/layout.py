@@ -36,8 +36,8 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
+    Node,
     Result,
-    Site,
     Undecided,
     count,
     rule,
@@ -48,41 +48,41 @@ Sizes = tuple[int | None, ...]
 
 
 @axes("Transpose ConjugateTranspose", rest=follow_entries(0), literal=True, positions=True)
-def transpose(site: Site) -> Axes:
+def transpose(node: Node) -> Axes:
     """Permute axes."""
     unknown = "the order of a transposition is not known"
-    order, labels = site.need_ints(1, unknown), number_axes(site.need_rank(0, unknown))
+    order, labels = node.need_ints(1, unknown), number_axes(node.need_rank(0, unknown))
     return Axes((labels,), ([labels[axis] for axis in order],))
 
 
 @rule("InvertPermutation", literal=True)
-def inverse_order(site: Site) -> Result:
+def inverse_order(node: Node) -> Result:
     """The inverse of a permutation."""
-    order = site.ints(0)
+    order = node.ints(0)
     if order is None or sorted(order) != list(range(len(order))):
-        return site.nonlinear(site.folds)
+        return node.nonlinear(node.folds)
     return whole(*(order.index(axis) for axis in range(len(order))))
 
 
-def _describe_expanded(site: Site) -> Axes:
+def _describe_expanded(node: Node) -> Axes:
     unknown = "the place of a new axis is not known"
-    axis, rank = site.need_int(1, unknown), site.need_rank(0, unknown)
+    axis, rank = node.need_int(1, unknown), node.need_rank(0, unknown)
     labels, new = number_axes(rank), axis % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
 
 
 @rule("ExpandDims", axes=_describe_expanded, literal=True, positions=True)
-def expand(site: Site) -> Result:
+def expand(node: Node) -> Result:
     """Add an axis of size one; as the last axis it makes a column of rows."""
-    data = site.folds[0]
-    found = first_of(fold_axes(site, _describe_expanded, follow_entries(0)))
-    column = data.kind == found.kind == ROWS and site.int_at(1) in (-1, site.rank(0))
+    data = node.folds[0]
+    found = first_of(fold_axes(node, _describe_expanded, follow_entries(0)))
+    column = data.kind == found.kind == ROWS and node.int_at(1) in (-1, node.rank(0))
     return found._replace(parts=(data.bare,)) if column else found
 
 
-def _describe_squeezed(site: Site) -> Axes:
+def _describe_squeezed(node: Node) -> Axes:
     """Remove axes of size one, except the batch axis."""
-    sizes, named, data = site.spec(0).shape, site.attribute("squeeze_dims", ()), site.folds[0]
+    sizes, named, data = node.spec(0).shape, node.attribute("squeeze_dims", ()), node.folds[0]
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
         raise Undecided("which axes are dropped depends on sizes")
     if not named and data.kind == ROWS:
@@ -100,20 +100,20 @@ _DROPPED = "the batch axis may be dropped: name the axes to squeeze"
 
 
 @rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
-def squeeze(site: Site) -> Result:
+def squeeze(node: Node) -> Result:
     """Remove axes of size one; a known column of rows keeps its one entry."""
-    found = first_of(fold_axes(site, _describe_squeezed, follow_entries(0)))
-    named = site.attribute("squeeze_dims", ())
+    found = first_of(fold_axes(node, _describe_squeezed, follow_entries(0)))
+    named = node.attribute("squeeze_dims", ())
     known = found.kind == ROWS and isinstance(named, tuple) and len(named) == 1 and isinstance(named[0], int)
-    column = site.columns(0, int(named[0])) if known and isinstance(named, tuple) else None  # type: ignore[arg-type]
+    column = node.columns(0, int(named[0])) if known and isinstance(named, tuple) else None  # type: ignore[arg-type]
     return column[0] if column is not None and len(column) == 1 else found
 
 
-def describe_reshape(site: Site) -> Axes:
+def describe_reshape(node: Node) -> Axes:
     """The axes of a reshape: runs of axes with as many entries before as after are grouped. In each group the first
     axes of more than one entry are the same axis, if one's size is a multiple of the other's.
     """
-    before, after = site.spec(0).shape, read_target(site)
+    before, after = node.spec(0).shape, read_target(node)
     if before is None or after is None:
         raise Undecided(NO_RANK)
     inputs, outputs = [f"in {n}" for n in range(len(before))], [f"out {n}" for n in range(len(after))]
@@ -170,14 +170,14 @@ def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
 
 
 @rule("Reshape", axes=describe_reshape, literal=True, positions=True)
-def reshape(site: Site) -> Result:
+def reshape(node: Node) -> Result:
     """A reshape, which may merge the batch axis with axes behind it, and split it from them again."""
-    data, target = site.folds
+    data, target = node.folds
     if data.kind != ROWS:
-        return follow_entries(0)(site, site.folds)
-    if site.parts(1) is None and target.kind != WHOLE:
-        return site.couple("the shape that rows are given depends on the batch")
-    return _reshape_rows(site, data)
+        return follow_entries(0)(node, node.folds)
+    if node.parts(1) is None and target.kind != WHOLE:
+        return node.couple("the shape that rows are given depends on the batch")
+    return _reshape_rows(node, data)
 
 
 class _Move(NamedTuple):
@@ -189,38 +189,38 @@ class _Move(NamedTuple):
     counted: int | None
 
 
-def _reshape_rows(site: Site, data: Fold) -> Fold:
-    before, after = site.spec(0).shape, read_target(site)
+def _reshape_rows(node: Node, data: Fold) -> Fold:
+    before, after = node.spec(0).shape, read_target(node)
     if before is None or after is None:
         raise Undecided("rows are given a shape with an unknown number of axes")
-    place = _batch_place(site, after)
+    place = _batch_place(node, after)
     heads = before[: data.axis], after[:place]
     tails = before[data.axis + 1 :], after[place + 1 :]
-    part = (site.parts(1) or (None,) * len(after))[place]
+    part = (node.parts(1) or (None,) * len(after))[place]
     move = _Move(place, heads, tails, part.per if part is not None and part.kind == COUNT else None)
     per = _per(data, move)
     if data.order and data.order[0] == UNDER:
-        return _from_under(site, data, move)
-    return _keep_interleaved(site, data, move) if data.order or data.ragged else _move_rows(site, data, move, per)
+        return _from_under(node, data, move)
+    return _keep_interleaved(node, data, move) if data.order or data.ragged else _move_rows(node, data, move, per)
 
 
-def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
+def _move_rows(node: Node, data: Fold, move: _Move, per: int) -> Fold:
     """Move rows in sequence: the number of entries before the batch axis must be unchanged, or one."""
     if _is_same_count(*move.heads) or (move.counted == data.per > 0 and _is_same_count(*move.tails)):
         return data._replace(axis=move.place, per=per).bare
     if move.place or _count_known(move.heads[0]) == 1:
-        return site.couple("a reshape puts the batch under other axes than before")
+        return node.couple("a reshape puts the batch under other axes than before")
     old, new = _count_known(move.tails[0]), _count_known(move.tails[1])
     if move.tails[1] and not _is_same_count(*move.tails) and (UNKNOWN in (old, new) or old % new):
-        return site.couple("a reshape puts entries of several rows together")
+        return node.couple("a reshape puts entries of several rows together")
     merged = 1 if _is_same_count(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
-    order = (UNDER, data.per * merged) if data.per * merged else (OWN, site.owner, site.op.index)
+    order = (UNDER, data.per * merged) if data.per * merged else (OWN, node.owner, node.op.index)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
 
 
-def read_target(site: Site) -> Sizes | None:
+def read_target(node: Node) -> Sizes | None:
     """The sizes requested from a reshape; None is an unknown size, and the batch."""
-    static, parts = site.op.outputs[0].shape, site.parts(1)
+    static, parts = node.op.outputs[0].shape, node.parts(1)
     if parts is None:
         return static
     known = static if static is not None else (None,) * len(parts)
@@ -231,9 +231,9 @@ def read_target(site: Site) -> Sizes | None:
     )
 
 
-def _batch_place(site: Site, after: Sizes) -> int:
+def _batch_place(node: Node, after: Sizes) -> int:
     """The position of the batch axis in the new shape: at the count, otherwise at the -1."""
-    parts = site.parts(1)
+    parts = node.parts(1)
     if parts is None:
         places = [axis for axis, size in enumerate(after) if size is None]
         if len(places) != 1:
@@ -267,7 +267,7 @@ def _drop_common_end(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
     return old, new
 
 
-def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
+def _from_under(node: Node, data: Fold, move: _Move) -> Fold:
     """Rows that were merged under other axes are restored, if the sizes prove it."""
     inner, more = data.order[1], _count_known(move.tails[0])
     if move.place > 0 and move.counted == inner and _is_same_count(*move.tails):
@@ -276,15 +276,15 @@ def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
         return data.bare
     if move.place == 0 and not move.tails[1] and more != UNKNOWN:
         return data._replace(order=(UNDER, inner * more)).bare
-    return site.couple("a reshape puts the batch under other axes than before")
+    return node.couple("a reshape puts the batch under other axes than before")
 
 
-def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
+def _keep_interleaved(node: Node, data: Fold, move: _Move) -> Fold:
     """Reshape interleaved and ragged rows, for which only the axes behind them may change."""
     equal = _is_same_count(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _is_same_count(*move.heads):
         return data._replace(axis=move.place).bare
-    return site.couple("rows that do not lie one after the other are given another shape")
+    return node.couple("rows that do not lie one after the other are given another shape")
 
 
 def _is_same_count(old: Sizes, new: Sizes) -> bool:
@@ -300,21 +300,21 @@ def _count_known(sizes: Sizes) -> int:
 
 
 @rule("Shape", "ShapeN", literal=True, positions=True)
-def shape(site: Site) -> Result:
+def shape(node: Node) -> Result:
     """The size of the batch axis is a count, other sizes are whole."""
-    return tuple(_shape(site, place) for place in range(len(site.folds)))
+    return tuple(_shape(node, place) for place in range(len(node.folds)))
 
 
-def _shape(site: Site, place: int) -> Fold:
-    fold, sizes = site.folds[place], site.spec(place).shape
+def _shape(node: Node, place: int) -> Fold:
+    fold, sizes = node.folds[place], node.spec(place).shape
     if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
-        return site.nonlinear([fold])
+        return node.nonlinear([fold])
     if sizes is None:
-        return site.couple("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
+        return node.couple("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
         parts[fold.axis] = long(fold)
-    return pack_entries(site, tuple(parts))
+    return pack_entries(node, tuple(parts))
 
 
 def long(fold: Fold) -> Fold:
@@ -325,11 +325,11 @@ def long(fold: Fold) -> Fold:
 
 
 @rule("Size", literal=True, positions=True)
-def size(site: Site) -> Result:
+def size(node: Node) -> Result:
     """The number of entries: a multiple of the rows."""
-    fold, sizes = site.folds[0], site.spec(0).shape
+    fold, sizes = node.folds[0], node.spec(0).shape
     if fold.kind != ROWS:
-        return whole() if fold.good else site.nonlinear([fold])
+        return whole() if fold.good else node.nonlinear([fold])
     number = long(fold)
     for axis, each in enumerate(sizes or (None,)):
         if number.kind == COUNT and axis != fold.axis:
@@ -338,27 +338,27 @@ def size(site: Site) -> Result:
 
 
 @rule("Rank", literal=True, positions=True)
-def rank(site: Site) -> Result:
+def rank(node: Node) -> Result:
     """The rank is whole."""
-    axes = site.rank(0)
+    axes = node.rank(0)
     return whole() if axes is None else whole(axes)
 
 
-def _describe_pack(site: Site) -> Axes:
-    rank = site.need_rank(0)
-    labels, new = number_axes(rank), site.number("axis", 0) % (rank + 1)
-    return Axes((labels,) * len(site.folds), (add_axis(labels, new),))
+def _describe_pack(node: Node) -> Axes:
+    rank = node.need_rank(0)
+    labels, new = number_axes(rank), node.number("axis", 0) % (rank + 1)
+    return Axes((labels,) * len(node.folds), (add_axis(labels, new),))
 
 
 @rule("Pack", axes=_describe_pack, literal=True, positions=True)
-def pack(site: Site) -> Result:
+def pack(node: Node) -> Result:
     """Pack numbers to a vector; tensors get an additional axis."""
-    if not any(fold.kind == ROWS for fold in site.folds):
-        return move_entries(site, range(len(site.folds))) or add_folds(site, site.folds)
-    found, own = _match_all(site.folds), site.need_rank(0, "rows with an unknown number of axes are stacked")
-    axis = site.number("axis", 0) % (own + 1)
+    if not any(fold.kind == ROWS for fold in node.folds):
+        return move_entries(node, range(len(node.folds))) or add_folds(node, node.folds)
+    found, own = _match_all(node.folds), node.need_rank(0, "rows with an unknown number of axes are stacked")
+    axis = node.number("axis", 0) % (own + 1)
     put = found._replace(axis=found.axis + (axis <= found.axis))
-    return put._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else put
+    return put._replace(parts=tuple(fold.bare for fold in node.folds)) if axis == own else put
 
 
 def _match_all(folds: Sequence[Fold]) -> Fold:
@@ -369,70 +369,70 @@ def _match_all(folds: Sequence[Fold]) -> Fold:
     return functools.reduce(match_rows, [fold.bare for fold in folds])
 
 
-def _describe_concat(site: Site) -> Axes:
+def _describe_concat(node: Node) -> Axes:
     unknown = "the axis of a concatenation is not known"
-    along, labels = site.need_int(len(site.folds) - 1, unknown), number_axes(site.need_rank(0, unknown))
-    inputs = (labels,) * (len(site.folds) - 1)
+    along, labels = node.need_int(len(node.folds) - 1, unknown), number_axes(node.need_rank(0, unknown))
+    inputs = (labels,) * (len(node.folds) - 1)
     return Axes(inputs, (labels,), mixed={labels[along]: "tensors are put behind each other along it"})
 
 
 @rule("ConcatV2", axes=_describe_concat, literal=True, positions=True)
-def concat(site: Site) -> Result:
+def concat(node: Node) -> Result:
     """Concatenation: along another axis rows stay rows; along the batch axis they are interleaved."""
-    *folds, _ = site.folds
+    *folds, _ = node.folds
     places = range(len(folds))
     if not any(fold.kind == ROWS for fold in folds):
-        return move_entries(site, places) or add_folds(site, folds)
+        return move_entries(node, places) or add_folds(node, folds)
     found, unknown = _match_all(folds), "the axis of a concatenation is not known"
-    along, own = site.need_int(len(folds), unknown), site.need_rank(0, unknown)
+    along, own = node.need_int(len(folds), unknown), node.need_rank(0, unknown)
     if along % own == found.axis:
         pers = tuple(fold.per for fold in folds)
         if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
-            return site.couple("rows in several orders are put behind each other")
+            return node.couple("rows in several orders are put behind each other")
         return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
-    return found._replace(parts=_columns(site, places)) if along % own == own - 1 else found
+    return found._replace(parts=_columns(node, places)) if along % own == own - 1 else found
 
 
-def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
+def _columns(node: Node, places: range) -> tuple[Fold, ...] | None:
     found: list[Fold] = []
     for place in places:
-        fold = site.folds[place]
-        if fold.parts is None and site.size(place, -1) != 1:
+        fold = node.folds[place]
+        if fold.parts is None and node.size(place, -1) != 1:
             return None
         found.extend(fold.parts or (fold.bare,))
     return tuple(found)
 
 
 @rule("ConcatOffset", literal=True)
-def offsets(site: Site) -> Result:
+def offsets(node: Node) -> Result:
     """The offsets of the inputs of a concatenation, from its axis and all shapes."""
-    axis, lanes = site.int_at(0), [site.parts(place) for place in range(1, len(site.folds))]
+    axis, lanes = node.int_at(0), [node.parts(place) for place in range(1, len(node.folds))]
     known = [lane for lane in lanes if lane is not None]
     if axis is None or len(known) < len(lanes):
-        return site.nonlinear(site.folds)
+        return node.nonlinear(node.folds)
     found: list[Fold] = []
     start = whole(0)
     for lane in known:
         along = axis % len(lane)
-        found.append(pack_entries(site, tuple(start if at == along else whole(0) for at in range(len(lane)))))
+        found.append(pack_entries(node, tuple(start if at == along else whole(0) for at in range(len(lane)))))
         literals = (start.literal, lane[along].literal)
-        start = add_folds(site, [start, lane[along]])
+        start = add_folds(node, [start, lane[along]])
         start = whole(literals[0][0] + literals[1][0]) if literals[0] and literals[1] else start
     return tuple(found)
 
 
 @rule("BroadcastArgs", literal=True)
-def broadcast_shape(site: Site) -> Result:
+def broadcast_shape(node: Node) -> Result:
     """The shape that two shapes broadcast to."""
-    pairs = pair_sizes(site)
+    pairs = pair_sizes(node)
     if pairs is None:
-        return site.nonlinear(site.folds)
-    return pack_entries(site, tuple(_wider(site, one, other) for one, other in pairs))
+        return node.nonlinear(node.folds)
+    return pack_entries(node, tuple(_wider(node, one, other) for one, other in pairs))
 
 
-def pair_sizes(site: Site) -> list[tuple[Fold, Fold]] | None:
+def pair_sizes(node: Node) -> list[tuple[Fold, Fold]] | None:
     """The pairs of sizes of two shapes that are broadcast; None if their entries cannot be distinguished."""
-    left, right = site.parts(0), site.parts(1)
+    left, right = node.parts(0), node.parts(1)
     if left is None or right is None:
         return None
     rank = max(len(left), len(right))
@@ -440,22 +440,22 @@ def pair_sizes(site: Site) -> list[tuple[Fold, Fold]] | None:
     return list(zip(left, right, strict=True))
 
 
-def _wider(site: Site, one: Fold, other: Fold) -> Fold:
+def _wider(node: Node, one: Fold, other: Fold) -> Fold:
     if one == other or other.literal == (1,):
         return one
     if one.literal == (1,):
         return other
     if one.kind == other.kind == WHOLE:
         return one if one.literal is not None else other
-    return one if one.kind == other.kind == COUNT else site.nonlinear([one, other])
+    return one if one.kind == other.kind == COUNT else node.nonlinear([one, other])
 
 
 @rule("BroadcastGradientArgs", literal=True)
-def summed_axes(site: Site) -> Result:
+def summed_axes(node: Node) -> Result:
     """The axes along which either of two operands was broadcast."""
-    pairs = pair_sizes(site)
+    pairs = pair_sizes(node)
     if pairs is None:
-        return site.nonlinear(site.folds)
+        return node.nonlinear(node.folds)
     return _find_repeated(pairs), _find_repeated([(other, one) for one, other in pairs])
 
 
@@ -471,8 +471,8 @@ def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch", literal=True)
-def stitch(site: Site) -> Result:
+def stitch(node: Node) -> Result:
     """Entries of vectors by index; for equal indices the later one counts."""
-    if any(fold.kind == ROWS for fold in site.folds):
-        return site.couple("rows are put side by side by number")
-    return move_entries(site, range(len(site.folds) // 2, len(site.folds))) or site.nonlinear(site.folds)
+    if any(fold.kind == ROWS for fold in node.folds):
+        return node.couple("rows are put side by side by number")
+    return move_entries(node, range(len(node.folds) // 2, len(node.folds))) or node.nonlinear(node.folds)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from whale_nebula.passes.rules.algebra import add_folds, move_by_wholes, multiply_folds
 from whale_nebula.passes.rules.axes import axes, describe_entries, fold_axes, number_axes
-from whale_nebula.passes.rules.registry import ROWS, WHOLE, Axes, Fold, Result, Site, Undecided, rule, whole
+from whale_nebula.passes.rules.registry import ROWS, WHOLE, Axes, Fold, Node, Result, Undecided, rule, whole
 
 
 @axes("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul", rest=multiply_folds)
-def matmul(site: Site) -> Axes:
+def matmul(node: Node) -> Axes:
     """`[..., m, k] x [..., k, n]`, either transposed."""
-    ranks = [site.need_rank(place, "a product of rows with an unknown number of axes") for place in (0, 1)]
-    left = _matrix(site, "mk", ranks[0], ("transpose_a", "adj_x"))
-    right = _matrix(site, "kn", ranks[1], ("transpose_b", "adj_y"))
+    ranks = [node.need_rank(place, "a product of rows with an unknown number of axes") for place in (0, 1)]
+    left = _matrix(node, "mk", ranks[0], ("transpose_a", "adj_x"))
+    right = _matrix(node, "kn", ranks[1], ("transpose_b", "adj_y"))
     outer = max(left[:-2], right[:-2], key=len)
     return Axes((left, right), ([*outer, "m", "n"],))
 
 
-def _matrix(site: Site, names: str, rank: int, flags: tuple[str, str]) -> list[str]:
-    turned = any(site.flag(flag) for flag in flags)
+def _matrix(node: Node, names: str, rank: int, flags: tuple[str, str]) -> list[str]:
+    turned = any(node.flag(flag) for flag in flags)
     return [*number_axes(rank - 2, skip=2), *(names[::-1] if turned else names)]
 
 
 @axes("Einsum", rest=multiply_folds)
-def einsum(site: Site) -> Axes:
+def einsum(node: Node) -> Axes:
     """The axes by the equation."""
-    equation = str(site.attribute("equation", "")).replace(" ", "")
+    equation = str(node.attribute("equation", "")).replace(" ", "")
     terms, arrow, out = equation.partition("->")
-    ranks = [site.rank(place) for place in range(len(site.folds))]
+    ranks = [node.rank(place) for place in range(len(node.folds))]
     inputs = [_labels(term, rank) for term, rank in zip(terms.split(","), ranks, strict=False)]
     known = [labels for labels in inputs if labels is not None]
     if not arrow or len(known) != len(ranks):
@@ -49,75 +49,75 @@ def _labels(term: str, rank: int | None) -> list[str] | None:
     return [*head, *number_axes(rank - len(head) - len(tail)), *tail]
 
 
-def _describe_images(site: Site, place: int, channel: str) -> list[str]:
+def _describe_images(node: Node, place: int, channel: str) -> list[str]:
     """Labels of samples, positions and channels of one input or, at -1, of the output; channels are second or last."""
-    rank = site.op.outputs[0].rank if place < 0 else site.rank(place)
+    rank = node.op.outputs[0].rank if place < 0 else node.rank(place)
     places = [f"x{number}" for number in range((rank or 4) - 2)]
-    first = str(site.attribute("data_format", "NHWC")).startswith("NC")
+    first = str(node.attribute("data_format", "NHWC")).startswith("NC")
     return ["n", channel, *places] if first else ["n", *places, channel]
 
 
-def _mix_places(site: Site, *others: str) -> dict[str, str]:
+def _mix_places(node: Node, *others: str) -> dict[str, str]:
     """The image positions, and other axes, which cannot be cut."""
-    return dict.fromkeys(["x0", "x1", "x2", *others], f"{site.op.type} along the batch axis")
+    return dict.fromkeys(["x0", "x1", "x2", *others], f"{node.op.type} along the batch axis")
 
 
-def _describe_convolution(site: Site, image: int, filters: int, result: int) -> Axes:
+def _describe_convolution(node: Node, image: int, filters: int, result: int) -> Axes:
     """`n x i, k i o -> n x o`, the operands at these places of (inputs, output -1). In a depthwise one `o` consists of
     `i` and a factor; with groups of channels none of these is cut.
     """
-    depthwise = "Depthwise" in site.op.type
-    spec = site.op.outputs[0].shape if filters < 0 else site.spec(filters).shape
-    channel = _describe_images(site, image, "i").index("i")
-    size = site.op.outputs[0].shape if image < 0 else site.spec(image).shape
+    depthwise = "Depthwise" in node.op.type
+    spec = node.op.outputs[0].shape if filters < 0 else node.spec(filters).shape
+    channel = _describe_images(node, image, "i").index("i")
+    size = node.op.outputs[0].shape if image < 0 else node.spec(image).shape
     grouped = spec is None or size is None or (not depthwise and spec[-2] != size[channel])
     kernel = [f"k{number}" for number in range(len(spec or ()) - 2)] if spec is not None else ["k0", "k1"]
     found = {
-        image: _describe_images(site, image, "i"),
+        image: _describe_images(node, image, "i"),
         filters: [*kernel, "i", "f" if depthwise else "o"],
-        result: _describe_images(site, result, "i" if depthwise else "o"),
+        result: _describe_images(node, result, "i" if depthwise else "o"),
     }
-    inputs = tuple(found.get(place) for place in range(len(site.folds)))
-    return Axes(inputs, (found[-1],), mixed=_mix_places(site, *kernel, "f", *(["i", "o"] if grouped else [])))
+    inputs = tuple(found.get(place) for place in range(len(node.folds)))
+    return Axes(inputs, (found[-1],), mixed=_mix_places(node, *kernel, "f", *(["i", "o"] if grouped else [])))
 
 
 @axes("Conv2D Conv3D Conv DepthwiseConv2dNative", rest=multiply_folds)
-def convolution(site: Site) -> Axes:
+def convolution(node: Node) -> Axes:
     """Samples along axis 0, with filters common to all samples."""
-    return _describe_convolution(site, 0, 1, -1)
+    return _describe_convolution(node, 0, 1, -1)
 
 
 @axes("Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput", rest=multiply_folds)
-def transposed_convolution(site: Site) -> Axes:
+def transposed_convolution(node: Node) -> Axes:
     """A transposed convolution, whose first operand is the output's shape."""
-    return _describe_convolution(site, -1, 1, 2)
+    return _describe_convolution(node, -1, 1, 2)
 
 
 @axes("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter", rest=multiply_folds)
-def filters_gradient(site: Site) -> Axes:
+def filters_gradient(node: Node) -> Axes:
     """The gradient of filters, a sum over samples."""
-    return _describe_convolution(site, 0, -1, 2)
+    return _describe_convolution(node, 0, -1, 2)
 
 
 @axes("Cross", rest=multiply_folds)
-def cross(site: Site) -> Axes:
+def cross(node: Node) -> Axes:
     """Cross products of vectors along the last axis."""
-    return describe_entries(site)._replace(mixed={"1": "the cross product is along the batch axis"})
+    return describe_entries(node)._replace(mixed={"1": "the cross product is along the batch axis"})
 
 
 @axes("BiasAdd BiasAddV1", rest=add_folds)
-def bias(site: Site) -> Axes:
+def bias(node: Node) -> Axes:
     """A vector that is added along the last axis, or the second with channels first."""
-    labels = number_axes(site.need_rank(0))
-    channel = labels[1 if site.attribute("data_format", "NHWC") == "NCHW" else -1]
+    labels = number_axes(node.need_rank(0))
+    channel = labels[1 if node.attribute("data_format", "NHWC") == "NCHW" else -1]
     return Axes((labels, [channel]), (labels,))
 
 
 @axes("BiasAddGrad", rest=move_by_wholes)
-def bias_gradient(site: Site) -> Axes:
+def bias_gradient(node: Node) -> Axes:
     """All axes but the channels are summed."""
-    labels = number_axes(site.need_rank(0))
-    return Axes((labels,), ([labels[1 if site.attribute("data_format", "NHWC") == "NCHW" else -1]],))
+    labels = number_axes(node.need_rank(0))
+    return Axes((labels,), ([labels[1 if node.attribute("data_format", "NHWC") == "NCHW" else -1]],))
 
 
 _POOLS = "AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D MaxPoolWithArgmax Dilation2D"
@@ -146,119 +146,119 @@ _INNERMOST = {
 _DEPTH = {name: depth for depth, names in _INNERMOST.items() for name in names.split()}
 
 
-def _describe_samples(site: Site) -> Axes:
+def _describe_samples(node: Node) -> Axes:
     """Independent samples along axis 0; pooling keeps channels, too."""
-    channel = "c" if site.op.type in _POOLS.split() else "x2"
-    labels = _describe_images(site, 0, channel)
-    return Axes((labels,), (labels,) * len(site.op.outputs), mixed=_mix_places(site))
+    channel = "c" if node.op.type in _POOLS.split() else "x2"
+    labels = _describe_images(node, 0, channel)
+    return Axes((labels,), (labels,) * len(node.op.outputs), mixed=_mix_places(node))
 
 
 @rule(_POOLS, _IMAGES, axes=_describe_samples)
-def samples(site: Site) -> Result:
+def samples(node: Node) -> Result:
     """Samples along axis 0; a pool may also return positions, and its regions, which are whole for a fixed seed."""
-    found = fold_axes(site, _describe_samples, Site.nonlinear)
+    found = fold_axes(node, _describe_samples, Node.nonlinear)
     if isinstance(found, Fold) or found[0].kind != ROWS:
         return found
-    if site.attribute("include_batch_in_index", False):
-        return found[0], site.couple("it counts the places of the whole batch")
-    if not site.op.type.startswith("Fractional"):
+    if node.attribute("include_batch_in_index", False):
+        return found[0], node.couple("it counts the places of the whole batch")
+    if not node.op.type.startswith("Fractional"):
         return found
-    alike = bool(site.attribute("deterministic", False))
-    cuts = whole() if alike else site.couple("where samples are cut is drawn for each micro-batch anew: give a seed")
+    alike = bool(node.attribute("deterministic", False))
+    cuts = whole() if alike else node.couple("where samples are cut is drawn for each micro-batch anew: give a seed")
     return found[0], cuts, cuts
 
 
 @axes(_IMAGE_GRADIENTS)
-def image_gradients(site: Site) -> Axes:
+def image_gradients(node: Node) -> Axes:
     """Samples along axis 0; a shape operand adds no information."""
-    tensors = [site.parts(place) is None for place in range(len(site.folds))]
-    labels = [_describe_images(site, place, "x2") if tensor else None for place, tensor in enumerate(tensors)]
-    return Axes(tuple(labels), (_describe_images(site, -1, "x2"),), mixed=_mix_places(site))
+    tensors = [node.parts(place) is None for place in range(len(node.folds))]
+    labels = [_describe_images(node, place, "x2") if tensor else None for place, tensor in enumerate(tensors)]
+    return Axes(tuple(labels), (_describe_images(node, -1, "x2"),), mixed=_mix_places(node))
 
 
 @axes("ImageProjectiveTransformV2 ImageProjectiveTransformV3")
-def transform_images(site: Site) -> Axes:
+def transform_images(node: Node) -> Axes:
     """Images along axis 0, each with its own transform, or all with a single one."""
-    shape = site.spec(1).shape
+    shape = node.spec(1).shape
     transforms = ["one" if shape is not None and shape[0] == 1 else "n", "t"]
-    images, made = (_describe_images(site, place, "x2") for place in (0, -1))
-    return Axes((images, transforms, None, None), (made,), mixed=_mix_places(site, "one", "t"))
+    images, made = (_describe_images(node, place, "x2") for place in (0, -1))
+    return Axes((images, transforms, None, None), (made,), mixed=_mix_places(node, "one", "t"))
 
 
 @axes(*_DEPTH)
-def inner(site: Site) -> Axes:
+def inner(node: Node) -> Axes:
     """The innermost axes are mixed, the others are kept; so is the axis of an inserted diagonal."""
-    rank, deep = site.need_rank(0, f"{site.op.type} of rows with an unknown number of axes"), _DEPTH[site.op.type]
+    rank, deep = node.need_rank(0, f"{node.op.type} of rows with an unknown number of axes"), _DEPTH[node.op.type]
     outer, mixed = number_axes(rank)[:-deep], number_axes(rank)[-deep:]
     inputs = [[*outer, *mixed]]
-    if site.op.type.startswith("MatrixSetDiag"):
-        inputs.append([*outer, *mixed[: (site.rank(1) or rank) - len(outer)]])
+    if node.op.type.startswith("MatrixSetDiag"):
+        inputs.append([*outer, *mixed[: (node.rank(1) or rank) - len(outer)]])
     kept = {"Softmax": mixed, "LogSoftmax": mixed, "TopK": ["best"], "TopKV2": ["best"]}
-    made = kept.get(site.op.type, number_axes(rank + 2))
-    outputs = [[*outer, *made[: (each.rank or rank) - len(outer)]] for each in site.op.outputs]
-    return Axes(tuple(inputs), tuple(outputs), mixed=dict.fromkeys(mixed, f"{site.op.type} over the batch axis"))
+    made = kept.get(node.op.type, number_axes(rank + 2))
+    outputs = [[*outer, *made[: (each.rank or rank) - len(outer)]] for each in node.op.outputs]
+    return Axes(tuple(inputs), tuple(outputs), mixed=dict.fromkeys(mixed, f"{node.op.type} over the batch axis"))
 
 
 @axes("LowerBound UpperBound")
-def search_sorted(site: Site) -> Axes:
+def search_sorted(node: Node) -> Axes:
     """Sorted numbers [rows, n] and values to find among them [rows, m]."""
     return Axes(("rn", "rm"), ("rm",), mixed={"n": "values are looked for among the numbers of other rows"})
 
 
 @axes("MatrixSolve MatrixTriangularSolve MatrixSolveLs")
-def solve(site: Site) -> Axes:
+def solve(node: Node) -> Axes:
     """Matrices and right-hand sides, a pair a row."""
     wrong = "equations that are not one a row are solved"
-    rank = site.need_rank(0, wrong)
-    if rank != site.rank(1):
+    rank = node.need_rank(0, wrong)
+    if rank != node.rank(1):
         raise Undecided(wrong)
     outer, mixed = number_axes(rank - 2), dict.fromkeys("mn", wrong)
     return Axes(([*outer, "m", "n"], [*outer, "m", "k"]), ([*outer, "n", "k"],), mixed=mixed)
 
 
 @axes("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
-def cross_entropy(site: Site) -> Axes:
+def cross_entropy(node: Node) -> Axes:
     """Scores [rows, classes] and labels: the loss of each row, and its gradient."""
-    sparse = site.op.type.startswith("Sparse")
+    sparse = node.op.type.startswith("Sparse")
     classes = {"c": "scores and labels are not one a row"}
     return Axes(("nc", "n" if sparse else "nc"), ("n", "nc"), mixed=classes)
 
 
-def _describe_batch_norm(site: Site) -> Axes:
+def _describe_batch_norm(node: Node) -> Axes:
     """A scale, an offset, a mean and a variance for each channel; in training the last two depend on the rest."""
-    data = _describe_images(site, 0, "c")
-    training = bool(site.attribute("is_training", True))
-    mixed = _mix_places(site, "n") if training else _mix_places(site)
-    return Axes((data, "c", "c", "c", "c"), (data, *(None for _ in site.op.outputs[1:])), mixed=mixed)
+    data = _describe_images(node, 0, "c")
+    training = bool(node.attribute("is_training", True))
+    mixed = _mix_places(node, "n") if training else _mix_places(node)
+    return Axes((data, "c", "c", "c", "c"), (data, *(None for _ in node.op.outputs[1:])), mixed=mixed)
 
 
 @rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 _FusedBatchNormEx", axes=_describe_batch_norm)
-def batch_norm(site: Site) -> Result:
+def batch_norm(node: Node) -> Result:
     """Batch normalisation: in training with the batch's own statistics, otherwise with given ones."""
-    data = site.folds[0]
-    if data.kind != ROWS or any(fold.kind == ROWS for fold in site.folds[1:]):
-        return site.couple("statistics are made of the batch") if _rows(site) else site.nonlinear(site.folds)
-    if bool(site.attribute("is_training", True)):
-        return site.couple("batch normalisation in training: every row is measured by the mean of its batch")
-    if data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.couple("batch normalisation along the batch axis")
-    return (data.bare, *(whole() for _ in site.op.outputs[1:]))
+    data = node.folds[0]
+    if data.kind != ROWS or any(fold.kind == ROWS for fold in node.folds[1:]):
+        return node.couple("statistics are made of the batch") if _rows(node) else node.nonlinear(node.folds)
+    if bool(node.attribute("is_training", True)):
+        return node.couple("batch normalisation in training: every row is measured by the mean of its batch")
+    if data.axis != 0 or any(fold.kind != WHOLE for fold in node.folds[1:]):
+        return node.couple("batch normalisation along the batch axis")
+    return (data.bare, *(whole() for _ in node.op.outputs[1:]))
 
 
-def _rows(site: Site) -> bool:
-    return any(fold.kind == ROWS for fold in site.folds)
+def _rows(node: Node) -> bool:
+    return any(fold.kind == ROWS for fold in node.folds)
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
-def blocks(site: Site) -> Result:
+def blocks(node: Node) -> Result:
     """The ops of dilated convolutions that move blocks of samples to the batch axis, and back."""
-    data, sizes = site.folds[0], site.ints(1)
+    data, sizes = node.folds[0], node.ints(1)
     if data.kind != ROWS:
-        return site.nonlinear(site.folds)
-    if sizes is None or data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.couple("how samples are cut into blocks is not known")
+        return node.nonlinear(node.folds)
+    if sizes is None or data.axis != 0 or any(fold.kind != WHOLE for fold in node.folds[1:]):
+        return node.couple("how samples are cut into blocks is not known")
     order: Fold = data._replace(per=0, order=(-1, data.per, *sizes))
-    if site.op.type == "SpaceToBatchND":
-        return order.bare if not data.order and data.per > 0 else site.couple("blocks of blocks")
+    if node.op.type == "SpaceToBatchND":
+        return order.bare if not data.order and data.per > 0 else node.couple("blocks of blocks")
     own = data.order[:1] == (-1,) and data.order[2:] == sizes
-    return data._replace(per=data.order[1], order=()).bare if own else site.couple("blocks of other samples")
+    return data._replace(per=data.order[1], order=()).bare if own else node.couple("blocks of other samples")

@@ -18,8 +18,8 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
+    Node,
     Result,
-    Site,
     Undecided,
     rows,
     rule,
@@ -36,79 +36,79 @@ _RANDOM = """
 """
 
 
-def _describe_made(site: Site) -> Axes:
+def _describe_made(node: Node) -> Axes:
     """A tensor created from a shape: any axis can be cut, by creating less."""
-    rank = site.op.outputs[0].rank
+    rank = node.op.outputs[0].rank
     if rank is None:
         raise Undecided(NO_RANK)
     return Axes((None,), (number_axes(rank),))
 
 
 @rule("Fill", "Empty", axes=_describe_made)
-def fill(site: Site) -> Result:
+def fill(node: Node) -> Result:
     """A constant tensor."""
-    value = site.folds[1] if len(site.folds) > 1 else whole()
-    made = _make_of_shape(site, 0)
+    value = node.folds[1] if len(node.folds) > 1 else whole()
+    made = _make_of_shape(node, 0)
     if made.kind == ROWS and value.kind != WHOLE:
-        return site.couple(f"rows are filled with {value.spoken}")
-    return move_by_wholes(site, (value, made)) if made.kind == WHOLE else made
+        return node.couple(f"rows are filled with {value.spoken}")
+    return move_by_wholes(node, (value, made)) if made.kind == WHOLE else made
 
 
 @rule(_RANDOM)
-def random(site: Site) -> Result:
+def random(node: Node) -> Result:
     """A random tensor: each micro-batch draws its own."""
-    made = _make_of_shape(site, 0)
-    if any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.couple("what is drawn depends on the batch")
-    same = made.kind == ROWS and _is_seeded(site, site.folds[1:])
-    return site.couple(SAME_SEED) if same else made
+    made = _make_of_shape(node, 0)
+    if any(fold.kind != WHOLE for fold in node.folds[1:]):
+        return node.couple("what is drawn depends on the batch")
+    same = made.kind == ROWS and _is_seeded(node, node.folds[1:])
+    return node.couple(SAME_SEED) if same else made
 
 
 SAME_SEED = "its seed is the same for each micro-batch, so each would draw the same rows"
 
 
-def _is_seeded(site: Site, seeds: Sequence[Fold]) -> bool:
+def _is_seeded(node: Node, seeds: Sequence[Fold]) -> bool:
     """Whether every run draws the same: by constant seeds, or by the attributes of an op with its own kernel.
 
     A kernel counts its draws, but each micro-batch may have its own kernel.
     """
-    if site.op.type.startswith("Stateless"):
+    if node.op.type.startswith("Stateless"):
         return all(fold.inputs for fold in seeds)
-    return bool(site.number("seed", 0) or site.number("seed2", 0))
+    return bool(node.number("seed", 0) or node.number("seed2", 0))
 
 
 @rule("RngReadAndSkip")
-def next_seed(site: Site) -> Result:
+def next_seed(node: Node) -> Result:
     """A tf.random.Generator's state, which each micro-batch advances by its draws."""
     return whole()
 
 
 @rule("Multinomial", "StatelessMultinomial", "RandomGammaGrad", "RandomPoissonV2")
-def draw_categories(site: Site) -> Result:
+def draw_categories(node: Node) -> Result:
     """Draws for each row of scores."""
-    scores = site.folds[0]
-    if scores.kind == ROWS and _is_seeded(site, site.folds[2:]):
-        return site.couple(SAME_SEED)
-    if scores.kind == ROWS and all(fold.kind == WHOLE for fold in site.folds[1:]):
-        return scores.bare if scores.axis == 0 else site.couple("draws along the batch axis")
-    return site.couple("what is drawn depends on the batch")
+    scores = node.folds[0]
+    if scores.kind == ROWS and _is_seeded(node, node.folds[2:]):
+        return node.couple(SAME_SEED)
+    if scores.kind == ROWS and all(fold.kind == WHOLE for fold in node.folds[1:]):
+        return scores.bare if scores.axis == 0 else node.couple("draws along the batch axis")
+    return node.couple("what is drawn depends on the batch")
 
 
-def _make_of_shape(site: Site, place: int) -> Fold:
+def _make_of_shape(node: Node, place: int) -> Fold:
     """The state of a tensor with the shape given by this input."""
-    parts = site.parts(place)
+    parts = node.parts(place)
     if parts is None:
-        return whole() if site.folds[place].kind == WHOLE else site.nonlinear([site.folds[place]])
+        return whole() if node.folds[place].kind == WHOLE else node.nonlinear([node.folds[place]])
     if any(part.kind not in (COUNT, WHOLE) for part in parts):
-        return site.couple("the shape of a tensor depends on the batch")
+        return node.couple("the shape of a tensor depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     if len(counts) > 1:
-        return site.couple("a tensor is as long as the batch along two axes")
+        return node.couple("a tensor is as long as the batch along two axes")
     return rows(counts[0], parts[counts[0]].per) if counts else whole()
 
 
-def _describe_broadcast_to(site: Site) -> Axes:
-    before, after = site.spec(0).shape, site.op.outputs[0].shape
+def _describe_broadcast_to(node: Node) -> Axes:
+    before, after = node.spec(0).shape, node.op.outputs[0].shape
     if before is None or after is None:
         raise Undecided(NO_RANK)
     new = number_axes(len(after))
@@ -119,66 +119,66 @@ def _describe_broadcast_to(site: Site) -> Axes:
 
 
 @rule("BroadcastTo", axes=_describe_broadcast_to)
-def broadcast_to(site: Site) -> Result:
+def broadcast_to(node: Node) -> Result:
     """A tensor broadcast to a shape."""
-    data, made = site.folds[0], _make_of_shape(site, 1)
+    data, made = node.folds[0], _make_of_shape(node, 1)
     if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
-        return made if made.kind == COUPLED else move_by_wholes(site, (data, made))
+        return made if made.kind == COUPLED else move_by_wholes(node, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
-        return site.couple(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
+        return node.couple(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
     unknown = "rows with an unknown number of axes are repeated"
-    rank, long = site.need_rank(0, unknown), site.op.outputs[0].rank
+    rank, long = node.need_rank(0, unknown), node.op.outputs[0].rank
     if long is None:
         raise Undecided(unknown)
     if data.kind == ROWS:
         return match_rows(data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
     axis = made.axis - (long - rank)
-    return made if axis < 0 or site.size(0, axis) == 1 else site.couple(APART)
+    return made if axis < 0 or node.size(0, axis) == 1 else node.couple(APART)
 
 
-def _describe_tile(site: Site) -> Axes:
+def _describe_tile(node: Node) -> Axes:
     unknown = "how often a tensor is repeated is not known"
-    often, labels = site.need_ints(1, unknown), number_axes(site.need_rank(0, unknown))
+    often, labels = node.need_ints(1, unknown), number_axes(node.need_rank(0, unknown))
     mixed = {label: "it is repeated" for label, times in zip(labels, often, strict=True) if times != 1}
     return Axes((labels,), (labels,), mixed=mixed)
 
 
 @rule("Tile", axes=_describe_tile)
-def tile(site: Site) -> Result:
+def tile(node: Node) -> Result:
     """A tensor repeated along its axes; repeated rows follow each other."""
-    data, times_each = site.folds[0], site.parts(1)
+    data, times_each = node.folds[0], node.parts(1)
     if data.kind == ROWS:
         if times_each is None or any(part.kind != WHOLE for part in times_each):
-            return site.couple("rows are repeated as often as the batch is long")
+            return node.couple("rows are repeated as often as the batch is long")
         often = times_each[data.axis].literal
         if often == (1,):
             return data.bare
         if often is None or data.order or data.per <= 0:
-            return site.couple("the batch is repeated along its axis")
+            return node.couple("the batch is repeated along its axis")
         pers = (data.per,) * int(often[0])
         return data._replace(per=sum(pers), order=pers).bare
-    made = _make_of_shape(site, 1)
+    made = _make_of_shape(node, 1)
     if made.kind != ROWS:
-        return move_by_wholes(site, (data, made))
+        return move_by_wholes(node, (data, made))
     if data.kind != WHOLE:
-        return site.couple(f"rows are filled with {data.spoken}")
-    size = site.size(0, made.axis)
+        return node.couple(f"rows are filled with {data.spoken}")
+    size = node.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
 
 
 @rule("ZerosLike", "OnesLike", axes=describe_entries, positions=True)
-def like(site: Site) -> Result:
+def like(node: Node) -> Result:
     """A tensor of an input's shape, whose values do not matter."""
-    data = site.folds[0]
+    data = node.folds[0]
     if data.kind == ROWS:
         return data._replace(position=0, offset=False).bare
-    return whole(0) if site.op.type == "ZerosLike" and site.op.outputs[0].scalar else whole()
+    return whole(0) if node.op.type == "ZerosLike" and node.op.outputs[0].scalar else whole()
 
 
 @rule("Range", literal=True)
-def number_rows(site: Site) -> Result:
+def number_rows(node: Node) -> Result:
     """A range over the batch, which numbers the rows."""
-    start, stop, step = (site.folds[place] for place in range(3))
+    start, stop, step = (node.folds[place] for place in range(3))
     if start.kind == stop.kind == step.kind == WHOLE:
         numbers = [fold.literal[0] for fold in (start, stop, step) if fold.literal is not None]
         few = len(numbers) == 3 and all(isinstance(number, int) for number in numbers) and numbers[2] != 0
@@ -187,20 +187,20 @@ def number_rows(site: Site) -> Result:
     if start.literal == (0,) and step.literal == (1,) and stop.kind == COUNT:
         return rows(0, stop.per)._replace(position=1)
     if stop.kind in (COUNT, SHAPE):
-        return site.couple("a range over the batch that does not number its rows one by one")
-    return site.nonlinear(site.folds)
+        return node.couple("a range over the batch that does not number its rows one by one")
+    return node.nonlinear(node.folds)
 
 
-def _pad_whole(site: Site, folds: Sequence[Fold]) -> Fold:
+def _pad_whole(node: Node, folds: Sequence[Fold]) -> Fold:
     filled = folds[2] if len(folds) > 2 else whole(0)
     clean = folds[1].kind == WHOLE and (filled.zero or folds[0].kind != SUM)
-    return join_folds(site, folds[0].bare, filled) if clean else site.nonlinear(folds)
+    return join_folds(node, folds[0].bare, filled) if clean else node.nonlinear(folds)
 
 
 @axes("Pad PadV2 MirrorPad MirrorPadGrad", rest=_pad_whole)
-def pad(site: Site) -> Axes:
+def pad(node: Node) -> Axes:
     """Padding with constants or reflections, except along the batch."""
-    widths, labels = entries(site, 1), list_axes(site)
+    widths, labels = entries(node, 1), list_axes(node)
     if widths is None:
         raise Undecided("how rows are padded is not known")
     around = [label for axis, label in enumerate(labels) if not all(w.zero for w in widths[2 * axis : 2 * axis + 2])]
@@ -208,17 +208,17 @@ def pad(site: Site) -> Axes:
 
 
 @axes("ReverseV2 Roll", rest=move_by_wholes)
-def turn(site: Site) -> Axes:
+def turn(node: Node) -> Axes:
     """Reversal along any axis but the batch."""
-    along = f"{site.op.type} along the batch axis"
-    numbers, labels = site.need_ints(len(site.folds) - 1, along), number_axes(site.need_rank(0, along))
+    along = f"{node.op.type} along the batch axis"
+    numbers, labels = node.need_ints(len(node.folds) - 1, along), number_axes(node.need_rank(0, along))
     return Axes((labels,), (labels,), mixed=dict.fromkeys([labels[axis] for axis in numbers], along))
 
 
 @axes("ReverseSequence", rest=move_by_wholes)
-def reverse_each(site: Site) -> Axes:
+def reverse_each(node: Node) -> Axes:
     """Reversal of each row by its own length."""
-    labels, over = number_axes(site.need_rank(0)), site.number("seq_dim", 0)
-    lengths = [labels[site.number("batch_dim", 0)]]
+    labels, over = number_axes(node.need_rank(0)), node.number("seq_dim", 0)
+    lengths = [labels[node.number("batch_dim", 0)]]
     mixed = {labels[over]: "the batch is reversed, or by lengths that are not one a row"}
     return Axes((labels, lengths), (labels,), mixed=mixed)

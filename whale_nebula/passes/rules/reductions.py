@@ -17,8 +17,8 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
+    Node,
     Result,
-    Site,
     Undecided,
     count,
     rule,
@@ -29,66 +29,66 @@ from whale_nebula.spec import Spec, Value
 _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
 
-def _describe_reduction(site: Site) -> Axes:
+def _describe_reduction(node: Node) -> Axes:
     """The axes of a reduction: the reduced ones are removed."""
-    folded = _axes(site)
+    folded = _axes(node)
     if folded is None:
         raise Undecided("the axes that are folded are not known")
-    labels = list_axes(site, 0, max(folded, default=0))
+    labels = list_axes(node, 0, max(folded, default=0))
     new = [f"new {label}" if axis in folded else label for axis, label in enumerate(labels)]
     left = [label for axis, label in enumerate(labels) if axis not in folded]
-    return Axes((labels,), (new if site.flag("keep_dims") else left,), folded=site.op.type.lower())
+    return Axes((labels,), (new if node.flag("keep_dims") else left,), folded=node.op.type.lower())
 
 
 @rule("Sum", "Mean", *_OTHERS, axes=_describe_reduction, literal=True)
-def reduction(site: Site) -> Result:
+def reduction(node: Node) -> Result:
     """A reduction: sums and means over the batch are linear; all others over it couple the rows."""
-    data, axes = site.folds
-    vector = (data.parts is not None and site.parts(0) is not None) or (data.literal is not None and site.rank(0) == 1)
+    data, axes = node.folds
+    vector = (data.parts is not None and node.parts(0) is not None) or (data.literal is not None and node.rank(0) == 1)
     if vector and data.kind != ROWS:
-        return _reduce_shape(site)
+        return _reduce_shape(node)
     if axes.kind != WHOLE:
-        return _reduce_other_axes(site)
-    return fold_axes(site, _describe_reduction, lambda site, _: _reduce_other_axes(site), _reduce_rows)
+        return _reduce_other_axes(node)
+    return fold_axes(node, _describe_reduction, lambda node, _: _reduce_other_axes(node), _reduce_rows)
 
 
-def _axes(site: Site) -> frozenset[int] | None:
-    rank, numbers = site.rank(0), site.ints(1)
+def _axes(node: Node) -> frozenset[int] | None:
+    rank, numbers = node.rank(0), node.ints(1)
     if numbers is None:
-        everything = site.op.outputs[0].scalar and not site.flag("keep_dims") and rank is not None
+        everything = node.op.outputs[0].scalar and not node.flag("keep_dims") and rank is not None
         return frozenset(range(rank)) if everything and rank is not None else None
     if rank is None:
         return frozenset(numbers) if all(number >= 0 for number in numbers) else None
     return frozenset(number % rank for number in numbers)
 
 
-def reduced_spec(site: Site) -> Spec | None:
+def reduced_spec(node: Node) -> Spec | None:
     """The shape of a reduction whose axes are known here, but were not when traced; otherwise None."""
-    if site.op.type not in ("Sum", "Mean", *_OTHERS) or site.op.outputs[0].shape is not None:
+    if node.op.type not in ("Sum", "Mean", *_OTHERS) or node.op.outputs[0].shape is not None:
         return None
-    shape, folded = site.spec(0).shape, _axes(site)
-    if shape is None or folded is None or site.flag("keep_dims"):
+    shape, folded = node.spec(0).shape, _axes(node)
+    if shape is None or folded is None or node.flag("keep_dims"):
         return None
-    return Spec(site.op.outputs[0].dtype, tuple(size for axis, size in enumerate(shape) if axis not in folded))
+    return Spec(node.op.outputs[0].dtype, tuple(size for axis, size in enumerate(shape) if axis not in folded))
 
 
-def _reduce_rows(site: Site, data: Fold, _: Axes) -> Fold:
-    if site.op.type == "Sum":
-        return count(UNKNOWN) if _is_constant(site.graph, site.op.inputs[0]) else Fold(SUM)
-    if site.op.type != "Mean":
-        return site.couple(f"{site.op.type} over the batch is neither a sum nor a mean")
-    if _rounds(site):
-        return site.couple(_ROUNDED)
+def _reduce_rows(node: Node, data: Fold, _: Axes) -> Fold:
+    if node.op.type == "Sum":
+        return count(UNKNOWN) if _is_constant(node.graph, node.op.inputs[0]) else Fold(SUM)
+    if node.op.type != "Mean":
+        return node.couple(f"{node.op.type} over the batch is neither a sum nor a mean")
+    if _rounds(node):
+        return node.couple(_ROUNDED)
     if data.ragged:
-        return site.couple("a mean over entries of which each row has another number")
+        return node.couple("a mean over entries of which each row has another number")
     return Fold(MEAN)
 
 
 _ROUNDED = "a mean of whole numbers is rounded: add them, and divide the sum"
 
 
-def _rounds(site: Site) -> bool:
-    return site.op.type == "Mean" and site.spec(0).dtype.startswith(("int", "uint"))
+def _rounds(node: Node) -> bool:
+    return node.op.type == "Mean" and node.spec(0).dtype.startswith(("int", "uint"))
 
 
 def _is_constant(graph: Graph, value: Value) -> bool:
@@ -112,94 +112,94 @@ def _constant(graph: Graph, value: Value) -> bool:
     return all(graph.ops[op].inputs or graph.ops[op].type == "Const" for op in above)
 
 
-def _reduce_other_axes(site: Site) -> Fold:
-    linear = site.op.type in ("Sum", "Mean") and not _rounds(site)
-    return move_by_wholes(site, site.folds) if linear else site.nonlinear(site.folds)
+def _reduce_other_axes(node: Node) -> Fold:
+    linear = node.op.type in ("Sum", "Mean") and not _rounds(node)
+    return move_by_wholes(node, node.folds) if linear else node.nonlinear(node.folds)
 
 
-def _reduce_shape(site: Site) -> Fold:
+def _reduce_shape(node: Node) -> Fold:
     """The product of a shape, which is a number of entries."""
-    parts = site.parts(0)
-    if not parts or site.flag("keep_dims"):
-        return _reduce_other_axes(site)
-    if all(part.literal is not None for part in parts) and site.op.type in ("Prod", "Sum", "Max", "Min"):
-        return whole(FOLDS[site.op.type]([part.literal[0] for part in parts if part.literal is not None]).item())
-    if site.op.type == "Prod":
-        return multiply_folds(site, parts)
-    if site.op.type in ("Max", "Min"):
-        return reduce(lambda left, right: extreme(site, (left, right)), parts)
-    return add_folds(site, parts) if site.op.type == "Sum" else site.nonlinear(parts)
+    parts = node.parts(0)
+    if not parts or node.flag("keep_dims"):
+        return _reduce_other_axes(node)
+    if all(part.literal is not None for part in parts) and node.op.type in ("Prod", "Sum", "Max", "Min"):
+        return whole(FOLDS[node.op.type]([part.literal[0] for part in parts if part.literal is not None]).item())
+    if node.op.type == "Prod":
+        return multiply_folds(node, parts)
+    if node.op.type in ("Max", "Min"):
+        return reduce(lambda left, right: extreme(node, (left, right)), parts)
+    return add_folds(node, parts) if node.op.type == "Sum" else node.nonlinear(parts)
 
 
 @axes("L2Loss")
-def half_square(site: Site) -> Axes:
+def half_square(node: Node) -> Axes:
     """Half the sum of squares."""
-    return Axes((list_axes(site),), ((),))
+    return Axes((list_axes(node),), ((),))
 
 
 @axes("ArgMax ArgMin")
-def best(site: Site) -> Axes:
+def best(node: Node) -> Axes:
     """The axes of an arg-max: the searched one is removed."""
-    before, along = _labels_but_one(site)
+    before, along = _labels_but_one(node)
     left = [label for label in before if label != along]
-    return Axes((before,), (left,), mixed={along: f"{site.op.type} over the batch"})
+    return Axes((before,), (left,), mixed={along: f"{node.op.type} over the batch"})
 
 
 @axes("Cumprod CumulativeLogsumexp")
 @axes("Cumsum", rest=move_by_wholes)
-def running(site: Site) -> Axes:
+def running(node: Node) -> Axes:
     """A running reduction along any axis but the batch."""
-    labels, along = _labels_but_one(site)
-    return Axes((labels,), (labels,), mixed={along: f"{site.op.type} along the batch"})
+    labels, along = _labels_but_one(node)
+    return Axes((labels,), (labels,), mixed={along: f"{node.op.type} along the batch"})
 
 
-def _labels_but_one(site: Site) -> tuple[list[str], str]:
+def _labels_but_one(node: Node) -> tuple[list[str], str]:
     """The labels of an input, and the label of the one axis that the next input selects."""
-    axis = site.need_int(1, f"{site.op.type} over the batch")
-    if site.rank(0) is None and axis < 0:
-        raise Undecided(f"{site.op.type} over the batch")
-    labels = list_axes(site, 0, axis)
+    axis = node.need_int(1, f"{node.op.type} over the batch")
+    if node.rank(0) is None and axis < 0:
+        raise Undecided(f"{node.op.type} over the batch")
+    labels = list_axes(node, 0, axis)
     return labels, labels[axis % len(labels)]
 
 
-def _describe_segments(site: Site) -> Axes:
-    rank, dealt = (site.need_rank(place, "the heaps are not one a row") for place in (0, 1))
+def _describe_segments(node: Node) -> Axes:
+    rank, dealt = (node.need_rank(place, "the heaps are not one a row") for place in (0, 1))
     return Axes((number_axes(rank), number_axes(rank)[:dealt]), (["heap", *number_axes(rank)[dealt:]],))
 
 
 @rule("UnsortedSegmentSum", "SegmentSumV2", axes=_describe_segments)
-def segments(site: Site) -> Result:
+def segments(node: Node) -> Result:
     """Segment sums with a fixed number of segments: over the batch they are sums; over other axes each row has its own
     segments.
     """
-    return fold_axes(site, _describe_segments, move_by_wholes)
+    return fold_axes(node, _describe_segments, move_by_wholes)
 
 
 @rule("DenseBincount", "Bincount")
-def heights(site: Site) -> Result:
+def heights(node: Node) -> Result:
     """Counts of each number, or whether it occurs: for each row, or for the batch, where only counts are sums."""
-    data, number, weights = site.folds
+    data, number, weights = node.folds
     if ROWS not in (data.kind, weights.kind):
-        return site.nonlinear(site.folds)
+        return node.nonlinear(node.folds)
     if number.kind != WHOLE or not {data.kind, weights.kind} <= {ROWS, WHOLE}:
-        return site.couple(f"{site.op.type} over the batch")
-    if site.rank(0) == 2:
-        return data.bare if data.axis == 0 else site.couple("the batch is counted along its axis")
-    if site.flag("binary_output"):
-        return site.couple(f"{site.op.type} over the batch")
-    return Fold(SUM) if data.kind == ROWS else site.couple("weights of rows, but heaps that are no rows")
+        return node.couple(f"{node.op.type} over the batch")
+    if node.rank(0) == 2:
+        return data.bare if data.axis == 0 else node.couple("the batch is counted along its axis")
+    if node.flag("binary_output"):
+        return node.couple(f"{node.op.type} over the batch")
+    return Fold(SUM) if data.kind == ROWS else node.couple("weights of rows, but heaps that are no rows")
 
 
 @axes("InTopK InTopKV2")
-def among_best(site: Site) -> Axes:
+def among_best(node: Node) -> Axes:
     """Scores [rows, classes] and targets [rows]."""
     return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets are not one a row"})
 
 
 @rule(REPLICA_SUM, literal=True)
-def over_replicas(site: Site) -> Result:
+def over_replicas(node: Node) -> Result:
     """A sum over replicas: a sum or count over the batch becomes that of the whole batch in every micro-batch."""
-    part = site.folds[0]
+    part = node.folds[0]
     if part.kind in (SUM, COUNT):
         return whole()
-    return site.couple(f"replicas would add up {part.spoken}, and not parts of a sum over the batch")
+    return node.couple(f"replicas would add up {part.spoken}, and not parts of a sum over the batch")

@@ -188,7 +188,7 @@ class Caller(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Node:
     """One op where a rule is applied. `owner` is the op of the user's graph that this one is a part of."""
 
     graph: Graph
@@ -296,7 +296,7 @@ class Site:
         return self.after(f"{self.op.type} of {' and '.join(names)} is neither a sum nor a mean over it")
 
 
-Rest = Callable[[Site, Sequence[Fold]], Result]
+Rest = Callable[[Node, Sequence[Fold]], Result]
 """A rule for values without rows."""
 
 
@@ -322,14 +322,14 @@ class Axes(NamedTuple):
 
 
 Labels = Sequence[str]
-Describe = Callable[[Site], Axes]
+Describe = Callable[[Node], Axes]
 """A function that returns the axes of an op, or raises `Undecided`."""
 
 
-def find_axes(describe: Describe, site: Site) -> Axes | str:
+def find_axes(describe: Describe, node: Node) -> Axes | str:
     """The axes of an op, or the reason why they are unknown."""
     try:
-        return describe(site)
+        return describe(node)
     except Undecided as error:
         return str(error)
 
@@ -341,15 +341,15 @@ class Entry(NamedTuple):
     also for indices of rows.
     """
 
-    apply: Callable[[Site], Result]
-    axes: Callable[[Site], Axes | str] | None
+    apply: Callable[[Node], Result]
+    axes: Callable[[Node], Axes | str] | None
     literal: bool
     raw: bool
     positions: bool
 
 
 RULES: dict[str, Entry] = {}
-_F = TypeVar("_F", bound=Callable[[Site], Result])
+_F = TypeVar("_F", bound=Callable[[Node], Result])
 
 
 def rule(
@@ -368,33 +368,33 @@ def rule(
     return register
 
 
-def transfer(site: Site) -> tuple[Fold, ...]:
+def transfer(node: Node) -> tuple[Fold, ...]:
     """The states of an op's outputs."""
-    if not site.op.outputs:
+    if not node.op.outputs:
         return ()
     try:
-        result = _result(site)
+        result = _result(node)
     except Undecided as error:
-        result = site.couple(str(error))
-    folds = (result,) * len(site.op.outputs) if isinstance(result, Fold) else result
-    inputs = not site.op.stateful and all(fold.inputs for fold in site.folds)
+        result = node.couple(str(error))
+    folds = (result,) * len(node.op.outputs) if isinstance(result, Fold) else result
+    inputs = not node.op.stateful and all(fold.inputs for fold in node.folds)
     return tuple(fold._replace(inputs=inputs) for fold in folds)
 
 
-def _result(site: Site) -> Result:
-    entry = RULES.get(site.op.type)
-    if all(fold.kind == WHOLE for fold in site.folds) and not (entry is not None and entry.literal):
+def _result(node: Node) -> Result:
+    entry = RULES.get(node.op.type)
+    if all(fold.kind == WHOLE for fold in node.folds) and not (entry is not None and entry.literal):
         return whole()
     if entry is None:
-        bad = next((fold for fold in site.folds if fold.kind == COUPLED), None)
-        return bad.bare if bad is not None else site.couple(f"{NO_RULE} {site.op.type}")
+        bad = next((fold for fold in node.folds if fold.kind == COUPLED), None)
+        return bad.bare if bad is not None else node.couple(f"{NO_RULE} {node.op.type}")
     if entry.raw:
-        return entry.apply(site)
-    for fold in site.folds:
+        return entry.apply(node)
+    for fold in node.folds:
         if fold.kind == COUPLED:
             return fold.bare
         if fold.position and not entry.positions:
-            return site.couple("numbers of rows (a range over the batch) are others in a micro-batch")
-        if fold.kind == EMPTY and not site.op.type.startswith("TensorList"):
-            return site.couple("a list is read before anything is in it")
-    return entry.apply(site)
+            return node.couple("numbers of rows (a range over the batch) are others in a micro-batch")
+        if fold.kind == EMPTY and not node.op.type.startswith("TensorList"):
+            return node.couple("a list is read before anything is in it")
+    return entry.apply(node)

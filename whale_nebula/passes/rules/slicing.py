@@ -19,8 +19,8 @@ from whale_nebula.passes.rules.registry import (
     Axes,
     Describe,
     Fold,
+    Node,
     Result,
-    Site,
     Undecided,
     blocks_of,
     rows,
@@ -65,24 +65,24 @@ class _Taken(NamedTuple):
         return self.from_start and not self.dropped and (self.end is None or counted)
 
 
-def _read_slice(site: Site, rank: int | None) -> list[_Taken] | None:
+def _read_slice(node: Node, rank: int | None) -> list[_Taken] | None:
     """Parse `begin` and `size` of a slice, one for each axis."""
-    begins, sizes = site.parts(1), site.parts(2)
+    begins, sizes = node.parts(1), node.parts(2)
     if begins is None or sizes is None:
         return None
     ends = [None if size.literal == (-1,) else size for size in sizes]  # an end is only known if all entries are taken
     return [_Taken(begin=begin, end=end) for begin, end in zip(begins, ends, strict=True)]
 
 
-def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
+def _read_strided(node: Node, rank: int | None) -> list[_Taken] | None:
     """Parse begins, ends and strides with their masks; axes behind the last are kept whole."""
-    begins = site.parts(1)
+    begins = node.parts(1)
     if begins is None:
         return None
-    ends, strides = (site.parts(place) or (site.folds[place],) * len(begins) for place in (2, 3))
+    ends, strides = (node.parts(place) or (node.folds[place],) * len(begins) for place in (2, 3))
 
     def has(mask: str, place: int) -> bool:
-        return bool(site.number(f"{mask}_mask", 0) >> place & 1)
+        return bool(node.number(f"{mask}_mask", 0) >> place & 1)
 
     found: list[_Taken] = []
     for place, begin in enumerate(begins):
@@ -105,20 +105,20 @@ def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
     return found
 
 
-def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> Describe:
+def _describe_taken(read: Callable[[Node, int | None], list[_Taken] | None]) -> Describe:
     """The axes of a slice: those taken completely and in order are kept; of others a part is taken."""
 
-    def describe(site: Site) -> Axes:
-        labels, kept, mixed = _name_taken(site.spec(0).shape, read(site, site.rank(0)))
+    def describe(node: Node) -> Axes:
+        labels, kept, mixed = _name_taken(node.spec(0).shape, read(node, node.rank(0)))
         return Axes((labels,), (kept,), mixed=mixed)
 
     return describe
 
 
-def _describe_put_back(site: Site) -> Axes:
+def _describe_put_back(node: Node) -> Axes:
     """The axes of a slice's gradient, including those that were taken completely."""
-    shape = site.op.outputs[0].shape
-    labels, kept, mixed = _name_taken(shape, _read_strided(site, None if shape is None else len(shape)))
+    shape = node.op.outputs[0].shape
+    labels, kept, mixed = _name_taken(shape, _read_strided(node, None if shape is None else len(shape)))
     return Axes((None, None, None, None, kept), (labels,), mixed=mixed)
 
 
@@ -143,226 +143,226 @@ def _name_taken(
     return list(labels), [*kept, *(label for label, _ in left)], mixed
 
 
-def _slice_rows(site: Site, data: Fold, taken: Sequence[_Taken]) -> Fold:
+def _slice_rows(node: Node, data: Fold, taken: Sequence[_Taken]) -> Fold:
     """The rows, if all are taken, at their new axis."""
     if any(each.kinds - {WHOLE, COUNT} for each in taken):
-        return site.couple("what a slice takes of rows depends on the batch")
+        return node.couple("what a slice takes of rows depends on the batch")
     old = [place for place, each in enumerate(taken) if not each.added]
     own = old[data.axis] if data.axis < len(old) else len(taken)
     if own < len(taken) and not taken[own].takes_rows(data):
-        return site.couple(_CUT)
+        return node.couple(_CUT)
     if any(COUNT in taken[place].kinds for place in old if place != own):
-        return site.couple(_GROWS)
+        return node.couple(_GROWS)
     kept = sum(not each.dropped for each in taken[:own])
     return data._replace(axis=kept + max(0, data.axis - len(old))).bare
 
 
-def _slice(site: Site, taken: Sequence[_Taken] | None) -> Result:
-    data = site.folds[0]
+def _slice(node: Node, taken: Sequence[_Taken] | None) -> Result:
+    data = node.folds[0]
     if data.kind != ROWS:
-        return follow_entries(0)(site, site.folds)
-    unknown = site.couple("what a slice takes of rows is not known")
-    return unknown if taken is None else _slice_rows(site, data, taken)
+        return follow_entries(0)(node, node.folds)
+    unknown = node.couple("what a slice takes of rows is not known")
+    return unknown if taken is None else _slice_rows(node, data, taken)
 
 
 @rule("StridedSlice", axes=_describe_taken(_read_strided), literal=True, positions=True)
-def slice_strided(site: Site) -> Result:
+def slice_strided(node: Node) -> Result:
     """A strided slice `x[begin:end:stride, ...]` with its masks."""
-    return _slice(site, _read_strided(site, site.rank(0)))
+    return _slice(node, _read_strided(node, node.rank(0)))
 
 
 @rule("Slice", axes=_describe_taken(_read_slice), literal=True)
-def plain(site: Site) -> Result:
+def plain(node: Node) -> Result:
     """A slice by `begin` and `size`, one each an axis."""
-    return _slice(site, _read_slice(site, site.rank(0)))
+    return _slice(node, _read_slice(node, node.rank(0)))
 
 
 @rule("StridedSliceGrad", axes=_describe_put_back, literal=True)
-def strided_gradient(site: Site) -> Result:
+def strided_gradient(node: Node) -> Result:
     """The gradient of a strided slice, padded with zeros: rows, if the slice takes all of them."""
-    sizes, gradient = site.parts(0), site.folds[4]
+    sizes, gradient = node.parts(0), node.folds[4]
     counts = [axis for axis, size in enumerate(sizes or ()) if size.kind == COUNT]
     if sizes is None or not counts or gradient.kind != ROWS:
-        return move_by_wholes(site, (gradient, *site.folds[:4]))
+        return move_by_wholes(node, (gradient, *node.folds[:4]))
     data = rows(counts[0], sizes[counts[0]].per)
-    taken = _read_strided(site, len(sizes)) if len(counts) == 1 else None
-    found = data if taken is None else _slice_rows(site, data, taken)
+    taken = _read_strided(node, len(sizes)) if len(counts) == 1 else None
+    found = data if taken is None else _slice_rows(node, data, taken)
     if found.kind == COUPLED:
         return found
     same = all(getattr(found, name) == getattr(gradient, name) for name in ("axis", "per", "order", "ragged"))
-    return data if same and taken is not None else site.couple("where the gradient of a slice belongs is not known")
+    return data if same and taken is not None else node.couple("where the gradient of a slice belongs is not known")
 
 
 @rule("XlaDynamicUpdateSlice", literal=True)
-def update_slice(site: Site) -> Result:
+def update_slice(node: Node) -> Result:
     """A part of each row is replaced (keras.ops.slice_update)."""
-    data, part, starts = site.folds[0], site.folds[1], site.parts(2)
+    data, part, starts = node.folds[0], node.folds[1], node.parts(2)
     if data.kind != ROWS or part.kind != ROWS:
         if ROWS in (data.kind, part.kind):
-            return site.couple("rows are put into a tensor that has none, or the other way")
-        return site.nonlinear(site.folds)
+            return node.couple("rows are put into a tensor that has none, or the other way")
+        return node.nonlinear(node.folds)
     if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].zero:
-        return site.couple("which rows are replaced depends on the others")
+        return node.couple("which rows are replaced depends on the others")
     return match_rows(data, part).bare
 
 
-def _describe_split(site: Site) -> Axes:
-    unknown, (data, place) = "the axis of a split is not known", (1, 0) if site.op.type == "Split" else (0, 2)
-    axis, labels = site.need_int(place, unknown), number_axes(site.need_rank(data, unknown))
+def _describe_split(node: Node) -> Axes:
+    unknown, (data, place) = "the axis of a split is not known", (1, 0) if node.op.type == "Split" else (0, 2)
+    axis, labels = node.need_int(place, unknown), number_axes(node.need_rank(data, unknown))
     inputs = (None, labels) if data else (labels,)
-    return Axes(inputs, (labels,) * len(site.op.outputs), mixed={labels[axis]: _CUT})
+    return Axes(inputs, (labels,) * len(node.op.outputs), mixed={labels[axis]: _CUT})
 
 
 @rule("Split", "SplitV", axes=_describe_split, literal=True)
-def split(site: Site) -> Result:
+def split(node: Node) -> Result:
     """Split along an axis; rows of several concatenated tensors are separated again."""
-    data = 1 if site.op.type == "Split" else 0
-    fold, pieces = site.folds[data], len(site.op.outputs)
-    if fold.kind == ROWS and any(other.kind != WHOLE for place, other in enumerate(site.folds) if place != data):
-        return site.couple(_GROWS)
-    along = fold.kind == ROWS and site.int_at(0 if data else 2) in (fold.axis, fold.axis - (site.rank(data) or 0))
+    data = 1 if node.op.type == "Split" else 0
+    fold, pieces = node.folds[data], len(node.op.outputs)
+    if fold.kind == ROWS and any(other.kind != WHOLE for place, other in enumerate(node.folds) if place != data):
+        return node.couple(_GROWS)
+    along = fold.kind == ROWS and node.int_at(0 if data else 2) in (fold.axis, fold.axis - (node.rank(data) or 0))
     if along and pieces == 1:
         return fold.bare
     if along and data and len(fold.order) == pieces and fold.order[0] > 0 and len(set(fold.order)) == 1:
         return fold._replace(per=fold.order[0], order=()).bare
-    return fold_axes(site, _describe_split, follow_entries(data))
+    return fold_axes(node, _describe_split, follow_entries(data))
 
 
-def _describe_unpack(site: Site) -> Axes:
-    labels = number_axes(site.need_rank(0, "rows with an unknown number of axes are taken apart"))
-    along = labels[site.number("axis", 0)]
+def _describe_unpack(node: Node) -> Axes:
+    labels = number_axes(node.need_rank(0, "rows with an unknown number of axes are taken apart"))
+    along = labels[node.number("axis", 0)]
     left = [label for label in labels if label != along]
-    return Axes((labels,), (left,) * len(site.op.outputs), mixed={along: _CUT})
+    return Axes((labels,), (left,) * len(node.op.outputs), mixed={along: _CUT})
 
 
 @rule("Unpack", axes=_describe_unpack, literal=True, positions=True)
-def unpack(site: Site) -> Result:
+def unpack(node: Node) -> Result:
     """One tensor for each entry of an axis."""
-    columns = site.columns(0, site.number("axis", 0)) if site.folds[0].kind == ROWS else None
-    if columns is not None and len(columns) == len(site.op.outputs):
+    columns = node.columns(0, node.number("axis", 0)) if node.folds[0].kind == ROWS else None
+    if columns is not None and len(columns) == len(node.op.outputs):
         return columns
-    return fold_axes(site, _describe_unpack, follow_entries(0))
+    return fold_axes(node, _describe_unpack, follow_entries(0))
 
 
 _ACROSS = "rows are picked by number out of the batch"
 
 
-def _describe_gather(site: Site) -> Axes:
+def _describe_gather(node: Node) -> Axes:
     """`table[.., axis, ..], numbers -> [.., numbers, ..]`: the indexed axis is mixed."""
-    axis, ranks = site.int_at(2) if len(site.folds) > 2 else 0, _ranks(site)
+    axis, ranks = node.int_at(2) if len(node.folds) > 2 else 0, _ranks(node)
     if axis is None or ranks is None:
         raise Undecided("the axis of a look-up is not known")
     table, numbers = [f"t{n}" for n in range(ranks[0])], [f"n{n}" for n in range(ranks[1])]
-    at, shared = axis % ranks[0], site.number("batch_dims", 0) % (ranks[1] + 1)
+    at, shared = axis % ranks[0], node.number("batch_dims", 0) % (ranks[1] + 1)
     numbers[:shared] = table[:shared]
     out = [*table[:at], *numbers[shared:], *table[at + 1 :]]
     return Axes((table, numbers), (out,), mixed={table[at]: _ACROSS})
 
 
 @rule("Gather", "GatherV2", "ResourceGather", axes=_describe_gather, literal=True, positions=True)
-def gather(site: Site) -> Result:
+def gather(node: Node) -> Result:
     """A gather from a whole table, or from each row's own."""
-    table, numbers = site.folds[:2]
-    axis = site.int_at(2) if len(site.folds) > 2 else 0
+    table, numbers = node.folds[:2]
+    axis = node.int_at(2) if len(node.folds) > 2 else 0
     if ROWS not in (table.kind, numbers.kind):
-        return _slice_without_rows(site)
+        return _slice_without_rows(node)
     check_mixed((table, numbers))
-    ranks = _ranks(site)
+    ranks = _ranks(node)
     if axis is None or ranks is None:
         raise Undecided("the axis of a look-up is not known")
-    shared = site.number("batch_dims", 0) % (ranks[1] + 1)
+    shared = node.number("batch_dims", 0) % (ranks[1] + 1)
     if table.kind == numbers.kind == ROWS and not table.axis == numbers.axis < shared:
         own = table.axis == axis % ranks[0] and numbers.position and not shared
-        return _gather_own_rows(site, table, numbers, table.axis + numbers.axis) if own else site.couple(_ACROSS)
+        return _gather_own_rows(node, table, numbers, table.axis + numbers.axis) if own else node.couple(_ACROSS)
     if table.kind == WHOLE and numbers.position:
-        return site.couple("numbers of rows (a range over the batch) are others in a micro-batch")
-    plain = (table, numbers._replace(position=0, offset=False), *site.folds[2:])
-    return fold_axes(replace(site, folds=plain), _describe_gather, Site.nonlinear)
+        return node.couple("numbers of rows (a range over the batch) are others in a micro-batch")
+    plain = (table, numbers._replace(position=0, offset=False), *node.folds[2:])
+    return fold_axes(replace(node, folds=plain), _describe_gather, Node.nonlinear)
 
 
-def _ranks(site: Site) -> tuple[int, int] | None:
-    table = site.op.outputs[0].rank if site.op.type == "ResourceGather" else site.rank(0)
-    numbers = site.rank(1)
+def _ranks(node: Node) -> tuple[int, int] | None:
+    table = node.op.outputs[0].rank if node.op.type == "ResourceGather" else node.rank(0)
+    numbers = node.rank(1)
     if table is None or numbers is None:
         return None
-    return (table - numbers + 1 if site.op.type == "ResourceGather" else table), numbers
+    return (table - numbers + 1 if node.op.type == "ResourceGather" else table), numbers
 
 
-def _gather_own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
+def _gather_own_rows(node: Node, table: Fold, numbers: Fold, axis: int) -> Fold:
     """Rows gathered by their numbers within the micro-batch."""
     entry_by_entry = numbers.position == 1 and not numbers.offset and numbers.per == table.per
     block_by_block = numbers.per == 1 and numbers.position == table.per > 1
-    unknown_blocks = numbers.per == 1 and numbers.position < STRANGE and _is_blocks(site, numbers.position)
+    unknown_blocks = numbers.per == 1 and numbers.position < STRANGE and _is_blocks(node, numbers.position)
     in_order = not (table.order or numbers.order or table.ragged)
     if not in_order or not (entry_by_entry or block_by_block or unknown_blocks):
-        return site.couple(_ACROSS)
+        return node.couple(_ACROSS)
     return table._replace(axis=axis, per=numbers.per, ragged=numbers.ragged).bare
 
 
-def _is_blocks(site: Site, position: int) -> bool:
+def _is_blocks(node: Node, position: int) -> bool:
     """Whether this table was merged from the first two axes of the tensor whose blocks the positions count."""
-    made = site.graph.ops[site.op.inputs[0].op]
-    if made.type != "Reshape" or blocks_of(made.inputs[0]) != position or site.owner != site.op.index:
+    made = node.graph.ops[node.op.inputs[0].op]
+    if made.type != "Reshape" or blocks_of(made.inputs[0]) != position or node.owner != node.op.index:
         return False
-    before, after = site.graph.spec(made.inputs[0]).shape, site.spec(0).shape
+    before, after = node.graph.spec(made.inputs[0]).shape, node.spec(0).shape
     return before is not None and after is not None and None not in before[2:] and before[2:] == after[1:]
 
 
-def _slice_without_rows(site: Site) -> Result:
-    if (found := move_entries(site, [0])) is not None:
+def _slice_without_rows(node: Node) -> Result:
+    if (found := move_entries(node, [0])) is not None:
         return found
-    counts = site.folds[0].kind in (SHAPE, COUNT)
-    return site.nonlinear(site.folds) if counts else move_by_wholes(site, site.folds[:2])
+    counts = node.folds[0].kind in (SHAPE, COUNT)
+    return node.nonlinear(node.folds) if counts else move_by_wholes(node, node.folds[:2])
 
 
 @rule("GatherNd", "ResourceGatherNd", positions=True)
-def gather_nd(site: Site) -> Result:
+def gather_nd(node: Node) -> Result:
     """A gather in which each vector of numbers along the last axis selects one entry, or one block."""
-    table, numbers = site.folds
+    table, numbers = node.folds
     if ROWS not in (table.kind, numbers.kind):
-        return move_by_wholes(site, site.folds)
-    check_mixed(site.folds)
-    rank, depth = site.need_rank(1, "the numbers of a look-up are not known"), site.size(1, -1)
+        return move_by_wholes(node, node.folds)
+    check_mixed(node.folds)
+    rank, depth = node.need_rank(1, "the numbers of a look-up are not known"), node.size(1, -1)
     if depth is None:
         raise Undecided("the numbers of a look-up are not known")
     if numbers.kind == ROWS and numbers.axis == rank - 1:
-        return site.couple("the batch lies along the numbers of a look-up")
+        return node.couple("the batch lies along the numbers of a look-up")
     if table.kind == WHOLE:
-        return site.couple(_ACROSS) if numbers.position else numbers.bare
+        return node.couple(_ACROSS) if numbers.position else numbers.bare
     if numbers.kind == WHOLE:
-        return table._replace(axis=table.axis - depth + rank - 1).bare if table.axis >= depth else site.couple(_ACROSS)
+        return table._replace(axis=table.axis - depth + rank - 1).bare if table.axis >= depth else node.couple(_ACROSS)
     parts = numbers.parts or ((numbers,) if depth == 1 else ())
     own = [place for place, part in enumerate(parts) if part.position]
     if own != [table.axis] or len(parts) != depth:
-        return site.couple(_ACROSS)
-    return _gather_own_rows(site, table, parts[table.axis]._replace(axis=numbers.axis), numbers.axis)
+        return node.couple(_ACROSS)
+    return _gather_own_rows(node, table, parts[table.axis]._replace(axis=numbers.axis), numbers.axis)
 
 
 @axes("OneHot")
-def one_hot(site: Site) -> Axes:
+def one_hot(node: Node) -> Axes:
     """An additional axis of fixed size."""
-    rank = site.need_rank(0, "rows with an unknown number of axes get one more")
-    labels, new = number_axes(rank), site.number("axis", -1) % (rank + 1)
+    rank = node.need_rank(0, "rows with an unknown number of axes get one more")
+    labels, new = number_axes(rank), node.number("axis", -1) % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
 
 
 @rule("Where")
-def where(site: Site) -> Result:
+def where(node: Node) -> Result:
     """The indices at which a mask is true: each row has as many entries as true values."""
-    mask, rank = site.folds[0], site.rank(0)
+    mask, rank = node.folds[0], node.rank(0)
     if mask.kind != ROWS:
-        return site.nonlinear(site.folds)
+        return node.nonlinear(node.folds)
     if mask.axis != 0 or mask.order or rank is None:
-        return site.couple("a mask whose rows do not lie one after the other is listed")
-    own = Fold(ROWS, per=mask.per, ragged=_mask(site), position=1)
+        return node.couple("a mask whose rows do not lie one after the other is listed")
+    own = Fold(ROWS, per=mask.per, ragged=_mask(node), position=1)
     return own._replace(parts=(own, *(own._replace(position=0),) * (rank - 1)))
 
 
-def _mask(site: Site) -> int:
+def _mask(node: Node) -> int:
     """The identity of a mask, independent of its shape: only entries of the same mask match."""
-    value = site.op.inputs[0]
-    while site.graph.ops[value.op].type in _SHAPED:
-        value = site.graph.ops[value.op].inputs[0]
+    value = node.op.inputs[0]
+    while node.graph.ops[value.op].type in _SHAPED:
+        value = node.graph.ops[value.op].inputs[0]
     return 1 + value.op
 
 
@@ -370,21 +370,21 @@ _SHAPED = frozenset({"Reshape", "Identity", "Squeeze", "ExpandDims"})
 
 
 @rule("ScatterNd", "TensorScatterAdd")
-def scatter(site: Site) -> Result:
+def scatter(node: Node) -> Result:
     """A scatter of entries into a whole tensor: a sum."""
-    numbers, entries, target = site.folds if site.op.type == "ScatterNd" else (*site.folds[1:], site.folds[0])
+    numbers, entries, target = node.folds if node.op.type == "ScatterNd" else (*node.folds[1:], node.folds[0])
     if ROWS not in (numbers.kind, entries.kind, target.kind):
-        return move_by_wholes(site, (entries, numbers, target))
-    blank = target.kind == WHOLE and (site.op.type == "ScatterNd" or target.zero)
+        return move_by_wholes(node, (entries, numbers, target))
+    blank = target.kind == WHOLE and (node.op.type == "ScatterNd" or target.zero)
     if blank and {numbers.kind, entries.kind} == {ROWS} and numbers.axis == entries.axis:
-        return Fold(SUM) if numbers.order == entries.order else site.couple("rows and their places lie in other orders")
-    return site.couple("rows are put into a tensor by number")
+        return Fold(SUM) if numbers.order == entries.order else node.couple("rows and their places lie in other orders")
+    return node.couple("rows are put into a tensor by number")
 
 
 @rule("LookupTableFindV2", "LookupTableFind")
-def find(site: Site) -> Result:
+def find(node: Node) -> Result:
     """A lookup in a table of the program."""
-    table, keys, default = site.folds
+    table, keys, default = node.folds
     if table.kind == default.kind == WHOLE:
-        return keys.bare if keys.kind == ROWS else site.nonlinear([keys])
-    return site.couple("the table depends on the batch")
+        return keys.bare if keys.kind == ROWS else node.nonlinear([keys])
+    return node.couple("the table depends on the batch")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.same import assert_same
 from tests.unit.passes.rules.harness import trace
-from whale_nebula.passes.rules.registry import RULES, Axes, Fold, Site, whole
+from whale_nebula.passes.rules.registry import RULES, Axes, Fold, Node, whole
 
 RNG = np.random.default_rng(0)
 
@@ -99,7 +99,7 @@ def described(name: str, operands: list[Any], options: dict[str, Any]) -> Axes:
     folds = tuple(_known(traced.graph.ops[value.op].name, arrays) for value in op.inputs)
     entry = RULES[op.type]
     assert entry.axes is not None
-    found = entry.axes(Site(traced.graph, op, folds, None, op.index))  # type: ignore[arg-type]
+    found = entry.axes(Node(traced.graph, op, folds, None, op.index))  # type: ignore[arg-type]
     assert isinstance(found, Axes), found
     return found
 

@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.passes.rules import FAMILIES
-from whale_nebula.passes.rules.registry import RULES, Fold, Site, rule, whole
+from whale_nebula.passes.rules.registry import RULES, Fold, Node, rule, whole
 
 
 def test_every_rule_lies_in_a_family() -> None:
@@ -14,7 +14,7 @@ def test_an_op_type_has_one_rule() -> None:
     with pytest.raises(ValueError, match="op type Sum has two rules"):
 
         @rule("Sum")
-        def again(site: Site) -> Fold:
+        def again(node: Node) -> Fold:
             return whole()
 
 
