@@ -32,7 +32,7 @@ from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.clusters import find_rings
-from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
+from whale_nebula.runtime.local_sgd.topology import dims_of, find_participants, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import prepare_compilation
@@ -46,18 +46,18 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
     if there is no other cluster.
     """
     apart = program.apart
-    sites = None if apart is None else sites_of(apart, run)
-    if apart is None or sites is None or len(sites.names) == 1 or not program.requests:
+    participants = None if apart is None else find_participants(apart, run)
+    if apart is None or participants is None or len(participants.names) == 1 or not program.requests:
         return ()
-    shares = [end - begin for begin, end in (sites.rows(name, rows) for name in sites.names)]
-    worked = ", ".join(f"{name} {share}" for name, share in zip(sites.names, shares, strict=True))
+    shares = [end - begin for begin, end in (participants.rows(name, rows) for name in participants.names)]
+    worked = ", ".join(f"{name} {share}" for name, share in zip(participants.names, shares, strict=True))
     count = sum(math.prod(variable.shape) for variable in weights_of(program, variables, ()).values())
     dims = dims_of(count)
     codec = fitting(parse_way(apart.codec).codec, "float32", dims)
     crosses = nbytes(codec.arrays(dims, "float32")) if codec is not None else 4 * count
-    here = run.here().cluster if not run.alone else sites.names[0]
+    here = run.here().cluster if not run.alone else participants.names[0]
     found = [f"of {rows} rows each works on its own ({worked}); what stands above is one cluster's, on all of them"]
-    for other in sites.names:
+    for other in participants.names:
         if other != here:
             rate = run.links.between(here, other).rate
             takes = f", {duration(8 * crosses / rate)} of the line" if rate else ""

@@ -116,7 +116,7 @@ def restore_apart(
     """Restore the variables of a step that clusters train apart, by their names in checkpoints, and this process's
     copies of them for other clusters; returns the names without a saved value. All processes call it at the same point.
     """
-    rounds, clusters, kept = runner.rounds, runner.sites.names, opened.copies.kept
+    rounds, clusters, kept = runner.rounds, runner.participants.names, opened.copies.kept
     own = opened.own_cluster
     flat = rounds[own].flat.variables
     weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})

@@ -32,12 +32,12 @@ from whale_nebula.runtime.local_sgd.topology import (
     Ends,
     Flat,
     Meetings,
-    Sites,
+    Participants,
+    find_participants,
     naming,
     offset_seeds,
     read_numbers,
     seeds_of,
-    sites_of,
     weights_of,
 )
 from whale_nebula.runtime.run import Run
@@ -94,7 +94,7 @@ class Opened:
         return Asked(session.worker, session.links)
 
     def here(
-        self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any]
+        self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Mapping[str, Meetings]:
         """The rounds of these weights in this process, by cluster: of its own cluster, or of all if it runs all.
 
@@ -108,13 +108,13 @@ class Opened:
             for each in self._known.pop(key).values():
                 each.close()
         if key not in self._known:
-            self._said[key], self.names = said, sites.names
+            self._said[key], self.names = said, participants.names
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
             self._made += 1
             make = self._make_all if self.run.alone else self._make_own
-            self._known[key] = make(apart, sites, weights, fresh, exchanged)
+            self._known[key] = make(apart, participants, weights, fresh, exchanged)
         return self._known[key]
 
     def settle(self) -> None:
@@ -188,12 +188,12 @@ class Opened:
 
     # ------------------------------------------------------------------ all clusters in this process
     def _make_all(
-        self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
-        specs = {(a, b): self.run.links.between(a, b) for a in sites.names for b in sites.names if a != b}
+        specs = {(a, b): self.run.links.between(a, b) for a in participants.names for b in participants.names if a != b}
         network = MemoryNetwork(specs)
-        firsts = {cluster: f"{cluster}/0" for cluster in sites.names}
+        firsts = {cluster: f"{cluster}/0" for cluster in participants.names}
         made = {}
         for place, (cluster, first) in enumerate(firsts.items()):
             others = {other: peer for other, peer in firsts.items() if peer != first}
@@ -204,7 +204,7 @@ class Opened:
                 own = self.copies.of(cluster, variables, place)
                 held = {path: own[id(variable)] for path, variable in weights.items()}
             copy = partial(self._copy_of, cluster if place else "")
-            made[cluster] = _meetings(apart, sites, held, ends, exchanged, copy=copy, models_own=weights)
+            made[cluster] = _meetings(apart, participants, held, ends, exchanged, copy=copy, models_own=weights)
         return made
 
     def _copy_of(self, cluster: str, variable: Any) -> Any:
@@ -213,19 +213,26 @@ class Opened:
 
     # ------------------------------------------------------------------ clusters in other processes
     def _make_own(
-        self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
         session, here = self.run.ledger.session, self.run.here()
-        firsts = {cluster: workers[0] for cluster, workers in sites.workers.items()}
-        mates = [worker for worker in sites.workers[here.cluster] if worker != session.worker]
+        firsts = {cluster: workers[0] for cluster, workers in participants.workers.items()}
+        mates = [worker for worker in participants.workers[here.cluster] if worker != session.worker]
         ends = Ends(session.worker, here.cluster, firsts, session.links, session.patience, mates, self._made)
         rounds = _meetings(
-            apart, sites, weights, ends, exchanged, waits=True, copy=partial(self._copy_of, ""), models_own=weights
+            apart,
+            participants,
+            weights,
+            ends,
+            exchanged,
+            waits=True,
+            copy=partial(self._copy_of, ""),
+            models_own=weights,
         )
         session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
         self._start_alike(rounds, seeds_of(variables))
-        offset_seeds(variables, sites.names.index(here.cluster))
+        offset_seeds(variables, participants.names.index(here.cluster))
         return {here.cluster: rounds}
 
     def _start_alike(self, rounds: Meetings, seeds: Mapping[str, Any]) -> None:
@@ -254,7 +261,7 @@ class Opened:
 
 
 def _meetings(
-    apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, exchanged: Exchanged | None,
+    apart: Apart, participants: Participants, weights: Mapping[str, Any], ends: Ends, exchanged: Exchanged | None,
     waits: bool = False, *, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> Meetings:  # fmt: skip
     """The synchronisation of a cluster between its steps. `models_own` are the model's variables, of which `weights`
@@ -262,15 +269,15 @@ def _meetings(
     """
     if exchanged is not None:
         return make_one_bit_rounds(
-            weights, ends, Differences(parse_way("none")), sites.shares, exchanged, copy, models_own
+            weights, ends, Differences(parse_way("none")), participants.shares, exchanged, copy, models_own
         )
     flat, way = Flat(tuple(weights.values())), parse_way(apart.codec)
     if apart.mode == ASYNC:
         serves = ends.worker == ends.server
-        server = Server(ends, way, sites.shares, apart.staleness, waits) if serves else None
+        server = Server(ends, way, participants.shares, apart.staleness, waits) if serves else None
         return Pushes(flat, ends, Differences(way), every=apart.every, server=server)
     table = Timetable(apart.every, apart.fragments or pieces(flat.total, apart.every), apart.delay)
-    return Rounds(flat, ends, Differences(way), table=table, outer=apart.outer, shares=sites.shares)
+    return Rounds(flat, ends, Differences(way), table=table, outer=apart.outer, shares=participants.shares)
 
 
 @dataclass(frozen=True)
@@ -280,7 +287,7 @@ class OfClusters:
     apart: Apart
     captured: Captured
     run: Run
-    sites: Sites
+    participants: Participants
     models: Sequence[Any]
 
     @property
@@ -293,7 +300,7 @@ class OfClusters:
     def mates(self) -> tuple[str, ...]:
         """The other workers of this cluster."""
         here = self.run.here()
-        return () if here.alone else tuple(w for w in self.sites.workers[here.cluster] if w != here.worker)
+        return () if here.alone else tuple(w for w in self.participants.workers[here.cluster] if w != here.worker)
 
     @property
     def far(self) -> tuple[str, ...]:
@@ -318,7 +325,7 @@ class OfClusters:
 
     def _check_weights(self, weights: Mapping[str, Any]) -> None:
         """Refuse weights that a synchronisation cannot average."""
-        if not self.captured.program.requests or len(self.sites.names) == 1:
+        if not self.captured.program.requests or len(self.participants.names) == 1:
             return
         wide = next((path for path, variable in weights.items() if variable.dtype.size > _BYTES), None)
         if wide is not None:
@@ -366,19 +373,19 @@ class OfClusters:
         than one cluster.
         """
         program, variables, run = self.captured.program, self.captured.variables, self.run
-        if not program.requests or len(self.sites.names) == 1:
+        if not program.requests or len(self.participants.names) == 1:
             return inner
         weights = weights_of(program, variables, self.models)
         opened: Opened = run.rounds
-        make = partial(opened.here, self.apart, self.sites, weights, variables)
+        make = partial(opened.here, self.apart, self.participants, weights, variables)
         if run.alone:
-            return TakesTurns(inner, program.leaves, self.sites, make, variables=variables, copies=opened.copies)
+            return TakesTurns(inner, program.leaves, self.participants, make, variables=variables, copies=opened.copies)
         own, session = run.here().cluster, run.ledger.session
         leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
         return TrainsApart(
             inner,
             program.leaves,
-            self.sites,
+            self.participants,
             make,
             cluster=own,
             session=session,
@@ -392,11 +399,11 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
     if run.rounds is None:
         run.rounds = Opened(run)
         run.closers.append(run.rounds.close)
-    found = OfClusters(apart, captured, run, sites_of(apart, run), models)
-    if captured.program.requests and len(found.sites.names) == 1:
-        _tell_alone(apart, found.sites.names[0])
+    found = OfClusters(apart, captured, run, find_participants(apart, run), models)
+    if captured.program.requests and len(found.participants.names) == 1:
+        _tell_alone(apart, found.participants.names[0])
     if captured.program.requests and not run.alone:
-        lines = _lines(apart, captured, models, found.sites)
+        lines = _lines(apart, captured, models, found.participants)
         session = run.ledger.session
         try:
             session.agree(name, digest_lines(lines), lines, first_difference)
@@ -422,9 +429,9 @@ def _tell_alone(apart: Apart, name: str) -> None:
     )
 
 
-def _lines(apart: Apart, captured: Captured, models: Sequence[Any], sites: Sites) -> tuple[str, ...]:
+def _lines(apart: Apart, captured: Captured, models: Sequence[Any], participants: Participants) -> tuple[str, ...]:
     """The settings that must be the same in all clusters: mode, speeds and weights."""
     weights = weights_of(captured.program, captured.variables, models)
-    speeds = (f"cluster {name} of speed {speed:g}" for name, speed in sites.speeds.items())
+    speeds = (f"cluster {name} of speed {speed:g}" for name, speed in participants.speeds.items())
     held = (f"weight {path} {variable.dtype.name}{list(variable.shape)}" for path, variable in weights.items())
     return (f"apart {apart}", *speeds, *held)

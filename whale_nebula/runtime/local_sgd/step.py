@@ -18,7 +18,7 @@ from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
-from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, offset_seeds, seeds_of
+from whale_nebula.runtime.local_sgd.topology import Meetings, Participants, offset_seeds, seeds_of
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.transport import Link, LinkTotals
@@ -111,7 +111,7 @@ class BetweenClusters(Runner):
     meets_clusters = True
     inner: Runner
     leaves: Sequence[Leaf]
-    sites: Sites
+    participants: Participants
     make: Callable[[], Mapping[str, Meetings]]
     _sent: Mapping[str, LinkTotals] = field(default_factory=dict)
     _seconds: float = 0.0
@@ -180,7 +180,7 @@ class TrainsApart(BetweenClusters):
         rounds.begin()
         self.leaving.look(rounds.steps)
         waited = rounds.waited
-        own = select_own_rows(self.leaves, tensors, self.sites, self.cluster)
+        own = select_own_rows(self.leaves, tensors, self.participants, self.cluster)
         outcome = self.inner.run(own if self.inner.takes_parts else take_whole(self.leaves, own))
         rounds.tell()
         rounds.take()
@@ -190,13 +190,17 @@ class TrainsApart(BetweenClusters):
         return self.report(outcome, self.cluster, outcome.seconds + rounds.waited - waited)
 
 
-def select_own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, cluster: str) -> list[Any]:
+def select_own_rows(
+    leaves: Sequence[Leaf], tensors: Sequence[Any], participants: Participants, cluster: str
+) -> list[Any]:
     """A cluster's share of a batch."""
     if not any(leaf.batched for leaf in leaves):
         return list(tensors)
-    sites.rows(cluster, count_rows(leaves, tensors))  # refuses too few rows, or different numbers in inputs
+    participants.rows(cluster, count_rows(leaves, tensors))  # refuses too few rows, or different numbers in inputs
     cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
-    return [slice_rows(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
+    return [
+        slice_rows(each, participants.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)
+    ]
 
 
 @dataclass
@@ -256,11 +260,11 @@ class TakesTurns(BetweenClusters):
         for each in rounds.values():
             each.begin()
         began = time.perf_counter()
-        first, *others = self.sites.names
+        first, *others = self.participants.names
         for cluster in others:
             with self._turn(cluster):
-                self.inner.run(select_own_rows(self.leaves, tensors, self.sites, cluster))
-        outcome = self.inner.run(select_own_rows(self.leaves, tensors, self.sites, first))
+                self.inner.run(select_own_rows(self.leaves, tensors, self.participants, cluster))
+        outcome = self.inner.run(select_own_rows(self.leaves, tensors, self.participants, first))
         for each in rounds.values():
             each.tell()
         for each in rounds.values():
@@ -271,7 +275,7 @@ class TakesTurns(BetweenClusters):
     @contextlib.contextmanager
     def _turn(self, cluster: str) -> Iterator[None]:
         """Swap a cluster's copies into the model's variables while this is open."""
-        own = self.copies.of(cluster, self.variables, self.sites.names.index(cluster))
+        own = self.copies.of(cluster, self.variables, self.participants.names.index(cluster))
         first = {path: tf.identity(variable) for path, variable in self.variables.items()}
         for variable in self.variables.values():
             variable.assign(own[id(variable)])

@@ -146,7 +146,7 @@ class Ends:
         return {f"{self.cluster}->{cluster}": self.links[first].totals() for cluster, first in self.others.items()}
 
 
-class Sites(NamedTuple):
+class Participants(NamedTuple):
     """Clusters by name with their speeds; in several processes also their workers."""
 
     speeds: Mapping[str, float]
@@ -172,7 +172,7 @@ class Sites(NamedTuple):
         return shared_out(rows, tuple(self.speeds.values()))[self.names.index(cluster)]
 
 
-def sites_of(apart: Apart, run: Run) -> Sites:
+def find_participants(apart: Apart, run: Run) -> Participants:
     """The clusters of the layout; if it names none, all clusters of the run."""
     names = apart.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
@@ -192,7 +192,7 @@ def sites_of(apart: Apart, run: Run) -> Sites:
             why=f"the clusters of this run are {', '.join(dict.fromkeys(run.workers.values()))}",
             mend=f"start a worker of {absent!r}, or leave it out of nb.cluster(...)",
         )
-    return Sites(speeds, workers)
+    return Participants(speeds, workers)
 
 
 def _speed(run: Run, cluster: str) -> float:
