@@ -256,7 +256,7 @@ def _cluster(name: str, place: Place) -> Cluster:
         meant = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "gpu"
         raise place.wrong(f"{name!r} is no name of a cluster", why=why, mend=f"clusters: {{{meant}: {{}}}}")
     table = place.table(("workers", "gateway", *_AMOUNTS, "inside"))
-    workers = tuple(_worker(each) for each in table.key("workers").items())
+    workers = _workers(table.key("workers"))
     gateway = table.key("gateway").read_or(address, None)
     same = [number for number, worker in enumerate(workers) if worker.address == gateway]
     if gateway is not None and same:
@@ -283,6 +283,18 @@ _AMOUNTS: Mapping[str, Callable[[Place], Any]] = {
 def _read_amounts(table: Place) -> dict[str, Any]:
     """What a worker has, or each worker of a cluster."""
     return {key: table.key(key).read_or(read, None) for key, read in _AMOUNTS.items()}
+
+
+def _workers(place: Place) -> tuple[WorkerSpec, ...]:
+    if isinstance(place.value, int | str):  # a count, or one address
+        count = max(1, min(int(place.value), 3)) if isinstance(place.value, int) else 0
+        addresses = [f"10.77.0.{number}:7101" for number in range(2, 2 + count)] or [str(place.value)]
+        raise place.wrong(
+            f"{place.value!r} is no list of workers",
+            why="each worker has an address of its own",
+            mend=f"{place.path}: [{', '.join(addresses)}]",
+        )
+    return tuple(_worker(each) for each in place.items())
 
 
 def _worker(place: Place) -> WorkerSpec:
