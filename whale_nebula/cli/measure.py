@@ -116,7 +116,23 @@ def _measure(told: Clusters, *, again: bool, quick: bool) -> Measurement:
             remark(f"kept in {keep(found)}")
         except OSError as error:
             remark(f"it cannot be kept in {cache_path()}: {error.strerror}")
+    _tell_unsteady(found)
     return found
+
+
+_UNSTEADY = 0.3
+
+
+def _tell_unsteady(found: Measurement) -> None:
+    """Say which number differed most between its runs, if that is much: something else was running."""
+    spreads = {name: each.spread for name, each in found.sources.items() if each.spread is not None}
+    many = [name for name, spread in spreads.items() if spread > _UNSTEADY]
+    if many:
+        worst = max(many, key=spreads.__getitem__)
+        remark(
+            f"{len(many)} of {len(spreads)} numbers differed by more than {_UNSTEADY:.0%} between runs, most {worst} "
+            f"({spreads[worst]:.0%}): --again, while nothing else runs"
+        )
 
 
 _Measure = Callable[[Measurement, bool], Measurement]
