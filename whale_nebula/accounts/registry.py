@@ -65,7 +65,7 @@ class Registry(Accounts):
             return [(number, kind, until, str(self._find_scope(number))) for number, kind, until in found]
 
     def find_scope(self, name: str, kind: str, value: str) -> Scope:
-        """What the token or the password is good for by which an account has logged in."""
+        """The scope of the token or the password of a login."""
         with self.look():
             query = "select number from secret where account = ? and kind = ? and digest = ?"
             row = self.database.execute(query, (name, kind, digest_secret(value))).fetchone()

@@ -1,4 +1,4 @@
-"""What a token is good for: a part of what its account may have."""
+"""The scope of a token: the part of its account's certificates that it can obtain."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from whale_nebula.security.identity import Identity
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The certificates that a token obtains, of those that its account may have; None for no bound: of this `role`,
-    with numbers from `first` to `last`, good for this many `hours` at most.
+    """Bounds on the certificates that a token can obtain, None for no bound: their `role`, their numbers from `first`
+    to `last`, and their validity in `hours`.
 
     >>> some = Scope("worker", 0, 1, 2.0)
     >>> Scope.decode(some.encode()) == some, str(some), bool(Scope())
@@ -41,14 +41,14 @@ class Scope:
 
     @classmethod
     def decode(cls, text: bytes | str) -> Scope:
-        """Read what `encode` wrote; anything else is a `ValueError`: a bound that is not known must not be none."""
+        """Parse the text form; raises `ValueError` for anything else, as an unknown bound must not be ignored."""
         said = json.loads(text)
         if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
             raise ValueError("a scope of a token that is not known here")
         return cls(**said)
 
     def check(self, identity: Identity, hours: float) -> None:
-        """Refuse a certificate that the token is not good for."""
+        """Refuse a certificate outside the scope."""
         numbered = self.first is None or self.last is None or self.first <= identity.index <= self.last
         if self.role not in (None, identity.role) or not numbered:
             raise AccountError(

@@ -153,8 +153,8 @@ class ClusterInfo:
 
     @property
     def ring(self) -> LinkRate:
-        """The line between two neighbours of a ring of workers: `inside` where it is said, else as all-reduces were
-        measured.
+        """The line between two neighbours of a ring of workers: the configured `inside`, else derived from measured
+        all-reduces.
 
         >>> ClusterInfo("gpu", (), collectives=(Collective("all-reduce", 2e-3, 1e-9),)).ring.delay_s
         0.001

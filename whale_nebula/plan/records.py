@@ -88,8 +88,8 @@ class PlanStage:
 @dataclass(frozen=True)
 class PlanCollective:
     """A collective between the devices of a split stage: `bytes` sent by each device each time, `times` in a step.
-    `where` is the part of the step, `tensor` the op that makes the operand. `seconds` is what it takes each time, None
-    where nobody has said or measured what joins the workers of the cluster.
+    `where` is the part of the step, `tensor` the op that makes the operand. `seconds` is the time of each, None if the
+    line between the cluster's workers is neither configured nor measured.
     """
 
     kind: str

@@ -201,7 +201,7 @@ class Unplanned:
 
 def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False) -> tuple[str, str, str]:
     """What, why and mend of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
-    `whole` says that the batch cannot be cut.
+    `whole` is set if the batch cannot be cut.
     """
     said = [each.said for each in problem.fixed]
     if excess is None:

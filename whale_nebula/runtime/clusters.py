@@ -70,8 +70,8 @@ def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Cl
 
 
 def find_rings(run: Run) -> dict[str, Line]:
-    """The lines between neighbours inside clusters, by cluster, where the config says or this machine has measured
-    what they take.
+    """The lines between neighbours inside clusters, by cluster, if they are configured or were measured on this
+    machine.
     """
     told, (found, _) = told_by_config(run), read_kept()
     known = told if found is None else found.complete(told, is_local)

@@ -136,7 +136,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], str], whole: bool = False) -> Decision:
-    """The decision with the best plans of its problem. Where none fits, an error; it speaks of the whole batch if that
+    """The decision with the best plans of its problem. Raises if none fits; the error is about the whole batch if that
     cannot be cut.
     """
     found = search(decision.problem)
@@ -155,7 +155,7 @@ def _keep_whole(decision: Decision, refused: str) -> Decision:
 
 
 def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) -> str:
-    """Why the batch cannot be cut, where nobody has said a number of micro-batches; "" where it can."""
+    """Why the batch cannot be cut, if no number of micro-batches is given; "" if it can."""
     problem = decision.problem
     if problem.options.micro_batch is not None or len(problem.counts) == 1:
         return ""
