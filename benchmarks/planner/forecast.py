@@ -31,8 +31,8 @@ ROWS = (1, 2, 4, 8)
 """Sequences that each device has in a step."""
 LAYERS, WIDTH, HEADS, LENGTH, WORDS, MASKED = 24, 1024, 16, 128, 30522, 0.15
 FLOPS, MEMORY = 6e12, 16 * 2.0**30
-NETWORK, DELAY = Line(35e9 / 8, 50e-6), 0.02
-SLOW = Line(60e6 / 8, DELAY)
+NETWORK, DELAY = Line(rate=35e9 / 8, delay=50e-6), 0.02
+SLOW = Line(rate=60e6 / 8, delay=DELAY)
 WHALE = (64, 2.32)
 PADDLE = (1920, 0.917)
 
@@ -77,7 +77,7 @@ def seconds_of(problem: Problem, *parts: Part, micro_batches: int) -> float:
 def whale_seconds(devices: int, rows: int) -> dict[str, float]:
     """Data parallelism, and three replicated stages as in Whale's Figure 3."""
     problem, blocks, copies = make_problem(devices, rows, False), LAYERS + 2, devices // 3
-    between = Line(NETWORK.rate * max(1, copies // 8), NETWORK.delay)  # each server has its own
+    between = replace(NETWORK, rate=NETWORK.rate * max(1, copies // 8))  # each server has its own
     lines = {(a, b): between for a in range(3) for b in range(3) if a != b}
     staged = replace(problem, options=replace(problem.options, schedules=("1f1b",)), lines=lines)
     staged = replace(staged, clusters=tuple(replace(problem.clusters[0], name=f"stage{n}") for n in range(3)))

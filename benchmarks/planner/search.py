@@ -93,10 +93,10 @@ def draw_large(blocks: int, workers: int, clusters: int, kind: str) -> Problem:
         forward = np.stack([draw.uniform(0, 2e-5, blocks), seconds / draw.choice([0.5, 1, 1, 2, 4])])
         share = float(weights.sum()) * 5 * clusters / workers * draw.uniform(1.5, 4)
         memory = share if kind == "short" else math.inf
-        rest = seconds * 0.2, 5e-4, memory, Line(1e9, 5e-5)
+        rest = seconds * 0.2, 5e-4, memory, Line(rate=1e9, delay=5e-5)
         costs.append(ClusterCosts(f"c{number}", workers // clusters, forward, 2 * forward, *rest, later=forward))
     lines = {
-        (a, b): Line(float(draw.choice([7.5e6, 15e6, 1e8])), float(draw.choice([0.001, 0.01, 0.02])))
+        (a, b): Line(rate=float(draw.choice([7.5e6, 15e6, 1e8])), delay=float(draw.choice([0.001, 0.01, 0.02])))
         for a in range(clusters) for b in range(clusters) if a != b
     }  # fmt: skip
     return Problem(chain, tuple(costs), 1024, lines, Options())
