@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whale_nebula.checkpoint import files
-from whale_nebula.checkpoint.manifest import NAME, Manifest, Position, decode_manifest
+from whale_nebula.checkpoint.manifest import NAME, Manifest, decode_manifest
 from whale_nebula.errors import CheckpointError, ConfigError, RemoteProtocolError, StateError
 from whale_nebula.site import script_site
 
@@ -43,7 +43,7 @@ class Found:
     @property
     def by_hand(self) -> bool:
         """Whether it was written by `nb.save`, and not by a run."""
-        return any(manifest.position == Position() for manifest in self.manifests.values())
+        return any(manifest.by_hand for manifest in self.manifests.values())
 
     def check_name(self) -> Found:
         """Return it, with a fault if the name of its folder has another step than a manifest."""

@@ -109,6 +109,11 @@ class Manifest:
         return hashlib.sha256(said.encode()).hexdigest()[:32]
 
     @property
+    def by_hand(self) -> bool:
+        """Whether it was written by `nb.save`, and not by a run."""
+        return self.position == Position()
+
+    @property
     def size(self) -> int:
         """The total bytes of this host's files."""
         return sum(file.size for file in self.files)

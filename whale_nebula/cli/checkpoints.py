@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from whale_nebula.checkpoint.folder import Folder, Found
-from whale_nebula.checkpoint.manifest import Manifest, Position
+from whale_nebula.checkpoint.manifest import Manifest
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Options, Parser, split, tell
 from whale_nebula.errors import CheckpointError, NebulaError
@@ -119,7 +119,7 @@ def _summarize(found: Found) -> dict[str, Any]:
 
 def _say_where(manifest: Manifest) -> str:
     position = manifest.position
-    if position == Position():
+    if manifest.by_hand:
         return "saved by nb.save"
     if not position.fit:
         return ""

@@ -11,7 +11,7 @@ from itertools import permutations
 
 import numpy as np
 
-from whale_nebula.hardware import ClusterInfo, Clusters, Device, LinkRate, WorkerInfo
+from whale_nebula.hardware import ClusterInfo, Clusters, Device, WorkerInfo
 from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import Layers, OpWork
 from whale_nebula.planner.crossing import code_crossings
@@ -61,13 +61,9 @@ def problem_of(
     """
     costs = tuple(_find_costs(layers, each, options, (measured or {}).get(each.name)) for each in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
-    lines = {(a, b): _line(clusters.between(one, other)) for (a, one), (b, other) in pairs}
+    lines = {(a, b): Line.of(clusters.between(one, other)) for (a, one), (b, other) in pairs}
     coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
     return Problem(replace(layers.chain, coded=coded), costs, layers.rows, lines, options)
-
-
-def _line(link: LinkRate) -> Line:
-    return Line(rate=link.rate_bytes_per_s or math.inf, delay=link.delay_s)
 
 
 def _find_costs(
@@ -100,7 +96,7 @@ def _find_costs(
         update += VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
     return ClusterCosts(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
-        float(min(memory, options.memory)), _line(cluster.ring), adding, fused, crossing, message, step,
+        float(min(memory, options.memory)), Line.of(cluster.ring), adding, fused, crossing, message, step,
         backward * share_later,
     )  # fmt: skip
 

@@ -81,9 +81,7 @@ def _binding_text(problem: Problem, chosen: Candidate) -> str:
         name = stage_names(problem, chosen.parts)[place]
         return f"It waits for stage {name}, which computes for {duration(busy)} of it."
     if kind == "line":
-        lines = {
-            f"{problem.clusters[a].name}->{problem.clusters[b].name}": each for (a, b), each in problem.lines.items()
-        }
+        lines = problem.named_lines
         if line not in lines or line not in chosen.bytes:
             return f"It waits for {line}, between workers of one cluster."
         held = lines[line].seconds(chosen.bytes[line])

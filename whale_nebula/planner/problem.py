@@ -170,6 +170,15 @@ class Problem:
             return self.clusters[source].inside
         return self.lines.get((source, destination), Line())
 
+    def name_line(self, source: int, destination: int) -> str:
+        """The name of the line from one cluster to another, as in reports: "gpu->npu"."""
+        return f"{self.clusters[source].name}->{self.clusters[destination].name}"
+
+    @property
+    def named_lines(self) -> dict[str, Line]:
+        """The known lines between clusters by name."""
+        return {self.name_line(*ends): line for ends, line in self.lines.items()}
+
     def rows_of(self, micro_batches: int) -> int:
         """Rows of the largest micro-batch."""
         return math.ceil(self.rows / micro_batches)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -76,11 +75,7 @@ def find_rings(run: Run) -> dict[str, Line]:
     told, (found, _) = told_by_config(run), read_kept()
     known = told if found is None else found.complete(told, is_local)
     rings = {each.name: each.ring for each in known.clusters}
-    return {
-        name: Line(rate=ring.rate_bytes_per_s or math.inf, delay=ring.delay_s)
-        for name, ring in rings.items()
-        if ring.rate_bytes_per_s or ring.delay_s
-    }
+    return {name: Line.of(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
 
 
 def add_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:

@@ -116,9 +116,7 @@ class PlanWatch:
         rounds = [ceil(planned.shape.micro_batches / part.replicas) for part in planned.parts]
         stages = zip(names, rounds, planned.compute, strict=True)
         computes = {f"stage {name}": count * each for name, count, each in stages}
-        lines = {
-            f"{problem.clusters[a].name}->{problem.clusters[b].name}": wire for (a, b), wire in problem.lines.items()
-        }
+        lines = problem.named_lines
         held = {f"link {name}": lines[name].seconds(size) for name, size in planned.bytes.items() if name in lines}
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
@@ -181,7 +179,7 @@ class PlanWatch:
                 continue
             wires, held = {}, 0.0
             for a, b in ((one.cluster, other.cluster), (other.cluster, one.cluster)):
-                name, wire = f"{problem.clusters[a].name}->{problem.clusters[b].name}", problem.line(a, b)
+                name, wire = problem.name_line(a, b), problem.line(a, b)
                 mib = pace.get(f"{LINE}{name}")
                 wires[a, b] = replace(wire, rate=MIB / mib) if mib else wire
                 held += wires[a, b].seconds(planned.bytes.get(name, 0.0) / count)

@@ -7,8 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from whale_nebula.schedule.schedules import Pace
+
+if TYPE_CHECKING:
+    from whale_nebula.hardware import LinkRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,11 @@ class Line:
     name: str = ""
     rate: float = math.inf
     delay: float = 0.0
+
+    @classmethod
+    def of(cls, link: LinkRate) -> Line:
+        """Convert the record of a link; without a rate transfers take no time."""
+        return cls(rate=link.rate_bytes_per_s or math.inf, delay=link.delay_s)
 
     def seconds(self, size: float) -> float:
         """Seconds for which a message of `size` bytes occupies the line."""
