@@ -57,8 +57,8 @@ def decide(
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows, able = _agree(name, find_clusters(limits, said, run), rows, run)
-    layers = layers_of(captured.program, rows, _set_rows(captured.program.leaves, shapes, rows))
+    clusters, rows, able = agree_on_clusters(name, find_clusters(limits, said, run), rows, run)
+    layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
     options = Options(
@@ -73,7 +73,7 @@ def decide(
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
-    measured, slowness = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
+    measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     slow = [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
@@ -119,7 +119,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)
-    crossed = Crossed(cut, rows, _set_rows(cut.program.leaves, shapes, problem.rows))
+    crossed = Crossed(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
@@ -205,7 +205,7 @@ class Agreed(NamedTuple):
     collectives: bool
 
 
-def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
+def agree_on_clusters(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
     """Exchange and merge the knowledge of all processes."""
     completed = complete(told, config_of(run))
     if run.alone:
@@ -221,7 +221,7 @@ def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
     return Agreed(told, rows, able)
 
 
-def _measure(
+def measure_in_clusters(
     name: str,
     captured: Captured,
     layers: Layers,
@@ -242,7 +242,7 @@ def _measure(
     found = None
     if unsaid:
         points = _points(options, layers)
-        sizes = {rows: size_values(program, rows, _set_rows(program.leaves, shapes, rows)) for rows in points}
+        sizes = {rows: size_values(program, rows, set_rows(program.leaves, shapes, rows)) for rows in points}
         found = slowest_of([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
     if run.alone:
         tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
@@ -270,6 +270,7 @@ def _points(options: Options, layers: Layers) -> list[int]:
     return sorted({math.ceil(layers.rows / parts) for parts in (1, 4, 16)})
 
 
-def _set_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+def set_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+    """The shapes of a batch with this number of rows."""
     pairs = zip(shapes, leaves, strict=True)
     return [(rows, *shape[1:]) if leaf.batched and shape else shape for shape, leaf in pairs]
