@@ -258,6 +258,7 @@ class Clusters:
             sums = cluster.collectives or known.collectives
             taken += [f"{cluster.name}.collectives.{each.kind}" for each in sums if not cluster.collectives]
             inside = cluster.inside.complete_from(known.inside)
+            taken += [f"{cluster.name}>{cluster.name}"] * (inside != cluster.inside)
             made.append(replace(cluster, workers=tuple(workers), inside=inside, collectives=sums))
         for (a, b), link in self.links.items():
             links[a, b] = link.complete_from(other.between(a, b)) if {a, b} <= clusters.keys() else link

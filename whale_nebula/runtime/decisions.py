@@ -32,6 +32,7 @@ from whale_nebula.planner.space import fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
+from whale_nebula.runtime.line_costs import complete_lines
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
@@ -70,6 +71,8 @@ def decide(
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
     reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
+    reasons += [f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
+                for line, at in sorted(clusters.measured.items()) if ">" in line]  # fmt: skip
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
@@ -206,17 +209,19 @@ class Agreed(NamedTuple):
 
 
 def agree_on_clusters(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
-    """Exchange and merge the knowledge of all processes."""
+    """Exchange and merge the knowledge of all processes; lines that are unknown to all are measured between them."""
     completed = complete(told, config_of(run))
     if run.alone:
         return Agreed(completed, rows, True)
     session, own = run.ledger.session, run.here().cluster
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
-    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "collectives": able}}
+    own_part = {"rows": rows, "clusters": completed.to_json(), "collectives": able, "measure": run.config.measure}
+    sheet = {"shared": own_part}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
     every = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())]
     for each in every:
         told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
+    told = complete_lines(name, told, run, min(float(each["measure"]) for each in every))
     rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
     return Agreed(told, rows, able)
 

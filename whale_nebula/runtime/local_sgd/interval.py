@@ -18,7 +18,7 @@ from whale_nebula.codec.sizes import cost, fitting
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import PlanError
 from whale_nebula.hardware import Clusters, LinkRate
-from whale_nebula.ir.program import ASYNC, Apart, Program
+from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.planner.chain import Layers, layers_of
 from whale_nebula.planner.cluster_costs import Measured, problem_of
 from whale_nebula.planner.decision import Unplanned
@@ -166,7 +166,7 @@ def _choose(
     options = Options()
     measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     _check_speeds(apart, clusters, measured)
-    steps = _count_steps(layers, clusters, measured, participants, program)
+    steps = _count_steps(captured, layers, clusters, measured, participants)
     cluster = max(steps, key=lambda each: steps[each])
     found = find_interval(apart, exchange, steps[cluster])
     return replace(found, chosen=_explain(found, exchange, cluster, steps[cluster]))
@@ -223,19 +223,22 @@ def _refuse(apart: Apart, why: str, mend: str = "") -> PlanError:
 
 
 def _count_steps(
-    layers: Layers, clusters: Clusters, measured: Measured, participants: Participants, program: Program
+    captured: Captured, layers: Layers, clusters: Clusters, measured: Measured, participants: Participants
 ) -> dict[str, float]:
-    """Seconds of a step of each cluster with its own rows."""
+    """Seconds of a step of each cluster with its own rows, on as many workers as it has or as the scopes say: the
+    stages of the program are those of one cluster alone.
+    """
+    said, pipeline = captured.constraints, captured.program.pipeline
+    given = [said.replicas, *(stage.replicas for stage in said.stages)]
+    count = max((each for each in given if each), default=0)
     problem = problem_of(layers, clusters, Options(), measured)
     problem = replace(problem, clusters=tuple(replace(each, memory=math.inf) for each in problem.clusters))
-    given = max(stage.replicas for stage in program.stages)
-    alike = given in (1, *(each.workers for each in problem.clusters))  # without a count, as many as workers
     found = {}
     for number, each in enumerate(problem.clusters):
         begin, end = participants.rows(each.name, layers.rows)
-        copies = min(each.workers if alike and given > 1 else given, max(1, end - begin))
-        micro_batches = max(program.pipeline.micro_batch, copies)
-        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, program.pipeline.recompute)
+        copies = min(count or each.workers, max(1, end - begin))
+        micro_batches = max(pipeline.micro_batch, copies)
+        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, pipeline.recompute)
         scored = score(replace(problem, rows=max(1, end - begin)), shape)
         if isinstance(scored, Candidate):
             found[each.name] = scored.seconds
