@@ -15,8 +15,8 @@ from whale_nebula.launch.ending import EXIT_LEFT
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-WAYS = ("sync", "async", "1bit")
-SAMPLE = ("async", "1bit")
+WAYS = ("sync", "async", "1bit", "auto")
+SAMPLE = ("async", "1bit", "auto")
 """Those of `1bit` meet as those of `sync` do."""
 
 
@@ -49,6 +49,10 @@ class TestThreeWorkers:
 
     def test_what_was_saved_is_loaded_by_all(self, three: Ended, way: str) -> None:
         assert three.same(f"{way} loaded") is True
+
+
+def test_all_choose_the_same_interval_from_what_all_have_measured(three: Ended) -> None:
+    assert "as sync_every='auto' has chosen: an exchange takes" in three.same("auto chosen")
 
 
 def test_a_custom_loop_begins_with_the_first_ones_weights(three: Ended) -> None:

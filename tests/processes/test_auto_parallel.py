@@ -40,6 +40,11 @@ def test_every_process_has_the_same_plan_of_two_clusters(both: tuple[Ended, dict
     assert found.same("memory") <= KIB * 1024
 
 
+def test_lines_that_nobody_has_said_are_measured_and_shared(both: tuple[Ended, dict[str, Any]]) -> None:
+    found, alone = both
+    assert ["c0->c1" in each for each in found.same("lines")] == [True, False] and alone["lines"] == []
+
+
 def test_what_scopes_say_holds_in_every_process(both: tuple[Ended, dict[str, Any]]) -> None:
     found, alone = both
     assert found.same("scoped").items() >= {"c1": "c1"}.items() and "first" in found.same("scoped")

@@ -223,7 +223,7 @@ class Replicas:
             return
         if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
             raise OptionError(
-                f"nb.replica(sync_every={apart.every}) says something else than the one at {self.apart.where}",
+                f"nb.replica({apart.option}) says something else than the one at {self.apart.where}",
                 where=apart.where,
                 why=f"a step is copied to all clusters as a whole: {apart}; and there: {self.apart}",
                 mend="one nb.replica(sync_every=...) around the whole step",
@@ -326,7 +326,7 @@ def _describe_frame(frame: Frame | None) -> str:
     if frame is None:
         return "none"
     every = frame.options.get("sync_every")
-    said = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every}"] * (every is not None)
+    said = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every!r}"] * (every is not None)
     return f"nb.replica({', '.join(said)}) at {frame.site}"
 
 

@@ -80,7 +80,8 @@ class Manifest:
     `workers` are all writers of parts, with the parts' digests, the same in the manifest of every host; `parts` are
     those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
     the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
-    of its traces in order, if a trace may be for more than one shape. `at` is when the values were taken, in seconds
+    of its traces in order, if a trace may be for more than one shape; `intervals` the steps between meetings that were
+    chosen for it. `at` is when the values were taken, in seconds
     since 1970, and `spent` how the run's time was spent until then.
     """
 
@@ -92,6 +93,7 @@ class Manifest:
     bundle: str = ""
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     forms: Mapping[str, tuple[Shapes, ...]] = field(default_factory=dict)
+    intervals: Mapping[str, int] = field(default_factory=dict)
     run: str = ""
     attempt: int = 0
     plan: str = ""

@@ -24,9 +24,9 @@ Measure what plans need to know of this machine: FLOP/s by kind of kernel (matmu
 memory, what an empty call takes, what codecs take, and collectives between processes of this machine. What was measured
 is kept for this user, and nb.clusters() reads it; it is measured again where the machine is another one, or by --again.
 
-With --config it also says what the config's clusters are, as plans see them. What the config says (flops, memory, the
-rate of a link) is not measured. With --cluster the lines to other clusters are measured whose rate is not said, where
-the other end does the same at the same time, and kept in the folder line/ beside the config."""
+With --config it also says what the config's clusters are, as plans see them. What the config says (kind, cores, flops,
+memory and its rate, the rate of a link) stays. With --cluster the lines to other clusters are measured whose rate is
+not said, where the other end does the same at the same time, and kept in the folder line/ beside the config."""
 
 _EPILOG = """\
 examples:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from whale_nebula.config import quantities
-from whale_nebula.config.place import Place, address, device
+from whale_nebula.config.place import Place, address, device, kind_of_device
 from whale_nebula.config.schema import (
     CHECKPOINT_OVERHEAD,
     DEPENDS,
@@ -277,6 +277,9 @@ _AMOUNTS: Mapping[str, Callable[[Place], Any]] = {
     "memory": quantities.memory,
     "flops": quantities.flops,
     "price": _money,
+    "kind": kind_of_device,
+    "cores": lambda place: int(place.number(least=1, whole=True)),
+    "memory_rate": quantities.memory_rate,
 }
 
 
@@ -301,12 +304,17 @@ def _worker(place: Place) -> WorkerSpec:
     if isinstance(place.value, str):
         return WorkerSpec(address(place))
     table = place.table(("address", "device", "speed", *_AMOUNTS))
-    return WorkerSpec(
+    found = WorkerSpec(
         address=address(table.key("address")),
         device=table.key("device").read_or(device, None),
         speed=table.key("speed").read_or(lambda place: float(place.number(least=1e-6)), 1.0),
         **_read_amounts(table),
     )
+    kind = None if found.device is None else found.device.partition(":")[0].lower()
+    if kind is not None and found.kind not in (None, kind):
+        what = f"a worker of kind {found.kind!r} on device {found.device!r}"
+        raise table.key("kind").wrong(what, why="device says its kind, too", mend=f"kind: {kind}, or leave it out")
+    return found
 
 
 def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:

@@ -134,6 +134,19 @@ def address(place: Place) -> str:
     return str(place.value)
 
 
+def kind_of_device(place: Place) -> str:
+    """Parse the kind of a device, without an index.
+
+    >>> kind_of_device(Place("gpu")), kind_of_device(Place("CPU"))
+    ('gpu', 'cpu')
+    """
+    kind = place.text().upper()
+    if kind not in _KINDS:
+        why = "a device is of kind cpu or gpu; which one of its host's a worker takes, its key device says"
+        raise place.wrong(f"{place.value!r} is no kind of device", why=why, mend="kind: gpu, or kind: cpu")
+    return kind.lower()
+
+
 _DEVICE = re.compile(r"/?(?:device:)?([a-z]+)(?::(\d+))?", re.IGNORECASE)
 _KINDS = ("CPU", "GPU")
 

@@ -80,6 +80,20 @@ def memory(place: Place) -> int:
     return round(found)
 
 
+def memory_rate(place: Place) -> float:
+    """Parse bytes a second of a memory.
+
+    >>> memory_rate(Place("800GB/s")), memory_rate(Place("2 GiB"))
+    (800000000000.0, 2147483648.0)
+    """
+    found = _quantity(place, _SIZES, suffix="/s")
+    if not found:
+        why = "the rate of a memory is a number above zero and a unit, in bytes a second: GB/s or TB/s, GiB/s or TiB/s"
+        mend = _meant(place, dict.fromkeys(("GB/s", "TB/s"), 1.0), "memory_rate: 20GB/s")
+        raise place.wrong(f"{place.value!r} is no rate of a memory", why=why, mend=mend)
+    return found
+
+
 _FLOPS = re.compile(r"flop(s|/s)?\s*$", re.IGNORECASE)
 
 

@@ -174,7 +174,8 @@ SHOWS = ("none", "lines", "live")
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """One process of a cluster: its address, its device, its relative speed; optionally its bytes of memory, its
-    floating-point operations a second, and its price an hour.
+    floating-point operations a second, its price an hour, the kind of its device ("cpu" or "gpu"), its cores, and the
+    bytes a second of its memory.
     """
 
     address: str
@@ -183,14 +184,18 @@ class WorkerSpec:
     memory: int | None = None
     flops: float | None = None
     price: float | None = None
+    kind: str | None = None
+    cores: int | None = None
+    memory_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """A site: its workers, and the gateway through which others reach them.
 
-    `memory` (bytes), `flops` (FLOP/s at average speed) and `price` (money an hour) are defaults for workers without
-    their own; `inside` is the line between two of them.
+    `memory` (bytes), `flops` (FLOP/s at average speed), `price` (money an hour), `kind`, `cores` and `memory_rate`
+    (bytes a second at average speed) are defaults for workers without their own; `inside` is the line between two of
+    them.
     """
 
     name: str
@@ -200,6 +205,9 @@ class Cluster:
     flops: float | None = None
     inside: Line = FREE
     price: float | None = None
+    kind: str | None = None
+    cores: int | None = None
+    memory_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

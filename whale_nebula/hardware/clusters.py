@@ -31,8 +31,8 @@ class Device:
 
     `flops_per_s` is from the config, or the measured rate of matrix products; `rates` are the measured FLOP/s by kind
     of kernel ("matmul", "conv", "elementwise"), and empty if the config has `flops`. `call_seconds` is the time of one
-    call of an empty compiled function. `cores` is 1 if unknown. `price_per_hour` is in the currency of the links'
-    `cost_per_gb`.
+    call of an empty compiled function. `cores` is 1 if unknown; with `cores_said` it is from the config, and stays.
+    `price_per_hour` is in the currency of the links' `cost_per_gb`.
 
     >>> Device(rates={"matmul": 2e11}, flops_per_s=1e11).rate_of("matmul"), Device(flops_per_s=5e12).rate_of("conv")
     (200000000000.0, 5000000000000.0)
@@ -46,6 +46,7 @@ class Device:
     rates: Mapping[str, float] = field(default_factory=dict)
     call_seconds: float | None = None
     price_per_hour: float | None = None
+    cores_said: bool = False
 
     def complete_from(self, other: Device) -> tuple[Device, list[str]]:
         """Fill in missing values from another record of the device; returns the names of these, too: none if that one
@@ -59,7 +60,8 @@ class Device:
         made = replace(
             self,
             kind=other.kind if self.kind == ANY else self.kind,
-            cores=max(self.cores, other.cores),
+            cores=self.cores if self.cores_said else other.cores if other.cores_said else max(self.cores, other.cores),
+            cores_said=self.cores_said or other.cores_said,
             rates=rates,
             **{name: getattr(other, name) for name in taken},
         )
@@ -256,6 +258,7 @@ class Clusters:
             sums = cluster.collectives or known.collectives
             taken += [f"{cluster.name}.collectives.{each.kind}" for each in sums if not cluster.collectives]
             inside = cluster.inside.complete_from(known.inside)
+            taken += [f"{cluster.name}>{cluster.name}"] * (inside != cluster.inside)
             made.append(replace(cluster, workers=tuple(workers), inside=inside, collectives=sums))
         for (a, b), link in self.links.items():
             links[a, b] = link.complete_from(other.between(a, b)) if {a, b} <= clusters.keys() else link
@@ -324,17 +327,24 @@ def _cluster(told: Cluster, size: int) -> ClusterInfo:
 
 
 def _worker(name: str, spec: WorkerSpec | None, told: Cluster) -> WorkerInfo:
-    kind = ANY if spec is None or spec.device is None else spec.device.partition(":")[0].lower()
     speed = 1.0 if spec is None else spec.speed
-    flops = None if told.flops is None else told.flops * speed
-    if spec is None:
-        device = Device(kind, flops_per_s=flops, memory_bytes=told.memory, price_per_hour=told.price)
-        return WorkerInfo(name, HERE, device)
-    own = spec.flops if spec.flops is not None else flops
-    memory = spec.memory if spec.memory is not None else told.memory
-    price = spec.price if spec.price is not None else told.price
-    device = Device(kind, flops_per_s=own, memory_bytes=memory, price_per_hour=price)
-    return WorkerInfo(name, machine_of(spec.address), device, speed)
+
+    def find(key: str) -> Any:
+        """The worker's own value of a key, else that of its cluster; a rate there is that at average speed."""
+        own, common = getattr(spec, key, None), getattr(told, key)
+        if own is not None or common is None:
+            return own
+        return common * speed if key in _RATES else common
+
+    kind = find("kind") if spec is None or spec.device is None else spec.device.partition(":")[0].lower()
+    device = Device(
+        kind or ANY, find("cores") or 1, find("flops"), find("memory"), find("memory_rate"),
+        price_per_hour=find("price"), cores_said=find("cores") is not None,
+    )  # fmt: skip
+    return WorkerInfo(name, HERE if spec is None else machine_of(spec.address), device, speed)
+
+
+_RATES = ("flops", "memory_rate")
 
 
 def machine_of(address: str) -> str:
@@ -361,7 +371,7 @@ def _check(found: Clusters) -> None:
             raise ValueError(f"{path.lstrip('.')} is {number!r}, and no number of at least 0")
 
 
-_WORDS = frozenset({"name", "machine", "kind", "date"})
+_WORDS = frozenset({"name", "machine", "kind", "date", "cores_said"})
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -403,6 +413,8 @@ def table(clusters: Clusters) -> str:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
         memory, call = add_prefix(device.memory_bytes, "B", 1024.0), add_prefix(device.call_seconds, "s")
+        if device.memory_bytes_per_s is not None:
+            memory += f", {add_prefix(device.memory_bytes_per_s, 'B/s')}"
         rows.append([worker.name, worker.machine, cores, memory, _rates(device), call])
         if priced:
             price = device.price_per_hour

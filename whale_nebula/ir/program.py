@@ -13,6 +13,8 @@ from whale_nebula.ir.outer_optimizer import NAMED, Outer, text
 from whale_nebula.spec import Spec, Value
 
 SYNC, ASYNC = "sync", "async"
+OPEN = -1
+"""The interval, or the delay, of local SGD that is still to be chosen."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Apart:
     """The options of `nb.replica(sync_every=...)` with defaults filled in. `clusters` are those of its layout, empty if
     it names none; `codec` is the encoding of weights, as text.
 
-    Without `fragments` their number follows from the size of the weights.
+    Without `fragments` their number follows from the size of the weights. `chosen` is the reason for an interval that
+    was chosen for `sync_every="auto"`.
 
     In `mode` "async" a server on the first cluster's first worker applies each difference as it arrives, and no cluster
     is more than `staleness` rounds ahead of the slowest. With an `exchange` all clusters exchange their momenta after
@@ -40,8 +43,23 @@ class Apart:
     staleness: int = 0
     where: str = ""
     exchange: str = ""
+    chosen: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether the interval is still to be chosen."""
+        return self.every == OPEN
+
+    @property
+    def option(self) -> str:
+        """The option of `nb.replica` that it follows from."""
+        if self.exchange:
+            return f'exchange="{self.exchange}"'
+        return 'sync_every="auto"' if self.open or self.chosen else f"sync_every={self.every}"
 
     def __str__(self) -> str:
+        if self.open:
+            return f'each cluster trains a copy, sync_every="auto", {self.codec}, {text(self.outer)}'
         if self.exchange:
             return f"each cluster trains a copy, they exchange momenta after each step, {self.exchange}"
         if self.mode == ASYNC:

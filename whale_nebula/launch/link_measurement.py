@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,7 @@ SIZES = (64 << 10, 1 << 20)
 _BENCH = "bench link"
 _ROUNDS = 20
 _PROGRAM = 1
+_FAST = 40e6  # bytes a second, above which small tensors are no measure of a line
 _AGAIN_SECONDS = 10.0
 _MOST_BURSTS = 16  # of one size and way: each is `_GROWTH` times the one before, up to `MOST_BYTES`, and the last
 _MOST_CONNECTIONS = 64
@@ -97,17 +98,27 @@ class End:
     once.
 
     `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end. `tell`
-    is called with a line on each stage of the measurement.
+    is called with a line on each stage of the measurement. `kind` and `program` are those of the keys of tensors.
     """
 
     def __init__(
-        self, link: Link, *, leads: bool, seconds: float, patience: float, tell: Callable[[str], None]
+        self,
+        link: Link,
+        *,
+        leads: bool,
+        seconds: float,
+        patience: float,
+        tell: Callable[[str], None],
+        kind: Literal["forward", "round"] = "forward",
+        program: int = _PROGRAM,
     ) -> None:
         self._link = link
         self._leads = leads
         self._seconds = seconds
         self._patience = patience
         self._tell = tell
+        self._kind: Literal["forward", "round"] = kind
+        self._program = program
         self._sent = 0
         self.met = False
 
@@ -151,6 +162,16 @@ class End:
         said = theirs.get("connections")
         connections = max(int(sheet["connections"]), said if type(said) is int and said <= _MOST_CONNECTIONS else 1)
         return LineFound(*ends, path, *trips, crossings, sheets, connections, 0, when)
+
+    def probe(self, path: str, when: float) -> LineFound:
+        """Measure round trips, and each way alone, of a link whose ends have met; in large tensors if it is fast."""
+        trips, found = self._round_trips(), []
+        for turn in (self._send, self._hear) if self._leads else (self._hear, self._send):
+            slow = turn(SIZES[0])
+            found.append(slow.rate if slow.rate < _FAST else turn(SIZES[1]).rate)
+        here, there = self._link.here, self._link.there
+        ends = (here, there) if self._leads else (there, here)
+        return LineFound(*ends, path, *trips, (Crossing(SIZES[1], *found, *found),), {}, 1, 0, when)
 
     # ------------------------------------------------------------------ round trips
     def _round_trips(self) -> RoundTrips:
@@ -216,7 +237,7 @@ class End:
         self._sent += 1
         step = self._sent
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
-        self._link.post(build_message("BURST", program=_PROGRAM, step=step, count=count, size=size, last=last))
+        self._link.post(build_message("BURST", program=self._program, step=step, count=count, size=size, last=last))
         for slot in range(count):
             self._link.send(self._key(step, slot, self._link.here, self._link.there), tensor)
         seen = self._link.take("ARRIVED", self._patience + 2 * self._seconds)
@@ -241,7 +262,7 @@ class End:
         return bool(announced["last"]), found
 
     def _key(self, step: int, slot: int, source: str, destination: str) -> Key:
-        return Key("forward", _PROGRAM, step, 0, -1, slot, source, destination)
+        return Key(self._kind, self._program, step, 0, -1, slot, source, destination)
 
     def _show(self, size: int, what: str, found: str) -> None:
         self._tell(f"{what}, tensors of {size >> 10} KiB: {found}")

@@ -88,7 +88,8 @@ def _find_costs(
         adding = adding if math.isnan(measured.adding) else measured.adding
         empty = EMPTY_CALL if math.isnan(measured.call) else measured.call
         call, step = STAGE_CALL * empty, STEP * empty
-        crossing, message = CROSSING * empty / measured.cores, MESSAGE * empty / measured.cores
+        cores = slowest.cores if slowest.cores_said else measured.cores
+        crossing, message = CROSSING * empty / cores, MESSAGE * empty / cores
         fused = _compare_fused(measured, layers.rows)
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)

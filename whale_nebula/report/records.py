@@ -247,7 +247,8 @@ _WORTH = 0.05
 class MeetingsReport:
     """Statistics of local SGD: in `steps` steps all weights were exchanged `met` times with the clusters `others`, to
     which this process has sent `sent_bytes`. `seconds` are those of the steps since the first synchronisation, as steps
-    before it include tracing; `waited_seconds` are the part spent waiting.
+    before it include tracing; `waited_seconds` are the part spent waiting. `chosen` is the reason for the interval of
+    `sync_every="auto"`.
 
     >>> told = MeetingsReport(("npu",), steps=80, met=9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048)
     >>> print(told)
@@ -260,6 +261,7 @@ class MeetingsReport:
     seconds: float
     waited_seconds: float
     sent_bytes: int = 0
+    chosen: str = ""
 
     @property
     def share(self) -> float:

@@ -123,6 +123,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     lines += [f"  {line}" for line in boundary_lines(report.boundaries)]
     if report.meetings is not None:
         lines.append(f"  meetings {report.meetings}")
+        lines += [f"  {report.meetings.chosen}"] * bool(report.meetings.chosen)
     if report.cost is not None:
         lines.append(f"  cost: {report.cost}")
     lines += [f"  {line}" for line in (goodput_lines(report.goodput) if report.goodput is not None else ())]

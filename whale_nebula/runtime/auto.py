@@ -42,7 +42,7 @@ def capture_planned(
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    run, said, shapes = current_run(), first.constraints, _shapes(layout, tensors)
+    run, said, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
     if said.unplanned:
         said_so = f"nb.auto_parallel at {limits.site} leaves this step as its scopes say: {said.unplanned}."
         return replace(first, decision=Unplanned(said_so))
@@ -129,7 +129,7 @@ def _find_decision(run: Run, captured: Captured) -> Decision | None:
     return None
 
 
-def _shapes(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:
+def shapes_of_batch(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:
     """The shapes of the batch, as far as they are known; the rest has `ROWS` rows."""
     given = [tuple(getattr(t, "shape", ())) for t in tensors] if tensors is not None else [()] * len(layout.specs)
     rows = [shape[0] for shape, split in zip(given, layout.batched, strict=True) if split and shape and shape[0]]

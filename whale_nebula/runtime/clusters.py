@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
 from whale_nebula.config import load
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
 from whale_nebula.hardware.measured import read_kept
-from whale_nebula.launch.link_advice import load_measurement, path_of
+from whale_nebula.launch.link_advice import LineFound, load_measurement, path_of
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.lines import Line
@@ -79,15 +80,27 @@ def find_rings(run: Run) -> dict[str, Line]:
 
 
 def add_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
-    """Add the lines that `bench link` has measured, if the config has no rate."""
-    links, sources = {}, {}
-    for a, b in told.links:
-        found = load_measurement(path_of(config, a, b))
-        if found is None or set(found.clusters) != {a, b} or not found.crossings:
-            continue
-        largest = max(found.crossings, key=lambda each: each.size)
-        links[a, b] = LinkRate(largest.there if found.clusters == (a, b) else largest.back, found.delay)
-        date = datetime.fromtimestamp(found.when, UTC).isoformat(timespec="seconds")
-        sources[f"{a}>{b}"] = Provenance(date, None, f"{found.first} - {found.second}, {found.path}")
-    named = tuple(ClusterInfo(name, ()) for name in told.names)
+    """Add the lines that `bench link` or a run has measured, if the config has no rate."""
+    found = []
+    for a, b in combinations_with_replacement(told.names, 2):
+        line = load_measurement(path_of(config, a, b))
+        found += [line] if line is not None and {a, b} == set(line.clusters) else []
+    return complete_from_lines(told, found)
+
+
+def complete_from_lines(told: Clusters, found: Sequence[LineFound]) -> Clusters:
+    """Complete a cluster object by measured lines: those between clusters, and those inside."""
+    links: dict[tuple[str, str], LinkRate] = {}
+    inside: dict[str, LinkRate] = {}
+    sources: dict[str, Provenance] = {}
+    for each in (each for each in found if each.crossings):
+        largest, (a, b) = max(each.crossings, key=lambda one: one.size), each.clusters
+        date = datetime.fromtimestamp(each.when, UTC).isoformat(timespec="seconds")
+        if a == b:
+            inside[a] = LinkRate(min(largest.there, largest.back), each.delay)
+        else:
+            links |= {(a, b): LinkRate(largest.there, each.delay), (b, a): LinkRate(largest.back, each.delay)}
+        for one, other in ((a, b), (b, a)):
+            sources[f"{one}>{other}"] = Provenance(date, None, f"{each.first} - {each.second}, {each.path}")
+    named = tuple(ClusterInfo(name, (), inside.get(name, LinkRate())) for name in told.names)
     return told.complete_from(Clusters(named, links, measured=sources))

@@ -32,6 +32,7 @@ from whale_nebula.planner.space import fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
+from whale_nebula.runtime.line_costs import complete_lines
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
@@ -57,8 +58,8 @@ def decide(
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows, able = _agree(name, find_clusters(limits, said, run), rows, run)
-    layers = layers_of(captured.program, rows, _set_rows(captured.program.leaves, shapes, rows))
+    clusters, rows, able = agree_on_clusters(name, find_clusters(limits, said, run), rows, run)
+    layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
     options = Options(
@@ -70,10 +71,12 @@ def decide(
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
     reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
+    reasons += [f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
+                for line, at in sorted(clusters.measured.items()) if ">" in line]  # fmt: skip
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
-    measured, slowness = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
+    measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     slow = [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
@@ -119,7 +122,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)
-    crossed = Crossed(cut, rows, _set_rows(cut.program.leaves, shapes, problem.rows))
+    crossed = Crossed(cut, rows, set_rows(cut.program.leaves, shapes, problem.rows))
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
@@ -205,23 +208,25 @@ class Agreed(NamedTuple):
     collectives: bool
 
 
-def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
-    """Exchange and merge the knowledge of all processes."""
+def agree_on_clusters(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
+    """Exchange and merge the knowledge of all processes; lines that are unknown to all are measured between them."""
     completed = complete(told, config_of(run))
     if run.alone:
         return Agreed(completed, rows, True)
     session, own = run.ledger.session, run.here().cluster
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
-    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "collectives": able}}
+    own_part = {"rows": rows, "clusters": completed.to_json(), "collectives": able, "measure": run.config.measure}
+    sheet = {"shared": own_part}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
     every = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())]
     for each in every:
         told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
+    told = complete_lines(name, told, run, min(float(each["measure"]) for each in every))
     rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
     return Agreed(told, rows, able)
 
 
-def _measure(
+def measure_in_clusters(
     name: str,
     captured: Captured,
     layers: Layers,
@@ -242,7 +247,7 @@ def _measure(
     found = None
     if unsaid:
         points = _points(options, layers)
-        sizes = {rows: size_values(program, rows, _set_rows(program.leaves, shapes, rows)) for rows in points}
+        sizes = {rows: size_values(program, rows, set_rows(program.leaves, shapes, rows)) for rows in points}
         found = slowest_of([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
     if run.alone:
         tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
@@ -270,6 +275,7 @@ def _points(options: Options, layers: Layers) -> list[int]:
     return sorted({math.ceil(layers.rows / parts) for parts in (1, 4, 16)})
 
 
-def _set_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+def set_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+    """The shapes of a batch with this number of rows."""
     pairs = zip(shapes, leaves, strict=True)
     return [(rows, *shape[1:]) if leaf.batched and shape else shape for shape, leaf in pairs]

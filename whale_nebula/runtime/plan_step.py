@@ -13,8 +13,6 @@ import tensorflow as tf
 
 import whale_nebula
 from whale_nebula.capture.step import Captured, Signature, capture, pause_garbage_collection
-from whale_nebula.codec.sizes import fitting, nbytes
-from whale_nebula.codec.way import parse_way
 from whale_nebula.feed.checks import Missing, absent_in
 from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.ir.canonical import canonical_lines
@@ -32,7 +30,7 @@ from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.clusters import find_rings
-from whale_nebula.runtime.local_sgd.topology import dims_of, find_participants, weights_of
+from whale_nebula.runtime.local_sgd.topology import count_encoded_bytes, find_participants, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import prepare_compilation
@@ -52,9 +50,7 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
     shares = [end - begin for begin, end in (participants.rows(name, rows) for name in participants.names)]
     worked = ", ".join(f"{name} {share}" for name, share in zip(participants.names, shares, strict=True))
     count = sum(math.prod(variable.shape) for variable in weights_of(program, variables, ()).values())
-    dims = dims_of(count)
-    codec = fitting(parse_way(apart.codec).codec, "float32", dims)
-    crosses = nbytes(codec.arrays(dims, "float32")) if codec is not None else 4 * count
+    crosses = count_encoded_bytes(apart.codec, count)
     here = run.here().cluster if not run.alone else participants.names[0]
     found = [f"of {rows} rows each works on its own ({worked}); what stands above is one cluster's, on all of them"]
     for other in participants.names:
@@ -62,7 +58,7 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
             rate = run.links.between(here, other).rate
             takes = f", {duration(8 * crosses / rate)} of the line" if rate else ""
             found.append(f"a meeting sends {size(crosses)} from {here} to {other}{takes}, and as much back")
-    return found
+    return [*found, apart.chosen] if apart.chosen else found
 
 
 def capture_step(
@@ -78,11 +74,15 @@ def capture_step(
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
     found, limits = capture(call, layout, **options), current_limits()
-    if limits is None:
-        return found
-    from whale_nebula.runtime.auto import capture_planned  # imports the planner, which other scripts do not need
+    if limits is not None:
+        from whale_nebula.runtime.auto import capture_planned  # imports the planner, which other scripts do not need
 
-    return capture_planned(name, found, limits, call, layout, tensors, **options)
+        found = capture_planned(name, found, limits, call, layout, tensors, **options)
+    if found.program.apart is not None and found.program.apart.open:
+        from whale_nebula.runtime.local_sgd.interval import choose_interval
+
+        found = choose_interval(name, found, layout, tensors)
+    return found
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:

@@ -108,6 +108,8 @@ class Run:
     compares: bool = False
     rounds: Any = None
     decisions: list[Any] = field(default_factory=list)
+    lines: list[Any] = field(default_factory=list)
+    intervals: list[tuple[Any, frozenset[int]]] = field(default_factory=list)
     checkpoints: Any = None
     data: dict[str, Any] = field(default_factory=dict)
     step_now: StepNow = field(default_factory=StepNow)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 GRAIN = 4096
 """Fragments begin at multiples of this many numbers, the size of the rows in which weights are encoded."""
 _WORTH = 1 << 16
+MOST_STEPS = 500
+"""The largest interval that is chosen for `sync_every="auto"`."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 from whale_nebula import codec as codecs
 from whale_nebula.codec import Codec
-from whale_nebula.codec.way import NONFINITE, Way, ways
+from whale_nebula.codec.way import AUTO, NONFINITE, Way, ways
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.outer_optimizer import NAMED, Average, Outer
-from whale_nebula.ir.program import ASYNC, SYNC, Apart
-from whale_nebula.schedule.rounds import time_to_arrive
+from whale_nebula.ir.program import ASYNC, OPEN, SYNC, Apart
+from whale_nebula.schedule.rounds import MOST_STEPS, time_to_arrive
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.frames import Frame, cluster_block_of, compress_of, replica_of
 from whale_nebula.site import calling_site
@@ -144,7 +144,8 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
                 mend=f"nb.replica(sync_every=100, {said})",
             )
         return {}
-    every, mode = values.count("sync_every", given["sync_every"]), values.choice("mode", given["mode"], (SYNC, ASYNC))
+    every = given["sync_every"] if given["sync_every"] == AUTO else values.count("sync_every", given["sync_every"])
+    mode = values.choice("mode", given["mode"], (SYNC, ASYNC))
     fragments, delay, staleness = given["fragments"], given["delay"], given["staleness"]
     if mode == ASYNC and (fragments, delay) != (None, None):
         name = "fragments" if fragments is not None else "delay"
@@ -153,14 +154,15 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
     if mode == SYNC and staleness is not None:
         why = "in mode='sync' all clusters wait for each other"
         raise values.refuse(f"staleness={staleness!r} says nothing here", why=why, mend='mode="async"')
+    most = MOST_STEPS if every == AUTO else every
     return {
         "sync_every": every,
         "outer": _check_outer(given["outer"], mode),
         "mode": mode,
         "fragments": None
         if fragments is None
-        else _check_most("fragments", values.count("fragments", fragments), every),
-        "delay": None if delay is None else _check_most("delay", _steps("delay", delay), every - 1),
+        else _check_most("fragments", values.count("fragments", fragments), most),
+        "delay": None if delay is None else _check_most("delay", _steps("delay", delay), most - 1),
         "staleness": None if staleness is None else _steps("staleness", staleness),
     }
 
@@ -212,6 +214,7 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | N
     options, block, squeeze = frame.options, cluster_block_of(frames), compress_of(frames)
     layout = block.options["layout"] if block is not None else "all"
     every, delay, outer = options["sync_every"], options["delay"], options["outer"]
+    every = OPEN if every == AUTO else every
     shared: dict[str, Any] = {
         "every": every,
         "codec": str(_way(squeeze)) if squeeze is not None else "none",
@@ -231,7 +234,7 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | N
         return Apart(fragments=1, delay=0, outer=Average(), staleness=staleness, **shared)
     return Apart(
         fragments=options["fragments"] or 0,
-        delay=time_to_arrive(every) if delay is None else delay,
+        delay=delay if delay is not None else OPEN if every == OPEN else time_to_arrive(every),
         outer=NAMED[outer] if isinstance(outer, str) else outer,
         staleness=0,
         **shared,

@@ -42,7 +42,7 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
 def replica(
     count: int | None = None,
     *,
-    sync_every: int | None = None,
+    sync_every: int | str | None = None,
     outer: Any = "average",
     mode: str = "sync",
     fragments: int | None = None,
@@ -66,7 +66,8 @@ def replica(
     optimizer that applies their mean: "average", "nesterov", or an object of `nb.outer`. `nb.compress` around it is the
     codec of the differences, with error feedback. They are sent in `fragments` by turns, each with `delay` steps to
     arrive. With `mode="async"` a server in the first cluster applies each difference as it arrives; no cluster is more
-    than `staleness` rounds ahead of the slowest.
+    than `staleness` rounds ahead of the slowest. `sync_every="auto"` is the smallest number of steps behind which the
+    exchange hides, from the seconds of a step and the rate, delay and codec of the lines, up to 500; `nb.plan` says it.
 
     With `exchange="1bit"` each cluster trains a copy, too, and all exchange the momenta of their optimizers after each
     step, at one bit a number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`.

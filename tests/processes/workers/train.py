@@ -254,6 +254,7 @@ APART: Mapping[str, Mapping[str, Any]] = {
     "each": {"sync_every": 1, "outer": "average"},
     "async": {"sync_every": 3, "mode": "async"},
     "endless": {"sync_every": 10},
+    "auto": {"sync_every": "auto"},
     "1bit": {"exchange": "1bit"},
 }
 DRAWN = np.random.default_rng(0)
@@ -275,6 +276,7 @@ def trained_apart(way: str, seed: int = 1, **options: Any) -> keras.Model:
         history = made.fit(APART_X, APART_Y, **given).history
         meetings = nb.last_report(f"{made.name}.train_step").meetings
     tell(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])
+    tell(f"{way} chosen", "" if meetings is None else meetings.chosen)
     tell(f"{way} losses", history["loss"])
     tell(f"{way} validation", history["val_loss"])
     tell(f"{way} weights", bits(made.get_weights()))

@@ -18,7 +18,10 @@ clusters:
   gpu:
     workers: ["10.0.0.1:7101", {address: "10.0.0.2:7101", device: "/GPU:0", speed: 2, memory: 80GB, flops: 60TFLOPS}]
     gateway: "gate.example.org:443"
+    kind: GPU
+    cores: 8
     memory: 16GiB
+    memory_rate: 900 GB/s
     flops: 5T
     price: 2.5
     inside: {rate: 10gbit, delay: 50us}
@@ -59,6 +62,9 @@ def test_a_whole_file(written: Callable[[str], Path]) -> None:
             flops=5e12,
             price=2.5,
             inside=Line(1e10, 50e-6),
+            kind="gpu",
+            cores=8,
+            memory_rate=9e11,
         ),
         "npu": Cluster("npu", (WorkerSpec("[fd00::7]:7101"),)),
     }
@@ -133,6 +139,16 @@ BAD: list[tuple[Any, str, str]] = [
     ({"clusters": {"gpu": {"flops": 5}}}, "clusters.gpu.flops", "5T"),
     ({"clusters": {"gpu": {"flops": "0T"}}}, "clusters.gpu.flops", "above zero"),
     ({"clusters": {"gpu": {"price": "2.5 EUR"}}}, "clusters.gpu.price", "at least 0"),
+    ({"clusters": {"gpu": {"kind": "npu"}}}, "clusters.gpu.kind", "kind: gpu, or kind: cpu"),
+    ({"clusters": {"gpu": {"cores": 0}}}, "clusters.gpu.cores", "whole number"),
+    ({"clusters": {"gpu": {"memory_rate": "20gbit"}}}, "clusters.gpu.memory_rate", "in bytes a second"),
+    ({"clusters": {"gpu": {"memory_rate": 20}}}, "clusters.gpu.memory_rate", "20GB/s"),
+    ({"clusters": {"gpu": {"memoryrate": "20GB/s"}}}, "clusters.gpu.memoryrate", "did you mean 'memory_rate'"),
+    (
+        {"clusters": {"gpu": {"workers": [{"address": "h:1", "device": "CPU", "kind": "gpu"}]}}},
+        "clusters.gpu.workers[0].kind",
+        "kind: cpu, or leave it out",
+    ),
     ({"clusters": {"gpu": {"inside": "10gbit"}}}, "clusters.gpu.inside", "no mapping"),
     ({"clusters": {"gpu": {"inside": {"loss": 0.1}}}}, "clusters.gpu.inside.loss", "no key"),
     (

@@ -12,35 +12,40 @@ from whale_nebula.config import load, parse_links
 from whale_nebula.errors import ConfigError
 from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo
 
+OWN = {"kind": "cpu", "cores": 1, "memory_rate": "9 GB/s"}
 CONFIG = {
     "clusters": {
         "gpu": {
             "memory": "16GiB",
             "flops": "5T",
             "price": 2.5,
+            "cores": 8,
+            "memory_rate": "20GB/s",
             "inside": {"rate": "10gbit", "delay": "50us"},
             "workers": [
                 "10.0.0.1:7101",
                 {"address": "10.0.0.1:7102", "device": "GPU:0", "speed": 2},
-                {"address": "127.0.0.1:7103", "memory": "1GB", "flops": "9 GFLOP/s", "speed": 3, "price": 0},
+                {"address": "127.0.0.1:7103", "memory": "1GB", "flops": "9 GFLOP/s", "speed": 3, "price": 0, **OWN},
             ],
         },
-        "npu": {},
+        "npu": {"kind": "gpu"},
     },
     "links": [{"between": ["gpu", "npu"], "rate": "60mbit", "delay": "20ms", "loss": "1%", "cost": 0.08}],
 }
+SAID: dict[str, Any] = {"price_per_hour": 2.5, "cores_said": True}
+FREE = {"price_per_hour": 0.0}
 MADE = Clusters(
     (
         ClusterInfo(
             "gpu",
             (
-                WorkerInfo("gpu/0", "10.0.0.1", Device("any", 1, 5e12, 2**34, price_per_hour=2.5)),
-                WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", 1, 1e13, 2**34, price_per_hour=2.5), 2.0),
-                WorkerInfo("gpu/2", "localhost", Device("any", 1, 9e9, 10**9, price_per_hour=0.0), 3.0),
+                WorkerInfo("gpu/0", "10.0.0.1", Device("any", 8, 5e12, 2**34, 2e10, **SAID)),
+                WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", 8, 1e13, 2**34, 4e10, **SAID), 2.0),
+                WorkerInfo("gpu/2", "localhost", Device("cpu", 1, 9e9, 10**9, 9e9, **SAID | FREE), 3.0),
             ),
             LinkRate(1.25e9, 50e-6),
         ),
-        ClusterInfo("npu", (WorkerInfo("npu/0"),)),
+        ClusterInfo("npu", (WorkerInfo("npu/0", device=Device("gpu")),)),
     ),
     dict.fromkeys([("gpu", "npu"), ("npu", "gpu")], LinkRate(7.5e6, 0.02, 0.01, 0.08)),
 )
@@ -49,6 +54,16 @@ MADE = Clusters(
 def test_a_config_in_bytes_and_seconds() -> None:
     assert Clusters.of(load(CONFIG)) == MADE
     assert MADE.between("gpu", "gpu") == LinkRate(1.25e9, 50e-6)
+
+
+def test_what_a_config_says_of_a_device_stays() -> None:
+    found = Device("cpu", 16, 1e12, 2**33, 5e10, call_seconds=1e-5)
+    said = load({"clusters": {"gpu": {"cores": 1, "memory_rate": "9GB/s"}, "npu": {"kind": "gpu"}, "tpu": {}}})
+    known = Clusters(tuple(ClusterInfo(name, (WorkerInfo(f"{name}/0", device=found),)) for name in said.clusters))
+    gpu, npu, tpu = (worker.device for worker in Clusters.of(said).complete_from(known).workers)
+    assert gpu == Device("cpu", 1, 1e12, 2**33, 9e9, call_seconds=1e-5, cores_said=True)
+    assert (npu, tpu) == (Device("gpu"), found)  # of another kind than the one that was measured
+    assert Device("cpu", 16).complete_from(gpu)[0].cores == 1  # as another process was told
 
 
 def test_clusters_that_only_have_names() -> None:
@@ -131,6 +146,7 @@ def test_a_cluster_that_there_is_not() -> None:
 
 def test_the_table_and_the_picture_say_what_joins_what() -> None:
     assert [line.split()[0] for line in str(MADE).splitlines()[:5]] == ["worker", "gpu/0", "gpu/1", "gpu/2", "npu/0"]
+    assert "cpu, 1 core   954 MiB, 9 GB/s" in str(MADE)
     assert "gpu -> npu: 60mbit, 20ms, 1%, 0.08 per GB" in str(MADE)
     assert 'c0 <-->|"60mbit, 20ms, 1%, 0.08 per GB"| c1' in MADE.to_mermaid()
     assert 'w0_1["gpu/1<br>gpu<br>10 TFLOP/s<br>16 GiB"]' in MADE.to_mermaid()

@@ -32,15 +32,22 @@ def silence(text: str) -> None:
     """Nobody listens."""
 
 
-def both(network: MemoryNetwork, tell: Callable[[str], None] = silence) -> tuple[LineFound, LineFound]:
-    """What the two ends have found over a memory link."""
+def both(
+    network: MemoryNetwork, tell: Callable[[str], None] = silence, *, quickly: bool = False
+) -> tuple[LineFound, LineFound]:
+    """What the two ends have found over a memory link, or what a run finds at its start."""
     links = network.link(GPU, NPU, "gpu", "npu"), network.link(NPU, GPU, "npu", "gpu")
     pair = [
         End(link, leads=link.here == GPU, seconds=SHORT, patience=SOON, tell=tell if link.here == GPU else silence)
         for link in links
     ]
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(end.measure, {**SHEET, "here": n}, "direct", 7.0) for n, end in enumerate(pair)]
+        waiting = [
+            pool.submit(end.probe, "direct", 7.0)
+            if quickly
+            else pool.submit(end.measure, {**SHEET, "here": n}, "direct", 7.0)
+            for n, end in enumerate(pair)
+        ]
         first, second = (each.result(SOON) for each in waiting)
     return first, second
 
@@ -55,6 +62,13 @@ def test_both_ends_know_the_same_of_an_emulated_line() -> None:
     assert 0.006 <= found.least_round_trip <= found.round_trip and found.delay >= 0.003
     assert abs(found.clock) < found.least_round_trip, "one clock is not ahead of itself"
     assert [sheet["here"] for sheet in found.sheets.values()] == [0, 1]
+
+
+@pytest.mark.parametrize("rate", [400e6, None])
+def test_a_run_measures_a_line_quickly(rate: float | None) -> None:
+    found, second = both(MemoryNetwork({("gpu", "npu"): Line(rate, 0.003)}), quickly=True)
+    [line] = found.crossings
+    assert found == second and found.delay >= 0.003 and min(line.there, line.back) > 0
 
 
 def test_each_measurement_is_told() -> None:

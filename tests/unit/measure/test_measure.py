@@ -172,13 +172,14 @@ def test_a_line_that_was_measured_is_read_beside_its_config(folder: Path) -> Non
     config = folder / "clusters.yaml"
     config.write_text("clusters: {a: {}, b: {}, c: {}}\nlinks: [{between: [b, c], rate: 8mbit, cost: 2}]\n")
     one = (Crossing(1 << 16, 1.0, 1.0, 1.0, 1.0), Crossing(1 << 20, 5e6, 7e6, 1.0, 1.0))
-    for b, c in (("a", "b"), ("b", "c")):
+    for b, c in (("a", "b"), ("b", "c"), ("a", "a")):
         save(LineFound(f"{b}/0", f"{c}/0", "direct", 0.05, 0.04, 0.0, one, {}, 1, 0, 0.0), path_of(config, b, c))
     found = nb.clusters(config)
     assert found == add_lines(Clusters.of(load(config)), config)
     assert (found.between("a", "b"), found.between("b", "a")) == (LinkRate(5e6, 0.02), LinkRate(7e6, 0.02))
     assert found.between("b", "c") == LinkRate(1e6, cost_per_gb=2.0)
-    assert set(found.measured) == {"a>b", "b>a"} and found.measured["a>b"].date.startswith("1970-01-01")
+    assert found.cluster("a").inside == LinkRate(5e6, 0.02) == found.cluster("a").ring
+    assert set(found.measured) == {"a>b", "b>a", "a>a"} and found.measured["a>b"].date.startswith("1970-01-01")
 
 
 def measure_both(folder: Path, clusters: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -67,8 +67,10 @@ def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pyte
     # Were none alike, there would be 4 forwards and 4 backwards.
     assert len(kept) <= 3 * (2 + 3 + 3) + 6
     monkeypatch.setattr(block_costs, "time_calls", None)
-    again, _ = decide(*alike())
-    assert np.array_equal(again.problem.clusters[0].backward, cluster.backward)
+    again, _ = decide(*alike(), clusters={"gpu": {"cores": 1}, "npu": {"cores": 4}})
+    one, four = again.problem.clusters
+    assert np.array_equal(one.backward, cluster.backward)
+    assert one.crossing == pytest.approx(4 * four.crossing) and one.message == pytest.approx(4 * four.message) != 0.0
 
 
 def test_what_others_have_measured_is_not_read() -> None:
@@ -99,7 +101,7 @@ def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> N
 
 @pytest.mark.parametrize(
     "config",
-    [{"measure": "0s"}, {"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G"}}}],
+    [{"measure": "0s"}, {"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G", "memory_rate": "1GB/s"}}}],
     ids=["none is asked for", "the config says flops"],
 )
 def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
@@ -107,6 +109,8 @@ def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
     assert decision.grounds.measured == 0.0 and not blocks_path().exists()
     assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
     assert (decision.grounds.said > 0.5) == ("clusters" in config)
+    usual, slow = (cluster.update.sum() for cluster in decision.problem.clusters)
+    assert slow == pytest.approx(usual * (20 if "clusters" in config else 1))
 
 
 def test_one_cluster_may_be_said_and_the_other_measured() -> None:

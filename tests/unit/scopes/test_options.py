@@ -163,6 +163,7 @@ def said(**options: Any) -> str:
         ({"sync_every": 1, "outer": "nesterov"}, "they meet every step, int4, nesterov"),
         ({"sync_every": 8, "fragments": 2}, "every 8 steps in 2 fragments that each have 1 step to arrive in"),
         ({"sync_every": 8, "delay": 0}, "they meet every 8 steps, int4"),
+        ({"sync_every": "auto"}, 'each cluster trains a copy, sync_every="auto", int4, average'),
         ({"sync_every": 8, "outer": nb.outer.Nesterov(rate=1.0)}, "Nesterov(rate=1.0, momentum=0.9)"),
         ({"sync_every": 8, "mode": "async"}, "each pushes its difference every 8 steps, at most 1 rounds ahead"),
         ({"sync_every": 8, "mode": "async", "staleness": 3}, "at most 3 rounds ahead, int4, average"),
@@ -177,6 +178,8 @@ def test_what_is_said_and_what_it_comes_to(options: dict[str, Any], text: str) -
     [
         ({"sync_every": 0}, "sync_every=1"),
         ({"sync_every": 2.5}, "sync_every=2"),
+        ({"sync_every": "often"}, "sync_every="),
+        ({"sync_every": "auto", "delay": 500}, "delay=499"),
         ({"outer": "nesterov"}, "nb.replica(sync_every=100, outer='nesterov')"),
         ({"delay": 3}, "nb.replica(sync_every=100, delay=3)"),
         ({"mode": "async"}, "nb.replica(sync_every=100, mode='async')"),

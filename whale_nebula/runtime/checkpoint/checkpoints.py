@@ -73,7 +73,8 @@ class Checkpoints:
 
     If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
     variables are restored. `skips` counts the batches of a `fit` that were trained already. `forms` are the shapes for
-    which programs were traced, as in the manifest. `read`: a program was registered, or `nb.restore` was called.
+    which programs were traced, and `intervals` the steps between meetings that were chosen for them, as in the
+    manifest. `read`: a program was registered, or `nb.restore` was called.
     """
 
     run: Run
@@ -91,6 +92,7 @@ class Checkpoints:
     skips: int = 0
     reset_metrics: Callable[[], None] | None = None
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
+    intervals: dict[str, int] = field(default_factory=dict)
     said: list[Any] = field(default_factory=list)
     known: Known = field(init=False)
     _batch: str = ""
@@ -126,6 +128,7 @@ class Checkpoints:
             level.pace.note_saving(step, time.monotonic())
         part = self.source.parts.get(self.group.worker)
         same = set(self.source.manifest.workers) == set(self.group.everyone)
+        self.intervals = dict(self.source.manifest.intervals) if same else {}
         self._batch = part.batch if part is not None and same else ""
         self.spent.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
         self.memories.source = self.known.source = self.source
@@ -378,7 +381,9 @@ class Checkpoints:
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs, titles=self.known.list_titles())
         manifest = begin_manifest(self.run, self.position, self.known.aliases)
-        manifest = replace(manifest, forms=self.forms, at=time.time(), spent=asdict(self.spent.sum_up()))
+        manifest = replace(
+            manifest, forms=self.forms, intervals=self.intervals, at=time.time(), spent=asdict(self.spent.sum_up())
+        )
         for level in levels:
             level.write(Snapshot(manifest, self.group.worker, entries, memory, batch, late))
             if level.durable:

@@ -379,7 +379,15 @@ class OfClusters:
         opened: Opened = run.rounds
         make = partial(opened.here, self.apart, self.participants, weights, variables)
         if run.alone:
-            return TakesTurns(inner, program.leaves, self.participants, make, variables=variables, copies=opened.copies)
+            return TakesTurns(
+                inner,
+                program.leaves,
+                self.participants,
+                make,
+                variables=variables,
+                copies=opened.copies,
+                chosen=self.apart.chosen,
+            )
         own, session = run.here().cluster, run.ledger.session
         leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
         return TrainsApart(
@@ -391,6 +399,7 @@ class OfClusters:
             session=session,
             leaving=leaving,
             settle=opened.settle_to_leave,
+            chosen=self.apart.chosen,
         )
 
 
@@ -418,10 +427,9 @@ _BYTES = 4
 
 def _tell_alone(apart: Apart, name: str) -> None:
     """Warn that no other cluster takes part."""
-    option = f'exchange="{apart.exchange}"' if apart.exchange else f"sync_every={apart.every}"
     warn_once(
         script_site(),
-        f"nb.replica({option}) meets nobody: {name!r} is the only cluster",
+        f"nb.replica({apart.option}) meets nobody: {name!r} is the only cluster",
         where=apart.where,
         why="each cluster trains a copy, and there is one; the step runs as it would without it",
         mend='name them, nb.cluster(["gpu", "npu"]), or give a config that does: nb.init("clusters.yaml")',

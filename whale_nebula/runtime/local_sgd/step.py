@@ -105,7 +105,7 @@ class LeavesTogether:
 @dataclass
 class BetweenClusters(Runner):
     """Runner that runs a step of its clusters by an `inner` runner, and synchronises afterwards. `make` creates the
-    rounds of each local cluster at the first step.
+    rounds of each local cluster at the first step. `chosen` is the reason for an interval that was chosen.
     """
 
     meets_clusters = True
@@ -113,6 +113,7 @@ class BetweenClusters(Runner):
     leaves: Sequence[Leaf]
     participants: Participants
     make: Callable[[], Mapping[str, Meetings]]
+    chosen: str = field(default="", kw_only=True)
     _sent: Mapping[str, LinkTotals] = field(default_factory=dict)
     _seconds: float = 0.0
     _waited: float | None = None
@@ -147,8 +148,8 @@ class BetweenClusters(Runner):
             self._seconds += seconds
         met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
         crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
-        others = tuple(rounds.ends.others)
-        return MeetingsReport(others, rounds.steps, met, self._seconds, waited * bool(self._seconds), crossed)
+        others, waited = tuple(rounds.ends.others), waited * bool(self._seconds)
+        return MeetingsReport(others, rounds.steps, met, self._seconds, waited, crossed, self.chosen)
 
 
 @dataclass

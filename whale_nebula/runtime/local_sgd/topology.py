@@ -18,8 +18,8 @@ import tensorflow as tf
 from whale_nebula.capture.patches import STATE
 from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import Payload, read_payload, write_payload
-from whale_nebula.codec.sizes import fitting
-from whale_nebula.codec.way import Way
+from whale_nebula.codec.sizes import fitting, nbytes
+from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import ConfigError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
@@ -280,6 +280,17 @@ def read_numbers(data: Bytes, size: int) -> Numbers:
 def dims_of(size: int) -> tuple[int, int]:
     """The matrix sizes in which numbers are encoded: rows of the grain, or a single row."""
     return (1, size) if size <= GRAIN else (-(-size // GRAIN), GRAIN)
+
+
+def count_encoded_bytes(codec: str, count: int) -> int:
+    """The bytes of so many numbers in a codec, without headers.
+
+    >>> count_encoded_bytes("none", 10_000), count_encoded_bytes("fp16", 4096)
+    (40000, 8192)
+    """
+    dims = dims_of(count)
+    used = fitting(parse_way(codec).codec, "float32", dims)
+    return 4 * count if used is None else nbytes(used.arrays(dims, "float32"))
 
 
 def _rows(numbers: Numbers) -> Numbers:

@@ -1,0 +1,261 @@
+"""The interval of `nb.replica(sync_every="auto")`: the fewest steps behind which an exchange of all differences hides.
+
+Seconds of a step are those of the planner's cost model, with blocks that were measured, for each cluster's own rows;
+seconds of an exchange follow from the bytes of the codec, and from the rates and delays of the lines. All processes
+choose from the same numbers, so they choose the same interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whale_nebula.capture.step import Captured, Signature
+from whale_nebula.codec.sizes import cost, fitting
+from whale_nebula.codec.way import parse_way
+from whale_nebula.errors import PlanError
+from whale_nebula.hardware import Clusters, LinkRate
+from whale_nebula.ir.program import ASYNC, Apart
+from whale_nebula.planner.chain import Layers, layers_of
+from whale_nebula.planner.cluster_costs import Measured, problem_of
+from whale_nebula.planner.decision import Unplanned
+from whale_nebula.planner.problem import Candidate, Options, Part, Shape
+from whale_nebula.planner.score import score
+from whale_nebula.report.records import duration, size
+from whale_nebula.runtime.auto import shapes_of_batch
+from whale_nebula.runtime.clusters import told_by_config
+from whale_nebula.runtime.decisions import agree_on_clusters, measure_in_clusters, set_rows
+from whale_nebula.runtime.local_sgd.topology import (
+    Participants,
+    count_encoded_bytes,
+    dims_of,
+    find_participants,
+    weights_of,
+)
+from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.schedule.rounds import MOST_STEPS, pieces, ranges, time_to_arrive
+
+SHARE = 0.5
+"""The largest share of the steps between two meetings that an exchange may take."""
+SLACK = 0.02
+"""The share of these steps that they may wait for an exchange in addition."""
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange of the differences of `numbers` weights, encoded by `codec`, over these lines. `coding` are the
+    seconds to encode and to decode a number. In the mode "async" each difference goes to a server and is answered.
+
+    >>> line = {("gpu", "npu"): LinkRate(7.5e6, 0.02)}
+    >>> Exchange(1_000_000, lines=line).seconds(1_000_000), Exchange(1_000_000, "int8", line).seconds(1_000_000) < 0.2
+    (0.553..., True)
+    """
+
+    numbers: int
+    codec: str = "none"
+    lines: Mapping[tuple[str, str], LinkRate] | None = None
+    coding: float = 0.0
+    answered: bool = False
+
+    def seconds(self, count: int) -> float:
+        """Seconds until so many numbers have crossed the slowest line, and until the answer to them has."""
+        sent = count_encoded_bytes(self.codec, count)
+        trip = max((line.seconds(sent) for line in (self.lines or {}).values()), default=0.0)
+        return (trip + self.coding * count) * (1 + self.answered)
+
+    @property
+    def slowest(self) -> str:
+        """The name of the line on which it takes longest."""
+        sent, lines = count_encoded_bytes(self.codec, self.numbers), self.lines or {}
+        one, other = max(lines, key=lambda ends: lines[ends].seconds(sent))
+        return f"{one}->{other}"
+
+    def waits(self, apart: Apart, step: float) -> float:
+        """Seconds that steps of `step` seconds wait for it in each interval of these options."""
+        if self.answered:
+            return max(0.0, self.seconds(self.numbers) - apart.every * step)
+        count = apart.fragments or pieces(self.numbers, apart.every)
+        sizes = (end - begin for begin, end in ranges(self.numbers, count))
+        return sum(max(0.0, self.seconds(each) - apart.delay * step) for each in sizes if each)
+
+    def hides(self, apart: Apart, step: float) -> bool:
+        """Whether it hides behind the steps of an interval."""
+        between = apart.every * step
+        return self.seconds(self.numbers) <= SHARE * between and self.waits(apart, step) <= SLACK * between
+
+
+def set_interval(apart: Apart, every: int) -> Apart:
+    """The options with an interval, and the delay that belongs to it."""
+    return replace(apart, every=every, delay=time_to_arrive(every) if apart.delay < 0 else apart.delay)
+
+
+def find_interval(apart: Apart, exchange: Exchange, step: float) -> Apart:
+    """The options with the smallest interval in which an exchange hides behind steps of `step` seconds, or with the
+    largest one allowed.
+
+    >>> from whale_nebula.ir.program import OPEN
+    >>> slow = Exchange(1_000_000, lines={("gpu", "npu"): LinkRate(7.5e6, 0.02)})
+    >>> find_interval(Apart(OPEN, delay=OPEN), slow, 0.05).every, find_interval(Apart(OPEN), Exchange(9), 0.05).every
+    (23, 1)
+    """
+    tried = (set_interval(apart, every) for every in range(_find_least(apart), MOST_STEPS + 1))
+    return next((each for each in tried if exchange.hides(each, step)), set_interval(apart, MOST_STEPS))
+
+
+def _find_least(apart: Apart) -> int:
+    """The smallest interval in which all fragments are sent, and each arrives."""
+    return max(apart.fragments, apart.delay + 1, 1)
+
+
+# ---------------------------------------------------------------------- for a captured step
+def choose_interval(name: str, captured: Captured, layout: Signature, tensors: Sequence[Any] | None = None) -> Captured:
+    """A captured step whose clusters train apart, with the interval that is chosen for its weights; the same for each
+    step of these weights in a run, and in a run that goes on. A step that does not train has that of the training, if
+    one was chosen before.
+
+    `tensors` are its first batch, if there is one.
+    """
+    apart, run = captured.program.apart, current_run()
+    if apart is None or not apart.open:
+        return captured
+    handles = {id(variable.handle) for variable in captured.variables.values()}
+    known = next((chosen for chosen, own in run.intervals if own & handles), None)
+    if known is None:
+        participants = find_participants(apart, run)
+        if not captured.program.requests or len(participants.names) == 1:
+            return captured
+        known = _choose(name, captured, apart, layout, tensors, run, participants)
+        weights = weights_of(captured.program, captured.variables, ()).values()
+        run.intervals.append((known, frozenset(id(variable.handle) for variable in weights)))
+        if run.checkpoints is not None:
+            run.checkpoints.intervals[name] = known.every
+        _LOG.info("%s: %s", name, known.chosen)
+    found = replace(set_interval(apart, known.every), chosen=known.chosen)
+    before = () if captured.decision is None else (captured.decision.reason,)
+    reason = " ".join((*before, f"{known.chosen[0].upper()}{known.chosen[1:]}."))
+    return replace(captured, program=replace(captured.program, apart=found), decision=Unplanned(reason))
+
+
+def _choose(
+    name: str,
+    captured: Captured,
+    apart: Apart,
+    layout: Signature,
+    tensors: Sequence[Any] | None,
+    run: Run,
+    participants: Participants,
+) -> Apart:
+    """The options with an interval and the reason for it: that of the run that goes on, or a new one."""
+    saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
+    if saved is not None and saved >= _find_least(apart):
+        chosen = set_interval(apart, saved)
+        return replace(chosen, chosen=f"the clusters meet every {_count(saved)}, as before this run was saved")
+    if len(captured.program.requests) > 1:
+        raise _refuse(apart, "the step asks for gradients more than once, and its seconds are not known beforehand")
+    shapes, program = shapes_of_batch(layout, tensors), captured.program
+    rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
+    clusters, rows, _ = agree_on_clusters(name, told_by_config(run, participants.names), rows, run)
+    exchange = _count_exchange(captured, apart, clusters, participants, run)
+    layers = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
+    if layers is None:
+        raise _refuse(apart, "no op of the step reads a variable, so its seconds are not known beforehand")
+    options = Options()
+    measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
+    _check_speeds(apart, clusters, measured)
+    steps = _count_steps(captured, layers, clusters, measured, participants)
+    cluster = max(steps, key=lambda each: steps[each])
+    found = find_interval(apart, exchange, steps[cluster])
+    return replace(found, chosen=_explain(found, exchange, cluster, steps[cluster]))
+
+
+def _count_exchange(
+    captured: Captured, apart: Apart, clusters: Clusters, participants: Participants, run: Run
+) -> Exchange:
+    """The exchange of a step's weights. Raises if the rate of a line is not known."""
+    names = participants.names
+    pairs = [(a, b) for a in names for b in names if a != b and (apart.mode != ASYNC or names[0] in (a, b))]
+    lines = {(a, b): clusters.between(a, b) for a, b in pairs}
+    unknown = next((ends for ends, line in lines.items() if line.rate_bytes_per_s is None), None)
+    if unknown is not None and not run.alone:
+        where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
+        why = f"nothing says the rate of the line {'->'.join(unknown)}"
+        raise _refuse(apart, why, f"{where}, or whale-nebula bench link")
+    weights = weights_of(captured.program, captured.variables, ())
+    count, codec = sum(math.prod(variable.shape) for variable in weights.values()), parse_way(apart.codec).codec
+    used, dims = fitting(codec, "float32", dims_of(count)), dims_of(count)
+    each = clusters.codecs.get(str(used))
+    taken = cost(used, dims) if used is not None else None
+    coding = 4 * each if each is not None else 0.0 if taken is None else taken.seconds / count
+    return Exchange(count, apart.codec, lines, coding if used is not None else 0.0, apart.mode == ASYNC)
+
+
+def _check_speeds(apart: Apart, clusters: Clusters, measured: Measured) -> None:
+    """Refuse clusters of which neither measurements nor rates are known."""
+    for cluster in clusters.clusters:
+        known = all(worker.device.flops_per_s is not None for worker in cluster.workers)
+        if cluster.name not in measured and not known:
+            raise _refuse(
+                apart,
+                f"nothing says how fast cluster {cluster.name} computes, and its steps are not measured here",
+                f"flops: 5T of clusters.{cluster.name} in the config, or measure: 10s",
+            )
+        blocks = measured.get(cluster.name)
+        if blocks is not None and not known and all(math.isnan(each) for each in blocks.forward[0]):
+            raise _refuse(
+                apart,
+                f"no block of the step was measured in cluster {cluster.name}",
+                f"measure: 10s in the config, or flops: 5T of clusters.{cluster.name}",
+            )
+
+
+def _refuse(apart: Apart, why: str, mend: str = "") -> PlanError:
+    others = f"{mend}; or a number: " if mend else ""
+    return PlanError(
+        'no interval can be chosen for sync_every="auto"',
+        where=apart.where,
+        why=why,
+        mend=f"{others}nb.replica(sync_every=100)",
+    )
+
+
+def _count_steps(
+    captured: Captured, layers: Layers, clusters: Clusters, measured: Measured, participants: Participants
+) -> dict[str, float]:
+    """Seconds of a step of each cluster with its own rows, on as many workers as it has or as the scopes say: the
+    stages of the program are those of one cluster alone.
+    """
+    said, pipeline = captured.constraints, captured.program.pipeline
+    given = [said.replicas, *(stage.replicas for stage in said.stages)]
+    count = max((each for each in given if each), default=0)
+    problem = problem_of(layers, clusters, Options(), measured)
+    problem = replace(problem, clusters=tuple(replace(each, memory=math.inf) for each in problem.clusters))
+    found = {}
+    for number, each in enumerate(problem.clusters):
+        begin, end = participants.rows(each.name, layers.rows)
+        copies = min(count or each.workers, max(1, end - begin))
+        micro_batches = max(pipeline.micro_batch, copies)
+        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, pipeline.recompute)
+        scored = score(replace(problem, rows=max(1, end - begin)), shape)
+        if isinstance(scored, Candidate):
+            found[each.name] = scored.seconds
+    return found
+
+
+def _explain(chosen: Apart, exchange: Exchange, cluster: str, step: float) -> str:
+    takes, between = exchange.seconds(exchange.numbers), chosen.every * step
+    how = f"an exchange takes {duration(takes)}" + f" on {exchange.slowest}" * bool(takes)
+    how += f" ({size(count_encoded_bytes(exchange.codec, exchange.numbers))})"
+    how += f", {_count(chosen.every)} of {cluster} take {duration(between)}"
+    met = f"the clusters meet every {_count(chosen.every)}, as sync_every='auto' has chosen: {how}"
+    if exchange.hides(chosen, step):
+        return f"{met}; it may take {SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(chosen.delay)
+    waits = duration(exchange.waits(chosen, step))
+    return f"{met}; it does not hide behind the most steps that are chosen, and {waits} are waited: nb.compress helps"
+
+
+def _count(steps: int) -> str:
+    return f"{steps} step{'s' * (steps != 1)}"
