@@ -310,7 +310,10 @@ for step in range(10**6):
 """
     DEAF = "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, signal.SIG_IGN)\n"
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    @pytest.mark.parametrize(
+        "number",
+        [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.grid) for each in (signal.SIGINT, signal.SIGHUP))],
+    )
     def test_the_first_lets_the_workers_leave(self, number: signal.Signals, script: Callable) -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             pytest.skip(f"{number.name} is ignored here, as under nohup, and so it is by what is started from here")

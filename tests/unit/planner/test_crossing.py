@@ -22,7 +22,7 @@ from whale_nebula.planner.search import search
 from whale_nebula.runtime.run import current_run
 
 CLUSTERS = {"clusters": {name: {"flops": "2M"} for name in ("a", "b", "c")}}
-WIDTH, COUNT = 32, 6
+WIDTH, COUNT = 32, 4
 
 
 def model(parts: Any = ()) -> keras.Model:

@@ -99,7 +99,10 @@ def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> N
 
 @pytest.mark.parametrize(
     "config",
-    [{"measure": "0s"}, {"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G"}}}],
+    [
+        {"measure": "0s"},
+        pytest.param({"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G"}}}, marks=pytest.mark.grid),
+    ],
     ids=["none is asked for", "the config says flops"],
 )
 def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
