@@ -211,7 +211,7 @@ ATTACKS = {
     "another step": NOTHING._replace(said="the steps that were approved are", begun=True, env={"NAME": "other"}),
     "a swapped plan": Attack(swap_plan, "its digest is another one", begun=True),
 }
-SAMPLE = ("one module more", "another build", "a changed package", "another plan")
+SAMPLE = ("one module more", "another build", "a changed package", "another plan", "another step")
 """What else is another file or version: `EVADES`, and the approvals and plans below."""
 
 

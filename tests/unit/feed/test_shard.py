@@ -75,7 +75,7 @@ CHAINS: dict[str, Chain] = {
     "cached below": lambda rows: rows.map(lambda n: n + 1).cache().map(parse).batch(8),
 }  # fmt: skip
 
-RARE = {"parallel batches", "two maps", "no remainder", "batches shuffled", "repeated", "zipped", "interleaved"}
+RARE = {"two maps", "no remainder", "batches shuffled", "repeated", "zipped", "interleaved"}
 """Chains of the grid: what is in them, others have, too."""
 
 WHOLE: dict[str, tuple[Chain, str]] = {
