@@ -8,7 +8,7 @@ from tests.unit.models.small import END, MASK, MODELS, PAD, START, far_from_zero
 from whale_nebula.models.decoding import Beam, MaskPredict, translation
 from whale_nebula.models.sides import nowhere
 
-BEAM = Beam(START, END, longest=2, width=2, never=(PAD, START, MASK))
+BEAM = Beam(START, END, longest=4, width=3, never=(PAD, START, MASK))
 FILL = MaskPredict(START, END, MASK, longest=4, candidates=2, rounds=2)
 
 
