@@ -40,7 +40,7 @@ unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
 soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity, faults; two hours
 	$(BIN)/python -m pytest --grid tests/processes tests/traps tests/scripts
 	$(BIN)/python -m pytest --grid -m grid --ignore=tests/processes --ignore=tests/traps --ignore=tests/scripts
-	$(BIN)/python -m pytest --grid tests/unit/wire tests/unit/codec tests/unit/gateway tests/unit/transport
+	$(BIN)/python -m pytest --grid tests/unit/wire tests/unit/codec tests/unit/gateway tests/unit/transport tests/unit/config tests/unit/security tests/unit/schedule
 	$(PIP) install --quiet kubernetes-validate==1.37.0 && $(BIN)/python -m pytest tests/unit/test_deploy.py
 	$(BIN)/python benchmarks/parity/run.py
 	$(BIN)/python -m tests.soak.simulated --cases 20000

@@ -19,7 +19,7 @@ X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 
 def fitted(*callbacks: Any, epochs: int = 1) -> keras.Model:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     model.fit(X, Y, epochs=epochs, verbose=0, callbacks=list(callbacks))
     return model
 
@@ -137,7 +137,7 @@ def test_begin_with_is_the_epoch_of_the_next_fit() -> None:
     assert watch.epochs == [2, 3] and model._initial_epoch == 2  # asked for again as that fit began
 
 
-@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("steps", [pytest.param(None, marks=pytest.mark.grid), 2])
 def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> None:
     rows: list[list[float]] = []
 
@@ -217,7 +217,7 @@ def test_draw_batches_gives_them_again_without_a_new_trace() -> None:
     assert (batches, list(rest)) == ([0], [0, 1, 2])
 
 
-@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize("by_batch", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_trace_step_makes_all_variables_and_tells_what_a_step_refers_to(by_batch: bool) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
@@ -239,7 +239,11 @@ def test_build_model_makes_what_a_step_makes() -> None:
     assert len(model.weights) == 2 and model.optimizer.built
 
 
-@pytest.mark.parametrize("wrap", [lambda inner: inner, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
+@pytest.mark.parametrize(
+    "wrap",
+    [pytest.param(lambda inner: inner, marks=pytest.mark.grid), keras.optimizers.LossScaleOptimizer],
+    ids=["plain", "scaled"],
+)
 def test_build_optimizer_gives_variables_that_are_made_ahead_the_names_of_a_step(wrap: Callable[..., Any]) -> None:
     x, y = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
     found = {}

@@ -57,7 +57,15 @@ def data(model: Any) -> Any:
     return (X, [Y, Y]) if len(getattr(model, "outputs", [None])) > 1 else (X, Y, np.ones((4,), "float32"))
 
 
-@pytest.mark.parametrize("make", [functional, several, subclassed, scaled])
+@pytest.mark.parametrize(
+    "make",
+    [
+        functional,
+        pytest.param(several, marks=pytest.mark.grid),
+        pytest.param(subclassed, marks=pytest.mark.grid),
+        scaled,
+    ],
+)
 def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says_when(make: Any) -> None:
     trained, created, traces = make(), make(), list[int]()
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)

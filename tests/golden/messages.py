@@ -22,25 +22,24 @@ SENTENCE_WORDS = 4
 def list_messages() -> str:
     """The text of the golden file."""
     trees = [ast.parse(path.read_text("utf-8")) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    classes = find_error_classes(trees)
+    found = [(find_constants(tree), list(ast.walk(tree))) for tree in trees]
+    classes = find_error_classes([node for _, nodes in found for node in nodes if isinstance(node, ast.ClassDef)])
     raised: set[str] = set()
     sentences: set[str] = set()
-    for tree in trees:
-        constants = find_constants(tree)
+    for constants, nodes in found:
         inside: set[int] = set()
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
             if (text := describe_call(call, classes, constants)) is not None:
                 raised.add(text)
                 inside.update(id(node) for node in ast.walk(call))
-        sentences.update(find_sentences(tree, inside))
+        sentences.update(find_sentences(nodes, inside))
     listed = [*sorted(raised), "", "Other sentences of the source:", "", *sorted(sentences)]
     return "\n".join(listed)
 
 
-def find_error_classes(trees: list[ast.Module]) -> dict[str, str]:
+def find_error_classes(definitions: list[ast.ClassDef]) -> dict[str, str]:
     """The code of each error and warning class by name, also of those outside the public tree."""
     found = {n: c.code for n, c in vars(errors).items() if isinstance(c, type) and hasattr(c, "code")}
-    definitions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     size = -1
     while size != len(found):
         size = len(found)
@@ -99,15 +98,15 @@ def template(node: ast.expr | None, constants: dict[str, ast.expr]) -> str:
             return HOLE
 
 
-def find_sentences(tree: ast.Module, inside: set[int]) -> Iterator[str]:
+def find_sentences(nodes: list[ast.AST], inside: set[int]) -> Iterator[str]:
     """Texts of several words that are neither docstrings nor part of a constructed error."""
     skipped = set(inside)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             skipped.add(id(node.value))
         if isinstance(node, ast.JoinedStr):
             skipped.update(id(value) for value in node.values)
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) not in skipped and isinstance(node, ast.Constant | ast.JoinedStr):
             text = template(node, {})
             if len(text.replace(HOLE, " ").split()) >= SENTENCE_WORDS:

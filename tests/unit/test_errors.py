@@ -35,19 +35,23 @@ def test_codes_are_in_their_hundred() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_carries_a_mend_of_its_own_class(kind: type[NebulaError]) -> None:
+def test_every_error_carries_a_mend_of_its_own_class_and_survives_copying_and_crossing_processes(
+    kind: type[NebulaError],
+) -> None:
     error = kind("something")
     assert error.mend
     assert "\n  mend: " in str(error)
     assert kind is NebulaError or "usual_mend" in vars(kind) or "usual_mends" in vars(kind)
 
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_errors_survive_copying_and_crossing_processes(kind: type[NebulaError]) -> None:
     error = kind("what it is", where="a.py:3", why="because", mend="do this")
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(again) is kind
         assert str(again) == str(error)
+
+    error = kind("something", why="because", mend="do this")
+    anew = kind(f"Error encountered:\n\n{error}")
+    assert str(anew) == f"Error encountered:\n\n{error}"
+    assert anew.mend == error.mend
 
 
 def test_how_an_error_reads() -> None:
@@ -71,14 +75,6 @@ def test_a_failed_stage_says_whether_the_step_is_torn() -> None:
     assert whole.where == "stage 'encoder', phase 1, micro-batch 0"
     assert not whole.torn and "as they were before" in whole.why
     assert torn.torn and "torn" in torn.why and "checkpoint" in torn.mend
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_an_error_made_anew_from_its_text_still_reads_once(kind: type[NebulaError]) -> None:
-    error = kind("something", why="because", mend="do this")
-    again = kind(f"Error encountered:\n\n{error}")
-    assert str(again) == f"Error encountered:\n\n{error}"
-    assert again.mend == error.mend
 
 
 def test_keras_lets_an_error_through_as_it_is() -> None:

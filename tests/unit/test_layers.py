@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from subprocess import PIPE
 
@@ -37,6 +37,7 @@ FORBIDDEN = dict.fromkeys(sorted(WITHOUT_TF), TENSORFLOW)
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 ENVIRON_WRITES = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__"}
 PRIVATE = re.compile(r"(tensorflow\.python|keras\.src)(\.|$)")
+PRIVATE_NAME = re.compile(rf"{PRIVATE.pattern}[\w.]*")
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,14 @@ class Module:
     def parse(cls, name: str, source: str, is_package: bool = False) -> "Module":
         return cls(name, is_package, ast.parse(source))
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of it, in functions too."""
+        return list(ast.walk(self.tree))
+
     def imports(self, *, at_start_only: bool = False) -> Iterator[tuple[str, int]]:
         """(dotted name, line) of all imports; `at_start_only`: of those that run when it is imported."""
-        for node in walk(self.tree, into_functions=not at_start_only):
+        for node in walk_start(self.tree) if at_start_only else self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, node.lineno) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -69,15 +75,21 @@ class Module:
         return ".".join([*base, node.module] if node.module else base)
 
 
-def walk(tree: ast.AST, *, into_functions: bool) -> Iterator[ast.AST]:
-    """`ast.walk`; without functions it also leaves out `if TYPE_CHECKING:`, which does not run either."""
+def walk_start(tree: ast.AST) -> Iterator[ast.AST]:
+    """What runs when it is imported: `ast.walk` without functions and `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(tree):
-        if not into_functions and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if not into_functions and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from walk(child, into_functions=into_functions)
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.expr) and not is_typing(
+            child
+        ):
+            yield child
+            yield from walk_start(child)
+
+
+def is_typing(node: ast.AST) -> bool:
+    """Whether it is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in {
+        getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(node.test)
+    }
 
 
 @cache
@@ -138,7 +150,7 @@ def steps(module: Module) -> list[str]:
 
 def bans(module: Module) -> list[str]:
     """What library code never does, and ruff does not look for, as "module:line what"."""
-    found = ((node, banned(node)) for node in ast.walk(module.tree))
+    found = ((node, banned(node)) for node in module.nodes)
     return [f"{module.name}:{getattr(node, 'lineno', 0)} {what}" for node, what in found if what]
 
 
@@ -177,8 +189,8 @@ def is_environ(node: ast.expr) -> bool:
 def private_uses(module: Module) -> list[str]:
     """Imports of TF's and Keras's insides, by statement or by a string given to importlib."""
     said = [f"{module.name}:{line} imports {name}" for name, line in module.imports() if PRIVATE.match(name)]
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Constant) and re.fullmatch(rf"{PRIVATE.pattern}[\w.]*", str(node.value)):
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and PRIVATE_NAME.fullmatch(str(node.value)):
             said.append(f"{module.name}:{node.lineno} names {node.value}")
     return said
 
@@ -203,13 +215,8 @@ def upward(module: Module) -> list[str]:
 
 def runtime_imports(module: Module) -> Iterator[tuple[str, int]]:
     """What runs of a module's imports, at its start and in functions."""
-    checked = {
-        id(each)
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for each in ast.walk(node)
-    }
-    for node in ast.walk(module.tree):
+    checked = {id(each) for node in module.nodes if is_typing(node) for each in ast.walk(node)}
+    for node in module.nodes:
         if isinstance(node, ast.Import) and id(node) not in checked:
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and id(node) not in checked:

@@ -102,7 +102,7 @@ def test_without_names_they_are_the_loss_and_the_result() -> None:
     assert nb.plan(doubled, X).stages["gpu"].outputs == ("result",)
 
 
-@pytest.mark.parametrize(("micro_batch", "said"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("micro_batch", "said"), [pytest.param(1, False, marks=pytest.mark.grid), (2, True)])
 def test_dropout_with_micro_batches_is_noted(micro_batch: int, said: bool) -> None:
     inputs = keras.Input((4,))
     with nb.cluster(), nb.pipeline(micro_batch):
@@ -146,7 +146,9 @@ def copier() -> Copier:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("call", "batch"), [(nb.plan, (X, None)), (nb.verify, (X,))])
+@pytest.mark.parametrize(
+    ("call", "batch"), [(nb.plan, (X, None)), pytest.param(nb.verify, (X,), marks=pytest.mark.grid)]
+)
 def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any], batch: tuple[Any, ...]) -> None:
     made = copier()
     call(made, *batch)
@@ -155,7 +157,7 @@ def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any],
     assert tuple not in made.seen
 
 
-@pytest.mark.parametrize(("parts", "tupled"), [(X, False), ((X,), True)])
+@pytest.mark.parametrize(("parts", "tupled"), [pytest.param(X, False, marks=pytest.mark.grid), ((X,), True)])
 def test_a_train_step_is_given_what_its_dataset_gives(parts: Any, tupled: bool) -> None:
     made, dataset = copier(), tf.data.Dataset.from_tensor_slices(parts).batch(4)
     made.unpacks = tupled
@@ -188,7 +190,9 @@ class Two(keras.Model):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("given", [{"left": X, "right": X}, [X, X]], ids=["dict", "list"])
+@pytest.mark.parametrize(
+    "given", [{"left": X, "right": X}, pytest.param([X, X], marks=pytest.mark.grid)], ids=["dict", "list"]
+)
 def test_a_subclassed_model_of_several_inputs_is_built_by_being_looked_at(given: Any) -> None:
     made = Two()
     made.compile("sgd", "mse")

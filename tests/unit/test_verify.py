@@ -43,21 +43,24 @@ def batch(rows: int = 7) -> tuple[np.ndarray, np.ndarray]:
     return normal(rows, 4), normal(rows, 3, seed=1)
 
 
-@pytest.mark.parametrize("links", [None, "1gbit,0ms"])
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize(
+    ("micro", "links"),
+    [
+        *[(1, None), (2, "1gbit,0ms")],
+        *(pytest.param(*each, marks=pytest.mark.grid) for each in ((1, "1gbit,0ms"), (2, None))),
+    ],
+)
 def test_a_keras_model_agrees(links: str | None, micro: int) -> None:
+    """In all that the step returns and writes."""
     nb.init(links=links)
-    found = nb.verify(model(micro), *batch())
+    made = model(micro)
+    found = nb.verify(made, *batch())
     assert found.ok
     assert found.comparable
     assert found.stages == ("a", "b")
     assert found.micro_batches == micro
     assert found.raise_if_bad() is found
-
-
-def test_it_compares_all_that_the_step_returns_and_writes() -> None:
-    made = model()
-    names = {row.name for row in nb.verify(made, *batch()).rows}
+    names = {row.name for row in found.rows}
     assert {"returned/loss", "returned/mae"} <= names
     assert {v.path for v in made.variables} <= names
     assert {v.path for v in made.optimizer.variables if "learning_rate" not in v.path} <= names
@@ -373,7 +376,7 @@ def test_every_reason_stands_in_the_headline() -> None:
     assert found.to_text().splitlines()[-1] == "note: a remark"
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_a_batch_without_rows_shows_nothing(micro: int) -> None:
     found = nb.verify(model(micro), *batch(0))
     assert not found.ok

@@ -91,7 +91,7 @@ def test_json_has_what_was_predicted_and_considered(call: Call, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("said", "words", "clusters", "micro"),
     [
-        ("nb.auto_parallel(clusters=['npu'])", ("--micro-batch", "2"), {"npu"}, 2),
+        pytest.param("nb.auto_parallel(clusters=['npu'])", ("--micro-batch", "2"), {"npu"}, 2, marks=pytest.mark.grid),
         ("nb.auto_parallel(micro_batch=8)", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 8),
         ("nb.shutdown()", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 2),
     ],

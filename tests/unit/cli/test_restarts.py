@@ -72,9 +72,9 @@ def test_restarts_that_are_used_up_have_an_exit_code_and_the_first_failure_is_na
     script: Callable[[str], str], config: str, capfd: Capture
 ) -> None:
     path = script("train()\nif me.cluster == 'npu': sys.exit(7) if me.epoch else die()\ntime.sleep(0.3)")
-    assert main(["run", "--all", "--config", config, path]) == arguments.USED_UP
+    assert main(["run", "--all", "--config", config, "--restarts", "1", path]) == arguments.USED_UP
     assert capfd.readouterr().err.splitlines()[-2:] == [
-        "whale-nebula: restarts are used up: 2 of 2 were made; in epoch 0 worker npu/0 failed first: ended by SIGKILL",
+        "whale-nebula: restarts are used up: 1 of 1 were made; in epoch 0 worker npu/0 failed first: ended by SIGKILL",
         "whale-nebula: worker npu/0 failed first: exit code 7",
     ]
 

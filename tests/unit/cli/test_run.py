@@ -226,14 +226,13 @@ refuse()
         assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.FAILED
         assert capfd.readouterr().err.splitlines()[0] == "hooked"
 
-    def test_workers_know_whether_all_are_here(self, script: Callable, capfd: Capture) -> None:
-        assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == arguments.DONE
-        assert capfd.readouterr().out == "True\n"
-
-    def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: Capture) -> None:
-        code = "print(os.path.dirname(me.security.key), oct(os.stat(os.path.dirname(me.security.key)).st_mode))"
+    def test_workers_know_whether_all_are_here_and_certificates_live_as_long_as_the_run(
+        self, script: Callable, capfd: Capture
+    ) -> None:
+        code = "folder = os.path.dirname(me.security.key)\nprint(me.everywhere, folder, oct(os.stat(folder).st_mode))"
         assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.DONE
-        folder, mode = capfd.readouterr().out.split()
+        everywhere, folder, mode = capfd.readouterr().out.split()
+        assert everywhere == "True"
         assert stat.S_IMODE(int(mode, 8)) == 0o700
         assert not Path(folder).exists()
 
@@ -310,7 +309,10 @@ for step in range(10**6):
 """
     DEAF = "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, signal.SIG_IGN)\n"
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    @pytest.mark.parametrize(
+        "number",
+        [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.grid) for each in (signal.SIGINT, signal.SIGHUP))],
+    )
     def test_the_first_lets_the_workers_leave(self, number: signal.Signals, script: Callable) -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             pytest.skip(f"{number.name} is ignored here, as under nohup, and so it is by what is started from here")

@@ -103,8 +103,8 @@ FIT = MODEL + "model.fit(x, y, verbose=0)"
     ("line", "name"),
     [
         ("model.fit(x, y, verbose=0)", "small.train_step"),
-        ("model.train_on_batch(x, y)", "small.train_step"),
-        ("model.evaluate(x, y, verbose=0)", "small.test_step"),
+        pytest.param("model.train_on_batch(x, y)", "small.train_step", marks=pytest.mark.grid),
+        pytest.param("model.evaluate(x, y, verbose=0)", "small.test_step", marks=pytest.mark.grid),
         ("model.predict(x, verbose=0)", "small.predict_step"),
         ("nb.verify(model, x, y)", "small.train_step"),
         ("try:\n    model.fit(x, y, verbose=0)\nexcept Exception:\n    pass", "small.train_step"),
@@ -172,7 +172,7 @@ def test_untrained_weights_are_never_saved(show: Show, tmp_path: Path) -> None:
     assert keras.Model.save_weights.__module__.startswith("keras.")
 
 
-@pytest.mark.parametrize("words", [[], ["--all"]], ids=["first", "all"])
+@pytest.mark.parametrize("words", [pytest.param([], marks=pytest.mark.grid), ["--all"]], ids=["first", "all"])
 def test_callbacks_hear_nothing_and_files_of_an_earlier_training_stay(
     words: list[str], show: Show, tmp_path: Path
 ) -> None:
@@ -278,7 +278,7 @@ print("trained")
 """
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_a_model_without_scopes_predicts_but_is_not_trained(own: bool, show: Show) -> None:
     shown = show(PLAIN.format(own=own), "--json")
     assert shown.status == arguments.NOTHING and "rows 3" in shown.err and "trained" not in shown.err

@@ -88,7 +88,7 @@ def actions(site: Site, *names: str) -> list[dict[str, Any]]:
 
 
 class TestWhatCrosses:
-    @pytest.mark.parametrize("dials", [CLUSTERS, ("gpu",), ("npu",)])
+    @pytest.mark.parametrize("dials", [CLUSTERS, ("gpu",), pytest.param(("npu",), marks=pytest.mark.grid)])
     def test_either_gateway_may_dial(self, make: Callable[..., Town], dials: tuple[str, ...]) -> None:
         made = make(dials=dials, met=True)
         made.cross(range(3), size=1 << 19)
@@ -353,7 +353,7 @@ class TestRevokedOnTheHostsOfOneSide:
         revoke(home.folder, home.authority, [home.of(who).serial], "a test")
         shutil.copy(home.folder / "revoked.json", home.folder / "npu.json")
 
-    @pytest.mark.parametrize("dials", [("gpu",), ("npu",)])
+    @pytest.mark.parametrize("dials", [("gpu",), pytest.param(("npu",), marks=pytest.mark.grid)])
     def test_a_gateway_is_left_by_all_streams_whoever_dialled(
         self, tmp_path: Path, make: Callable[..., Town], dials: tuple[str, ...]
     ) -> None:

@@ -59,7 +59,7 @@ def listens(process: Process) -> str:
 
 
 class TestKilledAndStartedAgain:
-    COUNT = 60
+    COUNT = 24
 
     def send(self, made: Town, here: str, there: str) -> None:
         for slot in range(self.COUNT):
@@ -83,7 +83,7 @@ class TestKilledAndStartedAgain:
             for thread in sending:
                 thread.start()
             for slot in range(self.COUNT):
-                if slot == 10:
+                if slot == 6:
                     started["gpu"].kill()
                     started["gpu"].wait(SOON)
                     begin("gpu")

@@ -111,7 +111,11 @@ EXCESSES = {
 }
 
 
-@pytest.mark.parametrize(("code", "allowed", "said"), EXCESSES.values(), ids=EXCESSES)
+@pytest.mark.parametrize(
+    ("code", "allowed", "said"),
+    [pytest.param(*each, marks=pytest.mark.grid if name == "memory" else ()) for name, each in EXCESSES.items()],
+    ids=EXCESSES,
+)
 def test_who_uses_more_is_killed_with_all_that_it_has_started(
     code: str, allowed: Allowance, said: str, tmp_path: Path
 ) -> None:

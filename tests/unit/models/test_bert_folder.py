@@ -114,7 +114,7 @@ def test_norms_may_have_their_old_names(folder: Path) -> None:
     np.testing.assert_array_equal(load_bert(write(folder, old))(TOKENS), plain)
 
 
-@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.grid), ml_dtypes.bfloat16, "float64"])
 def test_numbers_may_be_of_another_precision(folder: Path, dtype: Any) -> None:
     plain = load_bert(write(folder))(TOKENS)
     found = load_bert(write(folder, {name: each.astype(dtype) for name, each in bert_tensors().items()}))

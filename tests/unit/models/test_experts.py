@@ -21,8 +21,13 @@ from whale_nebula.models import SwitchFeedForward
 WIDTH, EXPERTS = 6, 4
 
 
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize(("factor", "groups"), [(0.5, None), (0.5, 5), (4.0, 5)])
+@pytest.mark.parametrize(
+    ("k", "factor", "groups"),
+    [
+        *[(2, 0.5, None), (1, 0.5, 5), (2, 4.0, 5)],
+        *(pytest.param(*each, marks=pytest.mark.grid) for each in ((1, 0.5, None), (2, 0.5, 5), (1, 4.0, 5))),
+    ],
+)
 def test_tokens_get_what_their_experts_make_of_them(k: int, factor: float, groups: int | None) -> None:
     """With ample room, and with so little that some are left out in their order."""
     keras.utils.set_random_seed(1)

@@ -106,8 +106,11 @@ def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     assert caught.value.mend != OptionError.usual_mend
 
 
+@pytest.mark.grid
 def test_a_bert_learns_that_words_come_in_pairs() -> None:
-    """Each row is one word all over: what is hidden stands beside it."""
+    """Each row is one word all over: what is hidden stands beside it. In every run, the example pretrains:
+    tests/examples/test_translate.py.
+    """
     words = np.random.default_rng(0).integers(5, 13, (64, 1), dtype="int32")
     tokens = np.concatenate([np.full((64, 1), START), words.repeat(8, 1), np.full((64, 1), END)], axis=1)
     bert = Bert(BertSizes(vocabulary=13, length=10, width=16, heads=2, layers=1, inner=32, dropout=0.0, spread=0.1))

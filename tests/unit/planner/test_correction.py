@@ -24,8 +24,16 @@ def run(problem: Problem, of: Shape, lost: float = 0.0) -> Observed:
     return Observed(found.seconds + lost, found.compute, problem.lines)
 
 
-@pytest.mark.parametrize("times", [{0: 6.0}, {1: 0.25}, {0: 3.0, 1: 9.0}])
-@pytest.mark.parametrize("rate", [7.5e6, 2e8])
+@pytest.mark.parametrize(
+    ("times", "rate"),
+    [
+        *[({0: 6.0}, 7.5e6), ({1: 0.25}, 2e8)],
+        *(
+            pytest.param(*each, marks=pytest.mark.grid)
+            for each in (({0: 6.0}, 2e8), ({1: 0.25}, 7.5e6), ({0: 3.0, 1: 9.0}, 7.5e6), ({0: 3.0, 1: 9.0}, 2e8))
+        ),
+    ],
+)
 def test_a_run_that_uses_all_clusters_shows_the_truth(times: dict[int, float], rate: float) -> None:
     """Whatever was told wrong: the plan that is found with what was measured is the best one by the truth."""
     truth = slow_down(make_problem(rate), times)

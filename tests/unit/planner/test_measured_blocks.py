@@ -113,6 +113,7 @@ def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
     assert slow == pytest.approx(usual * (20 if "clusters" in config else 1))
 
 
+@pytest.mark.grid
 def test_one_cluster_may_be_said_and_the_other_measured() -> None:
     decision, _ = decide(*alike(), clusters={"gpu": {"flops": "1G"}, "npu": {}})
     assert 0.0 < decision.grounds.measured < 1.0

@@ -107,8 +107,7 @@ class TestStrangersAtAListener:
         yield one
         one.stop(0.0)
 
-    @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-    @pytest.mark.parametrize("greeting", [b"", HTTP2], ids=["silent", "idle"])
+    @pytest.mark.parametrize(("greeting", "source"), [(b"", "127.0.0.1"), (HTTP2, "127.0.0.2")], ids=["silent", "idle"])
     def test_whoever_asks_for_a_stream_comes_in(self, listener: Listener, source: str, greeting: bytes) -> None:
         before = connect(listener.address)
         with Strangers(listener.address, 60, source=source, greeting=greeting) as strangers:

@@ -51,7 +51,9 @@ def exhaustive(logits: np.ndarray, beam: Beam) -> list[tuple[float, list[int]]]:
     return sorted(found, reverse=True)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize(
+    "penalty", [pytest.param(0.0, marks=pytest.mark.grid), 0.6, pytest.param(2.0, marks=pytest.mark.grid)]
+)
 def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(penalty: float) -> None:
     logits, beam = model(0, rows=16), Beam(START, END, LONGEST, width=12, penalty=penalty, never=(0, START))
     found = searched(logits, beam)

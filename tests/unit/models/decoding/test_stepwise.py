@@ -34,14 +34,14 @@ def greedy(model, source: np.ndarray, longest: int) -> np.ndarray:
     return ids[:, 1:]
 
 
-@pytest.mark.parametrize("name", ["causal", "translator"])
+@pytest.mark.parametrize("name", ["causal", pytest.param("translator", marks=pytest.mark.grid)])
 def test_a_beam_of_one_is_the_greedy_choice_without_caches(name: str) -> None:
     model, source = made(name), sources(6)
     found = model(source, search=Beam(START, END, longest=5, width=1, never=NEVER))
     np.testing.assert_array_equal(found.best, greedy(model, source, 5))
 
 
-@pytest.mark.parametrize("name", ["causal", "translator"])
+@pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.grid), "translator"])
 def test_caches_and_sentences_side_by_side_change_nothing(name: str) -> None:
     """The same search, where each step computes all that was written so far, from a source that is repeated."""
     model, source = made(name), sources(4)
@@ -67,7 +67,7 @@ def test_mask_predict_writes_sentences_of_the_lengths_that_the_source_calls_for(
     assert ((found.ids == START).numpy().sum(axis=2) == 1).all() and ((found.ids == END).numpy().sum(axis=2) == 1).all()
 
 
-@pytest.mark.parametrize("name", ["causal", "cmlm"])
+@pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.grid), "cmlm"])
 def test_padding_of_the_source_changes_no_translation(name: str) -> None:
     model, source = made(name), sources(1)
     fill = MaskPredict(START, END, MASK, longest=4, candidates=2)

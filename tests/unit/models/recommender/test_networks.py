@@ -66,8 +66,11 @@ def test_vectors_of_another_width_are_refused() -> None:
         dlrm(HashedEmbedding(4), fields=2, numbers=2, width=8)
 
 
+@pytest.mark.grid
 def test_what_is_planted_is_found() -> None:
-    """A network that learns finds a good part of what the chances of the log say; held-out rows."""
+    """A network that learns finds a good part of what the chances of the log say; held-out rows. In every run, the
+    example does: tests/examples/test_recommend.py.
+    """
     log = generated_clicks(12_000, fields=2, numbers=2, vocabulary=30)
     _, ids = np.unique(log.ids, return_inverse=True)
     ids = ids.reshape(log.ids.shape)

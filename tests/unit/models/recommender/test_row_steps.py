@@ -77,7 +77,7 @@ def test_micro_batches_are_one_update(kind: str, links: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "staleness", "cut"),
-    [("split", 0, True), ("whole", 2, True), pytest.param("whole", 0, False, marks=pytest.mark.grid)],
+    [("split", 0, True), *(pytest.param("whole", *each, marks=pytest.mark.grid) for each in ((2, True), (0, False)))],
 )
 def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> None:
     nb.init()
@@ -93,12 +93,10 @@ def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> N
     assert all(not layer.steps.looked_ahead for layer in layers_of(plain))
 
 
-@pytest.mark.parametrize(
-    ("kind", "devices", "micro_batch"),
-    [("whole", 3, 4), *(pytest.param(kind, 2, 1, marks=pytest.mark.grid) for kind in ("whole", "split"))],
-)
+@pytest.mark.grid
+@pytest.mark.parametrize(("kind", "devices", "micro_batch"), [("whole", 3, 4), ("whole", 2, 1), ("split", 2, 1)])
 def test_devices_of_a_split_have_the_bits_of_one(kind: str, devices: int, micro_batch: int) -> None:
-    """In one process; between processes: tests/processes/test_recommending.py."""
+    """In one process; between processes, in every run: tests/processes/test_recommending.py."""
     nb.init()
     one, several = make_embedding(kind), make_embedding(kind)
     meant = train(one, micro_batch=micro_batch)

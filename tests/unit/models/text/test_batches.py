@@ -48,7 +48,7 @@ def test_a_row_is_never_filled_up_to_more_than_the_model_has() -> None:
     assert (inputs["source"].shape, inputs["target"].shape, labels.shape) == ((1, 5), (1, 5), (1, 5))
 
 
-@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("weights", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_what_is_elsewhere_is_none_and_what_is_here_is_as_if_all_were(weights: bool) -> None:
     whole = list(batches(BOTH, ORDER, weights=weights))
     left = list(batches(Encoded(source=SOURCE), ORDER, weights=weights))

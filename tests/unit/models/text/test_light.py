@@ -22,14 +22,13 @@ def at_import(tree: ast.AST) -> Iterator[str]:
         yield from at_import(child)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "models").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_few_need_is_imported_where_it_is_needed(path: Path) -> None:
-    assert LATER & set(at_import(ast.parse(path.read_text("utf-8")))) == set()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "models" / "text").rglob("*.py")), ids=lambda path: path.name)
-def test_text_imports_tensorflow_where_it_is_needed(path: Path) -> None:
-    assert {"tensorflow", "keras"} & set(at_import(ast.parse(path.read_text("utf-8")))) == set()
+@pytest.mark.parametrize(
+    ("folder", "later"), [("models", LATER), ("models/text", {"tensorflow", "keras"})], ids=["few need", "text"]
+)
+def test_what_is_not_needed_at_once_is_imported_where_it_is_needed(folder: str, later: set[str]) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    found = {path.name: later & set(at_import(ast.parse(path.read_text("utf-8")))) for path in paths}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_the_test_itself_finds_an_import() -> None:

@@ -71,7 +71,7 @@ def test_both_ways_work_in_a_dataset_and_say_the_same(tokenizer: Tokenizer) -> N
     assert [each.decode() for each in back.numpy()] == lines
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("side", ["source", pytest.param("target", marks=pytest.mark.grid)])
 def test_generated_text_comes_back_as_it_was(pairs: Pairs, side: str) -> None:
     lines = list(pairs.of(side))  # type: ignore[arg-type]
     tokenizer = Tokenizer(learn_vocabulary(lines, 900))

@@ -72,10 +72,10 @@ def test_what_is_too_long_is_cut(encoder: Encoder) -> None:
     assert spans.labels.tolist() == [[0, 0]] and spans.characters[0, -1].tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize(
-    "task", [pytest.param("opinion", marks=pytest.mark.grid), "similar", pytest.param("answer", marks=pytest.mark.grid)]
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("task", ["opinion", "similar", "answer"])
 def test_a_model_learns(encoder: Encoder, task: str) -> None:
+    """tests/examples/test_understand.py trains and scores in every run."""
     keras.utils.set_random_seed(0)
     asked: Any = generated_task(task, "train", 64)
     rows: Any = encoder.questions(asked) if task == "answer" else encoder.examples(asked)
