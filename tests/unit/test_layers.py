@@ -10,9 +10,9 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from subprocess import PIPE
 
@@ -37,6 +37,7 @@ FORBIDDEN = dict.fromkeys(sorted(WITHOUT_TF), TENSORFLOW)
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 ENVIRON_WRITES = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__"}
 PRIVATE = re.compile(r"(tensorflow\.python|keras\.src)(\.|$)")
+PRIVATE_NAME = re.compile(rf"{PRIVATE.pattern}[\w.]*")
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,23 @@ class Module:
     def parse(cls, name: str, source: str, is_package: bool = False) -> "Module":
         return cls(name, is_package, ast.parse(source))
 
-    def imports(self, *, at_start_only: bool = False) -> Iterator[tuple[str, int]]:
-        """(dotted name, line) of all imports; `at_start_only`: of those that run when it is imported."""
-        for node in walk(self.tree, into_functions=not at_start_only):
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All that its tree has. Most rules look through all of it, so it is walked once."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def imported(self) -> list[tuple[str, int]]:
+        """(dotted name, line) of all imports."""
+        return list(self._imports(self.nodes))
+
+    @cached_property
+    def imported_at_start(self) -> list[tuple[str, int]]:
+        """Of those that run when it is imported."""
+        return list(self._imports(walk_start(self.tree)))
+
+    def _imports(self, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+        for node in nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, node.lineno) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -69,15 +84,19 @@ class Module:
         return ".".join([*base, node.module] if node.module else base)
 
 
-def walk(tree: ast.AST, *, into_functions: bool) -> Iterator[ast.AST]:
-    """`ast.walk`; without functions it also leaves out `if TYPE_CHECKING:`, which does not run either."""
+def walk_start(tree: ast.AST) -> Iterator[ast.AST]:
+    """What of `ast.walk` runs at the start: neither functions nor `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(tree):
-        if not into_functions and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.expr):
             continue
-        if not into_functions and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if isinstance(child, ast.If) and is_for_type_checkers(child):
             continue
         yield child
-        yield from walk(child, into_functions=into_functions)
+        yield from walk_start(child)
+
+
+def is_for_type_checkers(node: ast.If) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "TYPE_CHECKING" for each in ast.walk(node.test))
 
 
 @cache
@@ -111,7 +130,7 @@ def members(package: str) -> list[Module]:
 
 def direct(module: Module, forbidden: set[str]) -> list[str]:
     """Forbidden imports written in the module, in functions and for type checkers too."""
-    found = [(name, line) for name, line in module.imports() if hits(name, forbidden)]
+    found = [(name, line) for name, line in module.imported if hits(name, forbidden)]
     return [f"{module.name}:{line} imports {name}" for name, line in found]
 
 
@@ -131,14 +150,14 @@ def reached(start: str, forbidden: set[str], known: dict[str, Module]) -> list[s
 
 def steps(module: Module) -> list[str]:
     """What importing the module imports next: its own parents first, then what it names and their parents."""
-    names = [module.name, *(name for name, _ in module.imports(at_start_only=True))]
+    names = [module.name, *(name for name, _ in module.imported_at_start)]
     parents = [".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)]
     return sorted({*parents, *names[1:]} - {module.name})
 
 
 def bans(module: Module) -> list[str]:
     """What library code never does, and ruff does not look for, as "module:line what"."""
-    found = ((node, banned(node)) for node in ast.walk(module.tree))
+    found = ((node, banned(node)) for node in module.nodes)
     return [f"{module.name}:{getattr(node, 'lineno', 0)} {what}" for node, what in found if what]
 
 
@@ -176,9 +195,9 @@ def is_environ(node: ast.expr) -> bool:
 
 def private_uses(module: Module) -> list[str]:
     """Imports of TF's and Keras's insides, by statement or by a string given to importlib."""
-    said = [f"{module.name}:{line} imports {name}" for name, line in module.imports() if PRIVATE.match(name)]
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Constant) and re.fullmatch(rf"{PRIVATE.pattern}[\w.]*", str(node.value)):
+    said = [f"{module.name}:{line} imports {name}" for name, line in module.imported if PRIVATE.match(name)]
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and PRIVATE_NAME.fullmatch(str(node.value)):
             said.append(f"{module.name}:{node.lineno} names {node.value}")
     return said
 
@@ -205,11 +224,11 @@ def runtime_imports(module: Module) -> Iterator[tuple[str, int]]:
     """What runs of a module's imports, at its start and in functions."""
     checked = {
         id(each)
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for node in module.nodes
+        if isinstance(node, ast.If) and is_for_type_checkers(node)
         for each in ast.walk(node)
     }
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import) and id(node) not in checked:
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and id(node) not in checked:
@@ -411,8 +430,8 @@ class TestTheTestItself:
     def test_relative_imports_are_resolved(self, source: str, name: str) -> None:
         inside = Module.parse("whale_nebula.wire.session", source)
         package = Module.parse("whale_nebula.wire", source, is_package=True)
-        assert name in dict(inside.imports())
-        assert name in dict(package.imports())
+        assert name in dict(inside.imported)
+        assert name in dict(package.imported)
 
     def test_a_chain_is_followed_through_parents_and_named(self) -> None:
         sources = {

@@ -54,7 +54,9 @@ def test_the_pinned_step_runs(pin: Path) -> None:
         nb.shutdown()
 
 
-@pytest.mark.parametrize("how", ["plan", "list", "dict", "loaded"])
+@pytest.mark.parametrize(
+    "how", ["plan", *(pytest.param(how, marks=pytest.mark.grid) for how in ("list", "dict")), "loaded"]
+)
 def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> None:
     given: dict[str, Any] = {
         "plan": {"plan": str(pin)},

@@ -188,7 +188,9 @@ class Two(keras.Model):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("given", [{"left": X, "right": X}, [X, X]], ids=["dict", "list"])
+@pytest.mark.parametrize(
+    "given", [{"left": X, "right": X}, pytest.param([X, X], marks=pytest.mark.grid)], ids=["dict", "list"]
+)
 def test_a_subclassed_model_of_several_inputs_is_built_by_being_looked_at(given: Any) -> None:
     made = Two()
     made.compile("sgd", "mse")

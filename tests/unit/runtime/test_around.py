@@ -100,7 +100,9 @@ def test_a_pipeline_around_a_model_without_stages_says_that_it_holds_none() -> N
         fit(model(scoped=False))
 
 
-@pytest.mark.parametrize(("placed", "what"), [(False, "nb.stage"), (True, "nb.place")])
+@pytest.mark.parametrize(
+    ("placed", "what"), [pytest.param(False, "nb.stage", marks=pytest.mark.grid), (True, "nb.place")]
+)
 def test_a_layout_around_a_step_that_leaves_out_a_stage_is_refused(placed: bool, what: str) -> None:
     trained = model(scoped=not placed, placed=placed)
     said = rf"{what} at .* is on cluster 'a', which nb\.cluster at"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from typing import Any
 
 import keras
@@ -28,9 +29,13 @@ def trained(options: dict[str, Any], **how: Any) -> Left:
         return crossed(options, **how)
 
 
-@functools.cache
 def left(name: str, micro_batches: int = 3, schedule: str = "eager-1f1b") -> Left:
-    """The same, by a codec's name; once for all tests that ask."""
+    """The same, by a codec's name; once for all tests that ask, however they write it."""
+    return trained_once(name, micro_batches, schedule)
+
+
+@functools.cache
+def trained_once(name: str, micro_batches: int, schedule: str) -> Left:
     return trained(CODECS[name], micro_batches=micro_batches, schedule=schedule, plan=schedule == SCHEDULES[-1])
 
 
@@ -74,16 +79,17 @@ def test_a_step_takes_the_bytes_that_its_plan_says(name: str, micro_batches: int
             assert sent.bytes == pytest.approx(said.wire_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize(("name", "schedule"), [("mask and rank", "gpipe"), ("topk", "1f1b"), ("ramp", "gpipe")])
-def test_weights_do_not_depend_on_the_schedule(name: str, schedule: str) -> None:
-    assert same(left(name, schedule=schedule), left(name))
+SAMPLE = [("mask and rank", "gpipe", 3), ("topk", "1f1b", 3)]
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("micro_batches", [1, 2, 3])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CODECS)
-def test_weights_do_not_depend_on_the_schedule_ever(name: str, schedule: str, micro_batches: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "schedule", "micro_batches"),
+    [
+        pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.grid)
+        for case in itertools.product(CODECS, SCHEDULES, (1, 2, 3))
+    ],
+)
+def test_weights_do_not_depend_on_the_schedule(name: str, schedule: str, micro_batches: int) -> None:
     assert same(left(name, micro_batches, schedule), left(name, micro_batches))
 
 
@@ -209,7 +215,7 @@ def reader(compressed: bool) -> tuple[list[np.ndarray], int]:
         with scope, nb.stage(cluster="gpu"):
             hidden = keras.layers.Embedding(30, 8, mask_zero=True)(inputs)
         with nb.stage(cluster="npu"):
-            model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.SimpleRNN(6)(hidden)))
+            model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(hidden)))
     model.compile("sgd", "mse")
     drawn = np.random.default_rng(0)
     tokens = drawn.integers(1, 30, (20, LENGTH)) * (np.arange(LENGTH) < drawn.integers(1, LENGTH, (20, 1)))

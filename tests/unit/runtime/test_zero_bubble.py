@@ -68,6 +68,7 @@ def left(middle: str, stages: int, schedule: str, line: str | None = "10gbit,0ms
     nb.shutdown()
     nb.init(links=line)
     made = model(middle, stages, schedule, **options)
+    made.run_eagerly = not stages  # so few uncut steps are not worth a trace
     history = made.fit(data(22, 6), data(22, 3, seed=1), batch_size=8, epochs=2, shuffle=False, verbose=0).history
     return [history, [np.array(each) for each in made.weights]]
 
@@ -165,7 +166,7 @@ def slow(flops: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "middle",
-    [pytest.param(name, marks=[] if name in ("norms", "recurrent", "no weights") else GRID) for name in MIDDLES],
+    [pytest.param(name, marks=[] if name in ("norms", "no weights") else GRID) for name in MIDDLES],
 )
 def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""
@@ -193,7 +194,7 @@ def test_the_planner_chooses_it_where_it_is_clearly_faster() -> None:
     def planned(flops: str) -> nb.Plan:
         nb.shutdown()
         nb.init(slow(flops), links="10gbit,0ms")
-        found = keras.Sequential([keras.Input((64,)), *(layers.Dense(64, "relu") for _ in range(6)), layers.Dense(1)])
+        found = keras.Sequential([keras.Input((64,)), *(layers.Dense(64, "relu") for _ in range(3)), layers.Dense(1)])
         found.compile(keras.optimizers.SGD(0.1), "mse")
         with nb.auto_parallel():
             return nb.plan(found, data(16, 64), data(16, 1))
