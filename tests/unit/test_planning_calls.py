@@ -146,7 +146,9 @@ def copier() -> Copier:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("call", "batch"), [(nb.plan, (X, None)), (nb.verify, (X,))])
+@pytest.mark.parametrize(
+    ("call", "batch"), [(nb.plan, (X, None)), pytest.param(nb.verify, (X,), marks=pytest.mark.grid)]
+)
 def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any], batch: tuple[Any, ...]) -> None:
     made = copier()
     call(made, *batch)
@@ -155,7 +157,7 @@ def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any],
     assert tuple not in made.seen
 
 
-@pytest.mark.parametrize(("parts", "tupled"), [(X, False), ((X,), True)])
+@pytest.mark.parametrize(("parts", "tupled"), [pytest.param(X, False, marks=pytest.mark.grid), ((X,), True)])
 def test_a_train_step_is_given_what_its_dataset_gives(parts: Any, tupled: bool) -> None:
     made, dataset = copier(), tf.data.Dataset.from_tensor_slices(parts).batch(4)
     made.unpacks = tupled

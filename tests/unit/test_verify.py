@@ -160,6 +160,7 @@ def test_dropout_with_one_micro_batch_is_the_same_draw() -> None:
     assert found.worst.error <= found.worst.limit
 
 
+@pytest.mark.grid
 def test_coupled_rows_that_were_allowed_are_not_comparable() -> None:
     found = nb.verify(model(coupled="allow", norm=True), *batch())
     assert not found.comparable

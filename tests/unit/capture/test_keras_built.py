@@ -92,8 +92,7 @@ FIRSTS: dict[str, Callable[[Any, Any], Any]] = {
     "train_on_batch": lambda model, x: model.train_on_batch(x, Y),
 }
 SAMPLE = {
-    *((kind, "place", "fit") for kind in ("nested", "inputs by name")),
-    ("flat", "place", "evaluate"),
+    ("nested", "place", "fit"),
     ("builds itself", "scopes", "fit"),
 }
 GRID = [

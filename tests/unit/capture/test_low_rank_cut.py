@@ -179,6 +179,7 @@ def test_every_depth_of_a_bert(norm: str, layer: int, sub_layer: str) -> None:
     nb.place(model, {})
 
 
+@pytest.mark.grid
 def test_the_middle_of_a_bert_lies_elsewhere() -> None:
     """Two cuts, and the same cluster at both ends."""
     model = bert("post")
@@ -221,6 +222,7 @@ def test_a_cut_that_cannot_be_is_refused(options: Any, what: str) -> None:
         nb.codec.Rank(3, basis="svd", norm=True)
 
 
+@pytest.mark.grid
 def test_a_bert_of_a_folder_is_cut_at_its_last_layer(tmp_path: Path) -> None:
     save_bert(bert("post"), tmp_path, Vocabulary((*SPECIAL, *"abcdef")))
     model = load_bert(tmp_path)
@@ -250,6 +252,7 @@ def test_any_dense_by_its_path(last: int) -> None:
     nb.place(model, {})
 
 
+@pytest.mark.grid
 def test_a_cut_in_a_by_pass_is_the_uncut_model() -> None:
     """The LoRA cut: down-projection near, up-projection far, and the frozen kernel near, in what the by-pass reads."""
     keras.utils.set_random_seed(1)

@@ -123,7 +123,11 @@ def trained(make: Any, micro_batch: int) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "micro_batch", "error"),
-    [(functional, 1, 0.0), pytest.param(sequential, 3, 1e-6, marks=pytest.mark.grid), (Subclassed, 3, 1e-6)],
+    [
+        pytest.param(functional, 1, 0.0, marks=pytest.mark.grid),
+        pytest.param(sequential, 3, 1e-6, marks=pytest.mark.grid),
+        (Subclassed, 3, 1e-6),
+    ],
 )
 def test_it_is_what_a_projection_by_hand_is(make: Any, micro_batch: int, error: float) -> None:
     plain, losses, weights = trained(make, 0)
@@ -227,6 +231,7 @@ def stepping(model: Any, variables: Any) -> Any:
     return step
 
 
+@pytest.mark.grid
 def test_a_custom_loop_takes_the_variables_after_the_call() -> None:
     model = functional(2)
     assert nb.verify(stepping(model, lambda: model.trainable_variables), X, Y).ok
@@ -457,6 +462,7 @@ def test_a_custom_gradient_that_reads_what_crosses_first_is_refused_with_the_lin
     assert "function(tf.identity(x))" in str(caught.value) and Path(__file__).name in str(caught.value)
 
 
+@pytest.mark.grid
 def test_half_precision_crosses_in_half_precision() -> None:
     model = two_stages(learned(), *(keras.layers.Dense(units, dtype="mixed_bfloat16") for units in (WIDTH, 2)))
     model.compile("sgd", "mse")

@@ -76,7 +76,7 @@ def test_what_is_kept_is_what_the_gradients_read() -> None:
     [
         ("sgd", 0),
         pytest.param(lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1, marks=pytest.mark.grid),
-        (lambda: keras.optimizers.AdamW(0.1, global_clipnorm=1.0), 2),
+        pytest.param(lambda: keras.optimizers.AdamW(0.1, global_clipnorm=1.0), 2, marks=pytest.mark.grid),
         (lambda: keras.optimizers.Adam(0.1, use_ema=True), 3),
     ],
     ids=["sgd", "momentum", "adamw", "ema"],

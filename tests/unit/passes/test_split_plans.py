@@ -50,7 +50,10 @@ def probabilities() -> tuple[Any, list[Any]]:
 
 
 def focal() -> tuple[Any, list[Any]]:
-    return keras.losses.CategoricalFocalCrossentropy(from_logits=True), [best_of_all]
+    return keras.losses.CategoricalFocalCrossentropy(from_logits=True), [
+        best_of_all,
+        metrics.TopKCategoricalAccuracy(3),
+    ]
 
 
 def best_of_all(y_true: Any, y_pred: Any) -> Any:

@@ -58,6 +58,7 @@ def test_each_fit_is_planned_for_the_scopes_that_it_stands_in() -> None:
     assert planned() == (1, {}, 4) and nb.last_report().step == 6
 
 
+@pytest.mark.grid
 def test_evaluate_predict_and_functions_are_too() -> None:
     trained = model()
     trained.evaluate(X, Y, verbose=0)

@@ -63,6 +63,7 @@ def test_a_gradient_returns_pooled() -> None:
     assert found.codecs == [{"b0 gpu->npu": "pooled(4)", "b0 npu->gpu": "pooled(4)"}] * 3
 
 
+@pytest.mark.grid
 def test_what_cannot_be_pooled_crosses_by_the_precision_alone() -> None:
     assert WIDTH % 7
     found = crossed({"codec": "pooled(7) >> int8"}, plan=True)

@@ -51,6 +51,7 @@ def test_the_step_is_the_uncut_one_whoever_takes_more() -> None:
     assert lanes.count("c1.1") > lanes.count("c1.0") > 0
 
 
+@pytest.mark.grid
 def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
     found = []
     for copies, speeds in (((1, 1), (1,)), ((1, 2), (5, 1))):

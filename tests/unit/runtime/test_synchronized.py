@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.synchronized import X, Y, looped, normalised, trained, uncut, within
+from tests.processes.synchronized import X, Y, normalised, trained, uncut, within
 from tests.same import assert_same
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
@@ -45,12 +45,6 @@ def test_the_step_is_the_uncut_one(
     with nb.init(links=links):
         assert_same(expected, trained(normalised(within(copies))), "normalised")
     assert not [each for each in recwarn if "micro-batches" in str(each.message)], "a batch has too few rows for them"
-
-
-def test_gradients_are_the_uncut_ones() -> None:
-    ours = looped(within((3,)))
-    assert any(note.startswith(SHARED) for note in nb.last_report().notes)
-    assert_same(looped(uncut), ours, "normalised")
 
 
 def refused(*around: contextlib.AbstractContextManager[Any]) -> BatchCoupledError:

@@ -82,7 +82,7 @@ GRID = pytest.mark.grid
 CASES = [
     pytest.param("dense", 2, {}, marks=GRID),
     pytest.param("dense", 3, {}, marks=GRID),
-    pytest.param("dense", 3, {"recompute": True}),
+    pytest.param("dense", 3, {"recompute": True}, marks=GRID),
     pytest.param("dense", 3, {"in_flight": 2}, marks=GRID),
     pytest.param("norms", 3, {}),
     pytest.param("convolution", 2, {}, marks=GRID),
@@ -105,6 +105,7 @@ def test_as_one_function_it_leaves_what_the_uncut_step_leaves(middle: str, stage
     assert_same(left(middle, 0, "", None), found, "sums", 0.6)
 
 
+@pytest.mark.grid
 def test_over_a_line_with_a_codec_it_leaves_what_other_schedules_leave() -> None:
     @functools.cache
     def by(schedule: str) -> Any:
@@ -166,7 +167,7 @@ def slow(flops: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "middle",
-    [pytest.param(name, marks=[] if name in ("norms", "no weights") else GRID) for name in MIDDLES],
+    [pytest.param(name, marks=[] if name in ("recurrent", "no weights") else GRID) for name in MIDDLES],
 )
 def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""

@@ -37,7 +37,9 @@ def test_lengths_are_those_of_the_formula(start: int, more: int, steps: int, ste
     assert found.lengths == sorted(set(found.lengths))
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["of known size", "of unknown size"])
+@pytest.mark.parametrize(
+    "known", [pytest.param(True, marks=pytest.mark.grid), False], ids=["of known size", "of unknown size"]
+)
 def test_each_pass_goes_on_where_the_one_before_has_ended(known: bool) -> None:
     """Also where somebody looks at the first batches in between, as Keras does to build a model."""
     mask = np.ones((ROWS, LENGTH, LENGTH), bool)

@@ -98,7 +98,7 @@ def test_speeds_of_the_config_share_out_the_rows() -> None:
     ("compress", "options"),
     [
         ({"topk": 0.25, "int8": True}, {"mode": "async", "staleness": 0}),
-        ({"fp16": True}, {"fragments": 2, "delay": 1}),
+        pytest.param({"fp16": True}, {"fragments": 2, "delay": 1}, marks=pytest.mark.grid),
     ],
     ids=str,
 )
@@ -178,6 +178,7 @@ def test_a_custom_loop_of_tf_variables() -> None:
     assert weight.numpy().tobytes() == settled.tobytes()
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*meets nobody")
 def test_without_other_clusters_it_is_the_plain_run() -> None:
     expected = model(eager=True)
@@ -266,6 +267,7 @@ def test_what_is_written_between_steps_is_written_for_all_clusters() -> None:
         assert not ours.get_weights()[0].any()
 
 
+@pytest.mark.grid
 def test_a_fit_outside_trains_what_all_share_and_the_next_one_goes_on_from_it() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2, outer="average"):
