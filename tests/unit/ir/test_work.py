@@ -16,7 +16,14 @@ ROWS, WIDTH = 8, 16
 
 
 @functools.cache
-def plan(*, micro_batch: int = 1, recompute: bool = False, optimizer: Any = "sgd", norm: bool = False) -> nb.Plan:
+def plan(
+    *,
+    micro_batch: int = 1,
+    recompute: bool = False,
+    optimizer: Any = "sgd",
+    norm: bool = False,
+    line: str | None = None,
+) -> nb.Plan:
     """Two dense layers with stages; what comes before and after them stands in none."""
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
@@ -31,7 +38,8 @@ def plan(*, micro_batch: int = 1, recompute: bool = False, optimizer: Any = "sgd
     outputs = keras.layers.Dense(1, name="after")(hidden)
     model = keras.Model(inputs, outputs, name="model")
     model.compile(optimizer, "mse")
-    return nb.plan(model, np.zeros((ROWS, 4)), np.zeros((ROWS, 1)))
+    with nb.init(links=line):
+        return nb.plan(model, np.zeros((ROWS, 4)), np.zeros((ROWS, 1)))
 
 
 def test_a_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
@@ -125,12 +133,7 @@ def test_the_price_of_a_tied_variable() -> None:
 
 
 def test_a_line_with_a_rate_is_held() -> None:
-    nb.shutdown()
-    try:
-        nb.init(links="8mbit,5ms")
-        found = plan(micro_batch=2)
-    finally:
-        nb.shutdown()
+    found = plan(micro_batch=2, line="8mbit,5ms")
     (boundary,) = found.boundaries
     assert boundary.step_bytes == boundary.backward_step_bytes == ROWS * WIDTH * 4
     assert boundary.seconds == found.links["gpu->npu"].seconds

@@ -26,12 +26,12 @@ from whale_nebula.runtime.run import Run, current_run
 CLUSTERS = {"clusters": {"gpu": {"flops": "2G"}, "npu": {"flops": "2G"}}}
 
 
-def lesson(width: int = 48, rows: int = 32, steps: int = 6, eager: bool = False, **fit: Any) -> dict[str, Any]:
+def lesson(width: int = 48, rows: int = 32, steps: int = 6, **fit: Any) -> dict[str, Any]:
     """Trains a model, and evaluates it on the way; all that is left of it."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(3)])
-    model.compile("adam", "mse", metrics=["mae"], run_eagerly=eager)
+    model.compile("adam", "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.random((steps * rows, width)).astype("float32"), draw.random((steps * rows, 3)).astype("float32")
     told = [model.fit(x, y, batch_size=rows, epochs=2, verbose=0, shuffle=False, **fit).history]
@@ -57,7 +57,7 @@ def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages go to the other cluster and the batch is cut, then all of it is one stage, in the middle of a fit. A plan
     that the passes refuse leaves the one before."""
-    expected = lesson(eager=True)
+    expected = lesson()
     nb.init(CLUSTERS, links="10gbit,0ms")
     ran = plan_anew(monkeypatch.setattr, ["gpu, npu", "npu, gpu: 4", "npu", "gpu, npu: 2"])
     plain = auto.run_passes
