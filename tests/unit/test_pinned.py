@@ -169,6 +169,7 @@ def test_a_pin_that_has_found_its_step_is_not_taken_for_another(numbered: Path) 
         second.fit(X, Y, verbose=0)
 
 
+@pytest.mark.grid
 def test_a_warning_points_at_the_users_line(pin: Path) -> None:
     nb.init(plan=pin)
     made = model(name="other")

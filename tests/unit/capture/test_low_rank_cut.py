@@ -126,6 +126,7 @@ def test_gradients_are_those_of_three_layers_by_hand_and_rank_numbers_cross() ->
     }
 
 
+@pytest.mark.grid
 def test_a_kernel_with_fewer_singular_values_than_the_rank_loses_nothing() -> None:
     keras.utils.set_random_seed(1)
     layer = keras.layers.Dense(WIDE)  # 8 x 12: its rank is 8

@@ -50,6 +50,7 @@ def test_a_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
     assert npu.parameters == WIDTH * WIDTH + WIDTH + WIDTH + 1
 
 
+@pytest.mark.grid
 def test_moving_averages_of_a_layer_outside_scopes_too() -> None:
     gpu = plan(norm=True).stages["gpu"]
     names = {path for path in gpu.variables if path.startswith("norm/")}

@@ -252,6 +252,7 @@ def test_branches_are_not_given_a_variable_in_pieces() -> None:
     assert caught.value.where == "If" and "leave it out of nb.split" in str(caught.value.mend)
 
 
+@pytest.mark.grid
 def test_what_a_loop_is_given_stays_whole_beside_what_is_divided() -> None:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5, WIDTH))

@@ -147,6 +147,7 @@ def test_a_tolerance_that_is_not_used_is_not_told() -> None:
         assert any("tolerance" in note for note in nb.verify(trained, X, Y).notes)
 
 
+@pytest.mark.grid
 def test_a_compress_scope_without_a_say_does_not_make_steps_incomparable() -> None:
     trained = model()
     with nb.pipeline(2, coupled="allow"), nb.compress(fp16=True, backward=None), nb.compress(bf16=True, backward=None):

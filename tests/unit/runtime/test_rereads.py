@@ -82,7 +82,7 @@ def trained(lose: Callable[[tf.Variable, Any], Any], micro_batch: int, coupled: 
     return [*stepped(lose, micro_batch, variable, coupled), float(variable)]
 
 
-@pytest.mark.parametrize("lose", [assigned, added, scattered])
+@pytest.mark.parametrize("lose", [assigned, added, pytest.param(scattered, marks=pytest.mark.grid)])
 def test_a_write_from_the_batch_that_the_loss_reads_again_is_refused(lose: Callable[[tf.Variable, Any], Any]) -> None:
     assert trained(lose, 0)[1] != 0.0
     with pytest.raises(BatchCoupledError, match="is written from the batch, and then read again") as caught:
@@ -284,7 +284,10 @@ def floored(variable: tf.Variable, p: Any) -> Any:
 
 @pytest.mark.parametrize(
     "lose",
-    [by_row, in_a_branch, into_places, at_places, pairs, reshaped, noisy, floored],
+    [
+        *(by_row, in_a_branch, into_places, pairs, noisy),
+        *(pytest.param(each, marks=pytest.mark.grid) for each in (at_places, reshaped, floored)),
+    ],
     ids=lambda each: each.__name__,
 )
 def test_what_only_the_whole_batch_gives_is_refused(lose: Callable[[tf.Variable, Any], Any]) -> None:
@@ -352,10 +355,10 @@ def left(ask: Asked, micro_batch: int) -> np.ndarray:
     ("ask", "why"),
     [
         (lambda h: tf.concat([h, -h], 0), "another order"),
-        (lambda h: tf.tile(h, [2, 1]), "another order"),
+        pytest.param(lambda h: tf.tile(h, [2, 1]), "another order", marks=pytest.mark.grid),
         (lambda h: tf.reshape(tf.transpose(tf.concat([h, 10 * h], 1)), [-1]), "another order"),
         (lambda h: tf.where(h[:, 0] > 3), "numbers of rows"),
-        (lambda h: tf.range(tf.shape(h)[0]), "numbers of rows"),
+        pytest.param(lambda h: tf.range(tf.shape(h)[0]), "numbers of rows", marks=pytest.mark.grid),
         (lambda h: tf.cast(tf.range(tf.shape(h)[0]), tf.float32)[:, None] * h, "numbers of rows"),
     ],
     ids=["concat", "tile", "transposed", "where", "range", "times range"],

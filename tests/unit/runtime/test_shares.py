@@ -28,7 +28,7 @@ def config(*speeds: float) -> dict[str, Any]:
         ((1, 2), 2, 2, ()),
         pytest.param((1, 3), 1, 4, (1, 1, 0, 1), marks=pytest.mark.grid),
         pytest.param((2, 2), 1, 2, (), marks=pytest.mark.grid),
-        ((1, 1, 2), 1, 4, (2, 0, 1, 2)),
+        pytest.param((1, 1, 2), 1, 4, (2, 0, 1, 2), marks=pytest.mark.grid),
     ],
 )
 def test_a_batch_is_cut_as_speeds_need_it_where_nobody_says_how(

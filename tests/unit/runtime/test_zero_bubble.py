@@ -167,7 +167,7 @@ def slow(flops: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "middle",
-    [pytest.param(name, marks=[] if name in ("recurrent", "no weights") else GRID) for name in MIDDLES],
+    [pytest.param(name, marks=[] if name == "recurrent" else GRID) for name in MIDDLES],
 )
 def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""

@@ -241,7 +241,7 @@ def take_steps(model: Any, count: int) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        use_constraint,
+        pytest.param(use_constraint, marks=pytest.mark.grid),
         pytest.param(compile_again, marks=pytest.mark.grid),
         freeze_a_layer,
         write_between_steps,
