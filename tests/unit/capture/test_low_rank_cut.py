@@ -180,22 +180,6 @@ def test_every_depth_of_a_bert(norm: str, layer: int, sub_layer: str) -> None:
     nb.place(model, {})
 
 
-@pytest.mark.grid
-def test_the_middle_of_a_bert_lies_elsewhere() -> None:
-    """Two cuts, and the same cluster at both ends."""
-    model = bert("post")
-    with cut(3):
-        places = low_rank_cut(model, [0, 1], ["home", "away", nb.stage(cluster="home", name="head")])
-        nb.place(model, places)
-    model.predict(TOKENS, verbose=0)
-    assert list(nb.plan(model, TOKENS).stages) == ["home", "away", "head"]
-    tokens = TIME * ROWS
-    mask, result = tokens, tokens * 8 * 4  # predictions go to all clusters, where nothing else is said
-    sent = {name: link.payload_bytes for name, link in nb.last_report().links.items() if link.payload_bytes}
-    assert sent == {"home->away": tokens * 3 * 4 + mask + result, "away->home": tokens * 3 * 4}
-    nb.place(model, {})
-
-
 def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
     model = two_stages(keras.layers.Dense(WIDE, activation="relu"), cut())
     with pytest.raises(UnsupportedError, match=r"basis='svd' for .* made by Relu .*low_rank_cut"):

@@ -231,12 +231,6 @@ def stepping(model: Any, variables: Any) -> Any:
     return step
 
 
-@pytest.mark.grid
-def test_a_custom_loop_takes_the_variables_after_the_call() -> None:
-    model = functional(2)
-    assert nb.verify(stepping(model, lambda: model.trainable_variables), X, Y).ok
-
-
 def test_a_list_that_was_made_before_is_refused() -> None:
     model = functional(1)
     before = model.trainable_variables

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import pytest
 
 import whale_nebula as nb
 from tests.unit.capture.built import X, Y, compiled, said, two_stages
@@ -48,15 +47,6 @@ class TestCopies:
         (message,) = said(lambda: fit(compiled(Partly())))
         assert "nb.replica holds a part of the step, and all of it is copied: " in message
         assert "all of it is copied: 'partly/back/bias' stands outside" in message
-
-    @pytest.mark.grid
-    def test_so_it_is_of_a_functional_model(self) -> None:
-        inputs = keras.Input((4,))
-        with nb.replica(2):
-            hidden = Dense(3)(inputs)
-        model = compiled(keras.Model(inputs, Dense(3, name="rest")(hidden)))
-        (message,) = said(lambda: fit(model))
-        assert "rest/" in message
 
     def test_one_around_the_step_gives_way_to_the_models_own_and_says_so(self) -> None:
         inputs = keras.Input((4,))

@@ -18,7 +18,7 @@ from tests.same import data
 from whale_nebula.codec import FP16, INT4, SVD
 
 THERE, BACK = "b0 gpu->npu", "b0 npu->gpu"
-SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
+SCHEDULES = ("gpipe", "1f1b", "zero-bubble", "eager-1f1b")
 RARELY = ("fp16", "bf16", "int8", "svd", "svd alone", "rank", "rank alone")  # what they are made of, others have
 BOUNDED = ("bf16", "mask", "mask and rank")  # values decide how many bytes there are, at most
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.crossing import CODECS, crossed
 from tests.same import Cut, assert_same, data
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Problem
@@ -103,18 +101,6 @@ def test_it_leaves_what_other_schedules_leave(middle: str, stages: int, options:
 def test_as_one_function_it_leaves_what_the_uncut_step_leaves(middle: str, stages: int) -> None:
     found = left(middle, stages, "zero-bubble", None)
     assert_same(left(middle, 0, "", None), found, "sums", 0.6)
-
-
-@pytest.mark.grid
-def test_over_a_line_with_a_codec_it_leaves_what_other_schedules_leave() -> None:
-    @functools.cache
-    def by(schedule: str) -> Any:
-        nb.shutdown()
-        with nb.init(links="10gbit,0ms"):
-            found = crossed(CODECS["int8"], micro_batches=4, schedule=schedule)
-        return [loss.hex() for loss in found.losses], [each.tobytes() for each in found.weights]
-
-    assert by("zero-bubble") == by("eager-1f1b")
 
 
 # ---------------------------------------------------------------------- what is apart
