@@ -255,6 +255,7 @@ def halved() -> keras.Model:
     return made
 
 
+@pytest.mark.grid
 def test_no_limit_is_as_wide_as_the_update_itself() -> None:
     keras.utils.set_random_seed(1)
     made = halved()

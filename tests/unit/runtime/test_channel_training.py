@@ -251,6 +251,7 @@ def test_a_loss_scale_that_overflows_is_halved_as_without_codecs(options: dict[s
         assert same(before, each.state()[:2]) and float(each.optimizer.dynamic_scale) == 2.0**14
 
 
+@pytest.mark.grid
 def test_keras_trains_on_after_a_step_that_was_left_out() -> None:
     keras.utils.set_random_seed(3)
     inputs = keras.Input((6,))

@@ -104,7 +104,6 @@ def train(lookup: str, optimizer: str, cut: str = "", stages: int = 1) -> tuple[
 
 ALL = list(itertools.product(LOOKUPS, OPTIMIZERS, CUTS, (1, 2, 3)))
 SAMPLE = {
-    ("tokens and positions", "adagrad", "uneven", 3),
     ("fixed positions", "clipped adam", "replicas", 3),
 }
 

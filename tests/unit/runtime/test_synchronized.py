@@ -91,7 +91,8 @@ def test_what_is_allowed_and_can_be_had_is_exact() -> None:
     assert nb.verify(normalised(within((2,), 2, coupled="allow")), X, Y).ok
 
 
-@pytest.mark.parametrize("renorm", [pytest.param(False, marks=pytest.mark.grid), True])
+@pytest.mark.grid
+@pytest.mark.parametrize("renorm", [False, True])
 def test_a_layer_that_is_used_twice_writes_its_averages_twice(renorm: bool) -> None:
     inputs, norm = keras.Input((8,)), keras.layers.BatchNormalization(synchronized=True, renorm=renorm)
     with nb.replica(2):
