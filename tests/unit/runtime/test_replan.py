@@ -54,7 +54,6 @@ def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(got, wanted, 1e-5, 1e-6)
 
 
-@pytest.mark.grid
 def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages go to the other cluster and the batch is cut, then all of it is one stage, in the middle of a fit. A plan
     that the passes refuse leaves the one before."""
