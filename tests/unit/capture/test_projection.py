@@ -141,6 +141,14 @@ def test_it_is_what_a_projection_by_hand_is(make: Any, micro_batch: int, error: 
     assert np.abs(moved).min() > 1e-4, "the basis is trained"
 
 
+@pytest.mark.grid
+def test_evaluation_projects_as_training_does() -> None:
+    model, _, _ = trained(Subclassed, 3)
+    expected = np.mean((model.predict(X, verbose=0) - Y) ** 2)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), expected, rtol=1e-6)
+    assert len(model.variables) == 6, "with the same two variables"
+
+
 def test_only_the_few_numbers_cross_and_each_stage_has_its_variable() -> None:
     model = functional(2)
     model.compile("sgd", "mse")
