@@ -35,9 +35,10 @@ def used() -> Counter[str]:
         if path.parent.name == "testing" or "failpoint(" not in source:
             continue
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "failpoint":
+            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+            if isinstance(node, ast.Call) and name == "failpoint":
                 found.update(n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant) and n.value)
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "chunk_failpoint":
+            elif isinstance(node, ast.Call) and name == "chunk_failpoint":
                 found.update(f"chunk.{part}.{ast.literal_eval(node.args[0])}" for part in ("first", "middle", "last"))
     return found
 

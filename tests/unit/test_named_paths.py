@@ -1,6 +1,5 @@
 """Modules and files named in documentation, docstrings and comments exist."""
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,10 +48,7 @@ def find_missing(text: str, *, page: bool) -> Iterator[str]:
 
 def read_words(path: Path) -> str:
     """The docstrings of a source file, and its comments."""
-    source = path.read_text("utf-8")
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docs = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
-    return "\n".join([*docs, *re.findall(r"#(.*)", source)])
+    return "\n".join(map("".join, re.findall(r'"""((?s:.*?))"""|#(.*)', path.read_text("utf-8"))))
 
 
 IDENTIFIER = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)")

@@ -54,7 +54,9 @@ def test_the_pinned_step_runs(pin: Path) -> None:
         nb.shutdown()
 
 
-@pytest.mark.parametrize("how", ["plan", pytest.param("list", marks=pytest.mark.grid), "dict", "loaded"])
+@pytest.mark.parametrize(
+    "how", ["plan", *(pytest.param(how, marks=pytest.mark.grid) for how in ("list", "dict")), "loaded"]
+)
 def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> None:
     given: dict[str, Any] = {
         "plan": {"plan": str(pin)},
@@ -78,6 +80,7 @@ def test_other_batches_of_a_pinned_step_are_other_programs(pin: Path) -> None:
     nb.init(plan=pin)
     made = model()
     made.fit(X, Y, verbose=0)
+    made.fit(X[:5], Y[:5], verbose=0)
     with pytest.raises(PlanMismatchError, match="input sample_weight exists now, and not in the pinned plan"):
         made.train_on_batch(X, Y, sample_weight=Y[:, 0])
 
@@ -166,6 +169,7 @@ def test_a_pin_that_has_found_its_step_is_not_taken_for_another(numbered: Path) 
         second.fit(X, Y, verbose=0)
 
 
+@pytest.mark.grid
 def test_a_warning_points_at_the_users_line(pin: Path) -> None:
     nb.init(plan=pin)
     made = model(name="other")

@@ -167,6 +167,7 @@ def test_a_train_step_is_given_what_its_dataset_gives(parts: Any, tupled: bool) 
     assert (tuple in made.seen) == tupled
 
 
+@pytest.mark.grid
 def test_the_pin_of_a_train_step_of_x_alone_fits_the_fit(tmp_path: Path) -> None:
     nb.plan(copier(), X).save(tmp_path / "pin.json")
     nb.shutdown()

@@ -92,8 +92,7 @@ FIRSTS: dict[str, Callable[[Any, Any], Any]] = {
     "train_on_batch": lambda model, x: model.train_on_batch(x, Y),
 }
 SAMPLE = {
-    *((kind, "place", "fit") for kind in ("nested", "inputs by name")),
-    ("flat", "place", "evaluate"),
+    ("nested", "place", "fit"),
     ("builds itself", "scopes", "fit"),
 }
 GRID = [
@@ -117,13 +116,13 @@ class Drawn(TwoStages):
         self.second = keras.layers.Dense(1, kernel_initializer="truncated_normal")
 
 
-def trained(kind: str, way: str, first: str, optimizer: Any = "adam") -> keras.Model:
+def trained(kind: str, way: str, first: str, rate: float = 0.1) -> keras.Model:
     global _scoped
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     made, x = MODELS.get(kind, (Drawn, X))
     model = made(name="net")
-    model.compile(optimizer, "mse")
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse")
     _scoped = way == "scopes"
     try:
         if way == "place":
@@ -154,9 +153,10 @@ def test_it_is_built_as_keras_builds_it(kind: str, way: str, first: str, tmp_pat
     expected = model.predict(x, verbose=0)
     model.save(tmp_path / "net.keras")
     loaded = keras.models.load_model(tmp_path / "net.keras", compile=first in ("fit", "train_on_batch"))
+    loaded.run_eagerly = True
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_its_weights_have_the_initial_values_of_the_uncut_model() -> None:
-    plain, cut = (trained("drawn", way, "fit", keras.optimizers.SGD(0.0)).get_weights() for way in ("plain", "scopes"))
+    plain, cut = (trained("drawn", way, "fit", 0.0).get_weights() for way in ("plain", "scopes"))
     assert [each.tobytes() for each in cut] == [each.tobytes() for each in plain]

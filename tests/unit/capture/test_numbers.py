@@ -59,7 +59,7 @@ def homes(step: Any, *batch: Any) -> dict[str, str]:
     return {name: stage.cluster for name, stage in nb.plan(step, *batch).stages.items()}
 
 
-@pytest.mark.parametrize("build", [functional, sequential])
+@pytest.mark.parametrize("build", [pytest.param(functional, marks=pytest.mark.grid), sequential])
 def test_each_model_begins_anew(build: Any) -> None:
     for _ in range(2):
         assert homes(build(), X, Y) == FIRST_TWO

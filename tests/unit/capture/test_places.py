@@ -86,9 +86,9 @@ def with_a_block() -> Any:
 @pytest.mark.parametrize(
     ("build", "source", "path"),
     [
-        (functional, functional, "norm_1"),
+        pytest.param(functional, functional, "norm_1", marks=pytest.mark.grid),
         (nested, nested, "encoder/norm_1"),
-        (sequential, sequential, "norm_1"),
+        pytest.param(sequential, sequential, "norm_1", marks=pytest.mark.grid),
         (with_a_block, Block.call, "block/norm_1"),
     ],
 )

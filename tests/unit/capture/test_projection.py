@@ -116,14 +116,18 @@ def trained(make: Any, micro_batch: int) -> Any:
     """A model, its losses and its variables; tests look at it, and none of them changes it."""
     keras.utils.set_random_seed(1)
     model = make(micro_batch)
-    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    model.compile(keras.optimizers.Adam(1e-2), "mse", run_eagerly=not micro_batch)
     history = model.fit(X, Y, epochs=2, batch_size=4, verbose=0, shuffle=False).history["loss"]
     return model, history, {tuple(v.shape): v.numpy() for v in model.trainable_variables}
 
 
 @pytest.mark.parametrize(
     ("make", "micro_batch", "error"),
-    [(functional, 1, 0.0), pytest.param(sequential, 3, 1e-6, marks=pytest.mark.grid), (Subclassed, 3, 1e-6)],
+    [
+        pytest.param(functional, 1, 0.0, marks=pytest.mark.grid),
+        pytest.param(sequential, 3, 1e-6, marks=pytest.mark.grid),
+        (Subclassed, 3, 1e-6),
+    ],
 )
 def test_it_is_what_a_projection_by_hand_is(make: Any, micro_batch: int, error: float) -> None:
     plain, losses, weights = trained(make, 0)
@@ -137,6 +141,7 @@ def test_it_is_what_a_projection_by_hand_is(make: Any, micro_batch: int, error: 
     assert np.abs(moved).min() > 1e-4, "the basis is trained"
 
 
+@pytest.mark.grid
 def test_evaluation_projects_as_training_does() -> None:
     model, _, _ = trained(Subclassed, 3)
     expected = np.mean((model.predict(X, verbose=0) - Y) ** 2)
@@ -204,7 +209,6 @@ def test_a_precision_follows() -> None:
     model.compile("sgd", "mse")
     (boundary,) = nb.plan(model, X, Y).boundaries
     assert (boundary.shape, boundary.codec, boundary.backward_codec) == ((None, 4, RANK), "int8", "int8")
-    assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
 
 
 def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
@@ -235,14 +239,6 @@ def stepping(model: Any, variables: Any) -> Any:
     return step
 
 
-def test_a_custom_loop_takes_the_variables_after_the_call() -> None:
-    model = functional(2)
-    step = stepping(model, lambda: model.trainable_variables)
-    assert nb.verify(step, X, Y).ok
-    step(X, Y)
-    assert np.abs(model.trainable_variables[0] - orthonormal("bottleneck_gpu", WIDTH, RANK)).max() > 1e-5
-
-
 def test_a_list_that_was_made_before_is_refused() -> None:
     model = functional(1)
     before = model.trainable_variables
@@ -250,7 +246,7 @@ def test_a_list_that_was_made_before_is_refused() -> None:
         stepping(model, lambda: before)(X, Y)
 
 
-@pytest.mark.parametrize("part", [slice(0), slice(2)])
+@pytest.mark.parametrize("part", [pytest.param(slice(0), marks=pytest.mark.grid), slice(2)])
 def test_a_list_of_a_part_of_the_model_leaves_the_rest_as_it_is(part: slice) -> None:
     model, other = functional(1), tf.Variable(1.0)
     listed = [*(v.value for v in model.trainable_variables[part]), other]
@@ -449,7 +445,7 @@ def custom(**how: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("how", [{"sent": True}, {"read": "identity"}], ids=str)
+@pytest.mark.parametrize("how", [pytest.param({"sent": True}, marks=pytest.mark.grid), {"read": "identity"}], ids=str)
 def test_a_custom_gradient_on_what_crosses_is_verified_and_does_something(how: dict[str, Any]) -> None:
     model, plain = custom(**how), custom()
     kernels = [each.layers[-1].encoder.kernel for each in (model, plain)]
@@ -468,6 +464,7 @@ def test_a_custom_gradient_that_reads_what_crosses_first_is_refused_with_the_lin
     assert "function(tf.identity(x))" in str(caught.value) and Path(__file__).name in str(caught.value)
 
 
+@pytest.mark.grid
 def test_half_precision_crosses_in_half_precision() -> None:
     model = two_stages(learned(), *(keras.layers.Dense(units, dtype="mixed_bfloat16") for units in (WIDTH, 2)))
     model.compile("sgd", "mse")
@@ -476,6 +473,7 @@ def test_half_precision_crosses_in_half_precision() -> None:
     assert [boundary.dtype for boundary in nb.plan(model, X, Y).boundaries] == ["bfloat16"]
 
 
+@pytest.mark.grid
 def test_a_model_that_is_called_twice_in_a_step_has_one_basis() -> None:
     model = functional(2)
 

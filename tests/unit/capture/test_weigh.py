@@ -30,7 +30,7 @@ def _gradient(micro_batch: int, target: Target) -> np.ndarray:
             targets = target(tf.tanh(x @ weight), weight)
         return tape.gradient(targets, weight)
 
-    return np.asarray((nb.function if micro_batch else tf.function)(step)(ROWS))
+    return np.asarray((nb.function(step) if micro_batch else step)(ROWS))
 
 
 def _count(out: Any) -> Any:

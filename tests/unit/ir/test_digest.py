@@ -19,7 +19,7 @@ from whale_nebula.ir.program import Program
 from whale_nebula.spec import Spec, Value
 
 ROOT = Path(__file__).parents[3]
-LENGTH = 50_000
+LENGTH = 20_000
 
 
 def trace_something_else() -> None:
@@ -38,6 +38,14 @@ def unchanged() -> nb.Plan:
     return everything()
 
 
+def test_a_later_trace_is_the_same_program() -> None:
+    """Of several processes: all tests of tests/processes, which agree on a digest before they compute."""
+    before = unchanged()
+    trace_something_else()
+    assert everything().program_digest == before.program_digest
+
+
+@pytest.mark.grid
 @pytest.mark.slow
 def test_traces_in_one_process_and_in_another_are_the_same_program() -> None:
     elsewhere = zygote.run("-m", "tests.unit.ir.traced", cwd=ROOT)

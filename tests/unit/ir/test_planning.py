@@ -41,10 +41,10 @@ def xy() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     "example",
     [
-        (np.zeros((ROWS, 4)), np.zeros((ROWS, 1))),
+        pytest.param((np.zeros((ROWS, 4)), np.zeros((ROWS, 1))), marks=pytest.mark.grid),
         tuple(map(tf.constant, xy())),
         (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])),
-        (tf.TensorSpec([ROWS, 4]), tf.TensorSpec([ROWS, 1])),
+        pytest.param((tf.TensorSpec([ROWS, 4]), tf.TensorSpec([ROWS, 1])), marks=pytest.mark.grid),
         (keras.KerasTensor((None, 4)), keras.KerasTensor((None, 1))),
         (tf.data.Dataset.from_tensor_slices(xy()).batch(ROWS),),
     ],

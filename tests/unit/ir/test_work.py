@@ -1,5 +1,6 @@
 """A plan's work and memory by stage, for models whose numbers are known by calculation."""
 
+import functools
 from typing import Any
 
 import keras
@@ -14,7 +15,15 @@ from whale_nebula.plan.work import Names
 ROWS, WIDTH = 8, 16
 
 
-def plan(*, micro_batch: int = 1, recompute: bool = False, optimizer: Any = "sgd", norm: bool = False) -> nb.Plan:
+@functools.cache
+def plan(
+    *,
+    micro_batch: int = 1,
+    recompute: bool = False,
+    optimizer: Any = "sgd",
+    norm: bool = False,
+    line: str | None = None,
+) -> nb.Plan:
     """Two dense layers with stages; what comes before and after them stands in none."""
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((4,))
@@ -29,7 +38,8 @@ def plan(*, micro_batch: int = 1, recompute: bool = False, optimizer: Any = "sgd
     outputs = keras.layers.Dense(1, name="after")(hidden)
     model = keras.Model(inputs, outputs, name="model")
     model.compile(optimizer, "mse")
-    return nb.plan(model, np.zeros((ROWS, 4)), np.zeros((ROWS, 1)))
+    with nb.init(links=line):
+        return nb.plan(model, np.zeros((ROWS, 4)), np.zeros((ROWS, 1)))
 
 
 def test_a_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
@@ -40,6 +50,7 @@ def test_a_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
     assert npu.parameters == WIDTH * WIDTH + WIDTH + WIDTH + 1
 
 
+@pytest.mark.grid
 def test_moving_averages_of_a_layer_outside_scopes_too() -> None:
     gpu = plan(norm=True).stages["gpu"]
     names = {path for path in gpu.variables if path.startswith("norm/")}
@@ -73,8 +84,8 @@ def test_what_is_kept_is_what_the_gradients_read() -> None:
     ("optimizer", "times"),
     [
         ("sgd", 0),
-        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1),
-        (lambda: keras.optimizers.AdamW(0.1, global_clipnorm=1.0), 2),
+        pytest.param(lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1, marks=pytest.mark.grid),
+        pytest.param(lambda: keras.optimizers.AdamW(0.1, global_clipnorm=1.0), 2, marks=pytest.mark.grid),
         (lambda: keras.optimizers.Adam(0.1, use_ema=True), 3),
     ],
     ids=["sgd", "momentum", "adamw", "ema"],
@@ -123,12 +134,7 @@ def test_the_price_of_a_tied_variable() -> None:
 
 
 def test_a_line_with_a_rate_is_held() -> None:
-    nb.shutdown()
-    try:
-        nb.init(links="8mbit,5ms")
-        found = plan(micro_batch=2)
-    finally:
-        nb.shutdown()
+    found = plan(micro_batch=2, line="8mbit,5ms")
     (boundary,) = found.boundaries
     assert boundary.step_bytes == boundary.backward_step_bytes == ROWS * WIDTH * 4
     assert boundary.seconds == found.links["gpu->npu"].seconds

@@ -1,5 +1,6 @@
 """Warnings about a codec that costs more than it saves: by the sizes of the papers, and in a plan of a real trace."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -107,6 +108,7 @@ def test_the_slowest_is_of_those_that_are_known() -> None:
 
 
 # ---------------------------------------------------------------------- plans
+@functools.cache
 def planned(micro_batch: int = 1, line: str = LINE, masked: bool = False, **options: Any) -> nb.Plan:
     keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((64, 768))
@@ -145,7 +147,8 @@ def foretold(**options: Any) -> tuple[float, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "line", "worth"), [(1, LINE, False), (8, LINE, True), (8, "600mbit,20ms", False)]
+    ("micro_batch", "line", "worth"),
+    [(1, LINE, False), (8, LINE, True), pytest.param(8, "600mbit,20ms", False, marks=pytest.mark.grid)],
 )
 def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
     micro_batch: int, line: str, worth: bool

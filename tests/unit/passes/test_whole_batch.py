@@ -69,7 +69,11 @@ def test_a_loss_that_couples_the_rows_says_so_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "around", [[lambda: nb.replica(1)], [lambda: nb.replica(2), lambda: nb.pipeline(coupled="allow")]]
+    "around",
+    [
+        pytest.param([lambda: nb.replica(1)], marks=pytest.mark.grid),
+        [lambda: nb.replica(2), lambda: nb.pipeline(coupled="allow")],
+    ],
 )
 def test_what_it_says_runs(around: Any) -> None:
     with opened(*(scope() for scope in around)):

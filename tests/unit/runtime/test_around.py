@@ -58,6 +58,7 @@ def test_each_fit_is_planned_for_the_scopes_that_it_stands_in() -> None:
     assert planned() == (1, {}, 4) and nb.last_report().step == 6
 
 
+@pytest.mark.grid
 def test_evaluate_predict_and_functions_are_too() -> None:
     trained = model()
     trained.evaluate(X, Y, verbose=0)
@@ -100,7 +101,9 @@ def test_a_pipeline_around_a_model_without_stages_says_that_it_holds_none() -> N
         fit(model(scoped=False))
 
 
-@pytest.mark.parametrize(("placed", "what"), [(False, "nb.stage"), (True, "nb.place")])
+@pytest.mark.parametrize(
+    ("placed", "what"), [pytest.param(False, "nb.stage", marks=pytest.mark.grid), (True, "nb.place")]
+)
 def test_a_layout_around_a_step_that_leaves_out_a_stage_is_refused(placed: bool, what: str) -> None:
     trained = model(scoped=not placed, placed=placed)
     said = rf"{what} at .* is on cluster 'a', which nb\.cluster at"
@@ -144,6 +147,7 @@ def test_a_tolerance_that_is_not_used_is_not_told() -> None:
         assert any("tolerance" in note for note in nb.verify(trained, X, Y).notes)
 
 
+@pytest.mark.grid
 def test_a_compress_scope_without_a_say_does_not_make_steps_incomparable() -> None:
     trained = model()
     with nb.pipeline(2, coupled="allow"), nb.compress(fp16=True, backward=None), nb.compress(bf16=True, backward=None):

@@ -30,7 +30,7 @@ def _gradients(cut: bool, micro_batch: int, loss: Callable[[Any], Any]) -> list[
                 found = loss(hidden @ second)
         return found, tape.gradient(found, first), tape.gradient(found, second)
 
-    return [np.asarray(each) for each in (nb.function if cut else tf.function)(step)(ROWS)]
+    return [np.asarray(each) for each in (nb.function(step) if cut else step)(ROWS)]
 
 
 def _branch(out: Any) -> Any:

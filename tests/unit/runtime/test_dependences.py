@@ -241,7 +241,9 @@ def test_what_crosses_depends_on_these_inputs(make: Callable[[], Callable[..., A
 
 
 @pytest.mark.parametrize(
-    "make", [labels_are_sent, labels_are_hidden, at_home, sizes_alone], ids=lambda make: make.__name__
+    "make",
+    [pytest.param(labels_are_sent, marks=pytest.mark.grid), labels_are_hidden, at_home, sizes_alone],
+    ids=lambda make: make.__name__,
 )
 def test_it_changes_with_these_inputs_and_with_no_other(make: Callable[[], Callable[..., Any]]) -> None:
     plan = planned(make)

@@ -73,11 +73,11 @@ def ran(first: Look, second: Look, rows: int, micro_batches: int) -> tuple[nb.Pl
 @pytest.mark.parametrize(
     ("first", "second", "rows", "micro_batches"),
     [
-        (looked_up, looked_up, 8, 1),
+        pytest.param(looked_up, looked_up, 8, 1, marks=pytest.mark.grid),
         (looked_up, looked_up, 9, 2),
         (positions, looked_up, 8, 2),
         (whole, looked_up, 8, 2),
-        (whole, whole, 8, 1),
+        pytest.param(whole, whole, 8, 1, marks=pytest.mark.grid),
     ],
 )
 def test_the_plan_the_prediction_and_the_report_agree(first: Look, second: Look, rows: int, micro_batches: int) -> None:

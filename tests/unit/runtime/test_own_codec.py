@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.parity.crossing import LENGTH, WIDTH, Left, crossed
+from tests.parity.crossing import Left, crossed
 from whale_nebula.codec import CODECS
 
 PAGE = Path(__file__).parents[3] / "docs" / "codecs.md"
@@ -61,11 +61,3 @@ def test_it_trains_and_takes_the_bytes_that_its_plan_says(text: str) -> None:
 def test_a_gradient_returns_pooled() -> None:
     found = crossed({"codec": "pooled(4)", "backward": None}, plan=True)
     assert found.codecs == [{"b0 gpu->npu": "pooled(4)", "b0 npu->gpu": "pooled(4)"}] * 3
-
-
-def test_what_cannot_be_pooled_crosses_by_the_precision_alone() -> None:
-    assert WIDTH % 7
-    found = crossed({"codec": "pooled(7) >> int8"}, plan=True)
-    assert found.codecs[-1] == {"b0 gpu->npu": "int8", "b0 npu->gpu": "int8"}
-    assert found.plan is not None
-    assert any(f"b0 [3, {LENGTH}, {WIDTH}] crosses as int8" in note for note in found.plan.notes)

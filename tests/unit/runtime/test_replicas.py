@@ -57,7 +57,7 @@ def model(
     return made
 
 
-def trained(made: keras.Model) -> tuple[list[float], list[np.ndarray]]:
+def train(made: keras.Model) -> tuple[list[float], list[np.ndarray]]:
     history = made.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
     return [*history["loss"], *history["mae"]], made.get_weights()
 
@@ -65,7 +65,19 @@ def trained(made: keras.Model) -> tuple[list[float], list[np.ndarray]]:
 @functools.cache
 def uncut() -> tuple[list[float], list[np.ndarray]]:
     """What the model is trained to without scopes."""
-    return trained(model())
+    made = model()
+    made.run_eagerly = True  # so few uncut steps are not worth a trace
+    return train(made)
+
+
+@functools.cache
+def trained(
+    copies: tuple[int, ...], micro_batch: int, **options: Any
+) -> tuple[list[float], list[np.ndarray], nb.Report]:
+    """What the model is trained to in replicas, and the report of its last step; once for all tests that ask."""
+    with nb.init(links=LINE):
+        losses, weights = train(model(copies, micro_batch, **options))
+        return losses, weights, nb.last_report()
 
 
 def close(ours: Any, theirs: Any) -> None:
@@ -74,7 +86,7 @@ def close(ours: Any, theirs: Any) -> None:
 
 
 ALL = [(copies, many) for copies in ((1,), (2,), (3,), (4,), (1, 3), (2, 2), (4, 3)) for many in (1, 4, 6)]
-SAMPLE = [((2,), 1), ((4,), 6), ((1, 3), 4)]
+SAMPLE = [((4,), 6), ((1, 3), 4)]
 
 
 @pytest.mark.parametrize(
@@ -84,25 +96,23 @@ SAMPLE = [((2,), 1), ((4,), 6), ((1, 3), 4)]
 )
 def test_the_step_is_the_uncut_one(copies: tuple[int, ...], micro_batch: int) -> None:
     expected = uncut()
-    with nb.init(links=LINE):
-        losses, weights = trained(model(copies, micro_batch))
+    losses, weights, _ = trained(copies, micro_batch)
     close(losses, expected[0])
     close(weights, expected[1])
 
 
 def test_what_codecs_remember_goes_from_micro_batch_to_micro_batch() -> None:
     found = []
-    for copies in ((1, 1), (3, 6)):
+    for copies in ((1, 1), (3, 2)):
         with nb.init(links=LINE):
-            found.append(trained(model(copies, 6, codec={"rank": 4}))[0])
+            found.append(train(model(copies, 3, codec={"rank": 4}))[0])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
 def test_averages_of_coupled_rows_are_written_in_the_order_of_micro_batches() -> None:
     found = []
     for copies in ((1, 1), (3, 2)):
-        with nb.init(links=LINE):
-            found.append(trained(model(copies, 3, coupled="allow"))[1])
+        found.append(trained(copies, 3, coupled="allow")[1])
     close(found[1], found[0])
 
 
@@ -114,10 +124,7 @@ def test_a_batch_is_cut_for_all_replicas() -> None:
 
 
 def test_replicas_work_at_the_same_time_and_are_timed_apart() -> None:
-    with nb.init(links=LINE):
-        made = model((1, 3), 6)
-        trained(made)
-        report = nb.last_report()
+    _, _, report = trained((1, 3), 4)
     assert {span.lane for span in report.timeline()} >= {"c0", "c1.0", "c1.1", "c1.2"}
     assert len(report.stages["c1"].replicas) == 3 and not report.stages["c0"].replicas
     assert report.stages["c1"].idle_seconds >= 0.0
@@ -221,18 +228,13 @@ def test_a_failure_in_one_replica_ends_the_step() -> None:
 
 
 def test_one_pipeline_around_stages_with_counts_of_their_own() -> None:
-    """It is the same plan as the same pipeline in each replica, and the step is the uncut one."""
+    """It is the same plan as the same pipeline in each replica."""
     keras.backend.clear_session(free_memory=False)  # the digest has the variables' names
     inside = nb.plan(model((3, 2), 6), X, Y)
     keras.backend.clear_session(free_memory=False)
-    made = model((3, 2), 6, around=True)
-    plan = nb.plan(made, X, Y)
+    plan = nb.plan(model((3, 2), 6, around=True), X, Y)
     assert plan.digest == inside.digest
     assert ([stage.replicas for stage in plan.stages.values()], plan.micro_batch) == ([3, 2], 6)
-    expected = uncut()
-    losses, weights = trained(made)
-    close(losses, expected[0])
-    close(weights, expected[1])
 
 
 def test_a_whole_pipeline_is_copied() -> None:
@@ -247,7 +249,7 @@ def test_a_whole_pipeline_is_copied() -> None:
             outputs = keras.layers.Dense(1)(keras.layers.Dropout(0.0)(hidden))
         made = keras.Model(inputs, outputs)
         made.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=1.0), "mse", metrics=["mae"])
-        losses, weights = trained(made)
+        losses, weights = train(made)
     close(losses, expected[0])
     close(weights, expected[1])
     assert losses[1] < losses[0]

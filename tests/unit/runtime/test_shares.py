@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.runtime.test_replicas import X, Y, close, model, trained
+from tests.unit.runtime.test_replicas import X, Y, close, model, train, uncut
 
 LINE = "1gbit,0ms"
 
@@ -24,11 +24,11 @@ def config(*speeds: float) -> dict[str, Any]:
     ("speeds", "micro_batch", "many", "order"),
     [
         ((1, 2), 1, 3, (1, 0, 1)),
-        ((1, 2), 4, 4, (1, 1, 0, 1)),
+        pytest.param((1, 2), 4, 4, (1, 1, 0, 1), marks=pytest.mark.grid),
         ((1, 2), 2, 2, ()),
-        ((1, 3), 1, 4, (1, 1, 0, 1)),
-        ((2, 2), 1, 2, ()),
-        ((1, 1, 2), 1, 4, (2, 0, 1, 2)),
+        pytest.param((1, 3), 1, 4, (1, 1, 0, 1), marks=pytest.mark.grid),
+        pytest.param((2, 2), 1, 2, (), marks=pytest.mark.grid),
+        pytest.param((1, 1, 2), 1, 4, (2, 0, 1, 2), marks=pytest.mark.grid),
     ],
 )
 def test_a_batch_is_cut_as_speeds_need_it_where_nobody_says_how(
@@ -41,9 +41,9 @@ def test_a_batch_is_cut_as_speeds_need_it_where_nobody_says_how(
 
 
 def test_the_step_is_the_uncut_one_whoever_takes_more() -> None:
-    expected = trained(model())
+    expected = uncut()
     with nb.init(config(1, 2), links=LINE):
-        losses, weights = trained(model((1, 2), 6))
+        losses, weights = train(model((1, 2), 6))
         report = nb.last_report()
     close(losses, expected[0])
     close(weights, expected[1])
@@ -51,11 +51,12 @@ def test_the_step_is_the_uncut_one_whoever_takes_more() -> None:
     assert lanes.count("c1.1") > lanes.count("c1.0") > 0
 
 
+@pytest.mark.grid
 def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
     found = []
     for copies, speeds in (((1, 1), (1,)), ((1, 2), (5, 1))):
         with nb.init(config(*speeds), links=LINE):
-            found.append(trained(model(copies, 6, dropout=0.4))[0])
+            found.append(train(model(copies, 6, dropout=0.4))[0])
     assert all(np.allclose(each, found[0], rtol=1e-6) for each in found)
 
 

@@ -97,15 +97,13 @@ def train(lookup: str, optimizer: str, cut: str = "", stages: int = 1) -> tuple[
             hidden = hidden + table(inputs) if tied else hidden
             outputs = dense(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(OPTIMIZERS[optimizer](), "mse")
-    losses = [model.train_on_batch(IDS, Y) for _ in range(3)]
+    model.compile(OPTIMIZERS[optimizer](), "mse", run_eagerly=not cut)
+    losses = [model.train_on_batch(IDS, Y) for _ in range(2)]
     return losses, [each.numpy() for each in (*model.weights, *model.optimizer.variables)]
 
 
 ALL = list(itertools.product(LOOKUPS, OPTIMIZERS, CUTS, (1, 2, 3)))
 SAMPLE = {
-    ("positions", "adam", "micro-batches", 2),
-    ("tokens and positions", "adagrad", "uneven", 3),
     ("fixed positions", "clipped adam", "replicas", 3),
 }
 
@@ -133,7 +131,7 @@ def test_the_users_code_gets_the_slices_of_the_uncut_gradient(lookup: str) -> No
         gradient = tape.gradient(loss, table.table.value)
         return gradient.values, gradient.indices
 
-    values, indices = tf.function(step)(tf.constant(IDS))
+    values, indices = step(tf.constant(IDS))
     with nb.pipeline(micro_batch=4):
         found = nb.function(lambda ids: step(ids, lambda: nb.stage(name="front")))(tf.constant(IDS))
     np.testing.assert_allclose(found[0], values, rtol=1e-5)

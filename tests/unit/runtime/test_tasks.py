@@ -80,6 +80,7 @@ def test_a_worker_without_mates_becomes_no_task(monkeypatch: pytest.MonkeyPatch)
     assert asked == [3]
 
 
+@pytest.mark.grid
 def test_a_process_is_prepared_whichever_module_loads_keras() -> None:
     """In a process of its own, as Keras is loaded here. Scripts that load Keras themselves: tests/processes."""
     script = """

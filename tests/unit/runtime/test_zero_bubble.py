@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.crossing import CODECS, crossed
 from tests.same import Cut, assert_same, data
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Problem
@@ -68,6 +66,7 @@ def left(middle: str, stages: int, schedule: str, line: str | None = "10gbit,0ms
     nb.shutdown()
     nb.init(links=line)
     made = model(middle, stages, schedule, **options)
+    made.run_eagerly = not stages  # so few uncut steps are not worth a trace
     history = made.fit(data(22, 6), data(22, 3, seed=1), batch_size=8, epochs=2, shuffle=False, verbose=0).history
     return [history, [np.array(each) for each in made.weights]]
 
@@ -81,7 +80,7 @@ GRID = pytest.mark.grid
 CASES = [
     pytest.param("dense", 2, {}, marks=GRID),
     pytest.param("dense", 3, {}, marks=GRID),
-    pytest.param("dense", 3, {"recompute": True}),
+    pytest.param("dense", 3, {"recompute": True}, marks=GRID),
     pytest.param("dense", 3, {"in_flight": 2}, marks=GRID),
     pytest.param("norms", 3, {}),
     pytest.param("convolution", 2, {}, marks=GRID),
@@ -102,17 +101,6 @@ def test_it_leaves_what_other_schedules_leave(middle: str, stages: int, options:
 def test_as_one_function_it_leaves_what_the_uncut_step_leaves(middle: str, stages: int) -> None:
     found = left(middle, stages, "zero-bubble", None)
     assert_same(left(middle, 0, "", None), found, "sums", 0.6)
-
-
-def test_over_a_line_with_a_codec_it_leaves_what_other_schedules_leave() -> None:
-    @functools.cache
-    def by(schedule: str) -> Any:
-        nb.shutdown()
-        with nb.init(links="10gbit,0ms"):
-            found = crossed(CODECS["int8"], micro_batches=4, schedule=schedule)
-        return [loss.hex() for loss in found.losses], [each.tobytes() for each in found.weights]
-
-    assert by("zero-bubble") == by("eager-1f1b")
 
 
 # ---------------------------------------------------------------------- what is apart
@@ -165,7 +153,7 @@ def slow(flops: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "middle",
-    [pytest.param(name, marks=[] if name in ("norms", "recurrent", "no weights") else GRID) for name in MIDDLES],
+    [pytest.param(name, marks=[] if name == "recurrent" else GRID) for name in MIDDLES],
 )
 def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""
@@ -193,7 +181,7 @@ def test_the_planner_chooses_it_where_it_is_clearly_faster() -> None:
     def planned(flops: str) -> nb.Plan:
         nb.shutdown()
         nb.init(slow(flops), links="10gbit,0ms")
-        found = keras.Sequential([keras.Input((64,)), *(layers.Dense(64, "relu") for _ in range(6)), layers.Dense(1)])
+        found = keras.Sequential([keras.Input((64,)), *(layers.Dense(64, "relu") for _ in range(3)), layers.Dense(1)])
         found.compile(keras.optimizers.SGD(0.1), "mse")
         with nb.auto_parallel():
             return nb.plan(found, data(16, 64), data(16, 1))

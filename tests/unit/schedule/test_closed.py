@@ -77,7 +77,7 @@ def test_what_the_benchmark_is_to_reach() -> None:
         assert f"{run(shape, '1f1b').seconds / run(shape).seconds:.2f}" == ratio
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 0.0)), st.sampled_from(["gpipe", "1f1b"]), st.booleans())
 def test_gpipe_and_one_f_one_b_over_free_links(shape: Shape, name: str, fused: bool) -> None:
     stages, micro_batches, forward, backward, _, _ = shape
@@ -88,7 +88,7 @@ def test_gpipe_and_one_f_one_b_over_free_links(shape: Shape, name: str, fused: b
     assert timeline.bubble == pytest.approx(closed.free_link_bubble(stages, micro_batches), abs=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((2, 2), (0.0, 3.0)))
 def test_blocking_gpipe_on_two_stages(shape: Shape) -> None:
     _, micro_batches, forward, backward, seconds, delay = shape
@@ -96,7 +96,7 @@ def test_blocking_gpipe_on_two_stages(shape: Shape) -> None:
     assert run(shape, "gpipe", blocking=True, fused=False).seconds == pytest.approx(total, rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shapes((3, 6), (0.0, 3.0)))
 def test_blocking_gpipe_on_more_stages_is_no_slower_than_the_formula(shape: Shape) -> None:
     stages, micro_batches, forward, backward, seconds, delay = shape
@@ -104,7 +104,7 @@ def test_blocking_gpipe_on_more_stages_is_no_slower_than_the_formula(shape: Shap
     assert run(shape, "gpipe", blocking=True, fused=False).seconds <= total * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((2, 2), (0.0, 1.0)))
 def test_one_f_one_b_on_two_stages(shape: Shape) -> None:
     _, micro_batches, forward, backward, seconds, delay = shape
@@ -112,19 +112,19 @@ def test_one_f_one_b_on_two_stages(shape: Shape) -> None:
     assert run(shape, "1f1b").seconds == pytest.approx(total, rel=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((1, 2), (0.0, 4.0)))
 def test_eager_on_two_stages(shape: Shape) -> None:
     assert run(shape).seconds == pytest.approx(eager(shape), rel=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((3, 6), (0.0, 0.75)))
 def test_eager_on_more_stages_with_a_line_that_has_time_to_spare(shape: Shape) -> None:
     assert run(shape).seconds == pytest.approx(eager(shape), rel=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((3, 6), (0.75, 4.0)))
 def test_eager_on_more_stages_with_a_busy_line_loses_a_period_a_stage_at_most(shape: Shape) -> None:
     stages, _, forward, backward, seconds, _ = shape
@@ -132,7 +132,7 @@ def test_eager_on_more_stages_with_a_busy_line_loses_a_period_a_stage_at_most(sh
     assert eager(shape) * (1 - 1e-9) <= run(shape).seconds <= (eager(shape) + lost) * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shapes((2, 5), (0.0, 2.0)))
 def test_nothing_is_faster_than_eager_can_be(shape: Shape) -> None:
     for name in ("gpipe", "1f1b", "eager-1f1b"):
@@ -177,7 +177,7 @@ def test_the_best_m_by_brute_force(stages: int, compute: float, overhead: float,
     assert abs(brute(fast) - closed.best_eager(stages, compute, overhead, line)) < 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 0.0)), st.floats(0.1, 0.5))
 def test_zero_bubble_over_free_links(shape: Shape, share: float) -> None:
     """Gradients of weights take what other stages would wait for; of equal parts a third of the bubble is left."""
@@ -188,7 +188,7 @@ def test_zero_bubble_over_free_links(shape: Shape, share: float) -> None:
     assert timeline.seconds == pytest.approx(total, rel=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes((1, 6), (0.0, 2.0)), st.floats(0.0, 1.0), st.none() | st.integers(1, 8))
 def test_zero_bubble_is_never_slower_than_eager_with_the_same_limits(
     shape: Shape, share: float, in_flight: int | None

@@ -137,7 +137,7 @@ def hop() -> st.SearchStrategy[Hop]:
     return st.builds(Hop, line, line, seconds(), st.none() | seconds())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     pipelines(),
     st.integers(1, 12),
@@ -166,7 +166,7 @@ def test_whatever_the_speeds_everything_runs_once_and_nothing_waits_for_ever(
         assert timeline.seconds >= micro_batches * work.seconds - 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(pipelines(), st.integers(1, 12), st.sampled_from(sorted(SCHEDULES)))
 def test_a_stage_starts_after_what_it_reads(pipeline: tuple[list[Work], Hops], micro_batches: int, name: str) -> None:
     stages, hops = pipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -14,12 +15,10 @@ from hypothesis import strategies as st
 
 import whale_nebula as nb
 from whale_nebula.errors import DataError, NebulaError, OptionError
-from whale_nebula.models import Sizes, transformer
 from whale_nebula.strategies import ByTokens, Curriculum
 
 ROWS, LENGTH = 8, 64
 TEXT = np.arange(ROWS * LENGTH, dtype=np.int32).reshape(ROWS, LENGTH)
-SIZES = Sizes(vocabulary=32, length=LENGTH, width=32, heads=2, blocks=2)
 
 
 @given(st.integers(1, 70), st.integers(0, 90), st.integers(1, 200), st.integers(1, 16), st.sampled_from([1, 2]))
@@ -38,7 +37,9 @@ def test_lengths_are_those_of_the_formula(start: int, more: int, steps: int, ste
     assert found.lengths == sorted(set(found.lengths))
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["of known size", "of unknown size"])
+@pytest.mark.parametrize(
+    "known", [pytest.param(True, marks=pytest.mark.grid), False], ids=["of known size", "of unknown size"]
+)
 def test_each_pass_goes_on_where_the_one_before_has_ended(known: bool) -> None:
     """Also where somebody looks at the first batches in between, as Keras does to build a model."""
     mask = np.ones((ROWS, LENGTH, LENGTH), bool)
@@ -143,12 +144,14 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
 
     def train(cut: bool) -> Any:
         keras.utils.set_random_seed(1)
-        with nb.cluster(), nb.pipeline(micro_batch=2):
-            model = transformer(
-                SIZES, around=lambda block: nb.stage(cluster=("gpu", "npu")[block if cut else 0]), shorter=True
-            )
+        inputs = keras.Input((None,), dtype="int32")
+        with nb.pipeline(micro_batch=2) if cut else contextlib.nullcontext():
+            with nb.stage(cluster="gpu") if cut else contextlib.nullcontext():
+                hidden = keras.layers.Dense(64, activation="tanh")(keras.layers.Embedding(32, 16)(inputs))
+            with nb.stage(cluster="npu") if cut else contextlib.nullcontext():
+                model = keras.Model(inputs, keras.layers.Dense(32)(hidden))
         rate = ByTokens(keras.optimizers.schedules.CosineDecay(3e-2, 8), curriculum)
-        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
+        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, run_eagerly=not cut)
         data = tf.data.Dataset.from_tensor_slices(text_of(16)).batch(4).apply(curriculum)
         callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)] if cut else []
         return model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"], model.get_weights()
@@ -174,6 +177,7 @@ def test_a_rate_by_tokens_is_saved_with_its_model() -> None:
         )._learning_rate
         tokens = 0
         for step in range(120):
-            expected = schedule.schedule(tokens / 64)
-            assert float(schedule(step)) == float(again(step)) == pytest.approx(float(expected), abs=1e-6)
+            if step % 9 == 0:
+                expected = schedule.schedule(tokens / 64)
+                assert float(schedule(step)) == float(again(step)) == pytest.approx(float(expected), abs=1e-6)
             tokens += schedule.curriculum.length(step)

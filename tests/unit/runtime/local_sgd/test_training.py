@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,14 +19,17 @@ X = RNG.random((48, 8)).astype("float32")
 Y = np.tanh(X @ RNG.random((8, 2)).astype("float32"))
 
 
-def model(optimizer: Any = "sgd", *, dropout: float = 0.0, normed: bool = False) -> keras.Model:
+def model(optimizer: Any = "sgd", *, dropout: float = 0.0, normed: bool = False, eager: bool = False) -> keras.Model:
+    """Where it is trained without scopes it is `eager`: so few steps are not worth a trace."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(16, activation="tanh")(inputs)
     hidden = keras.layers.Dropout(dropout)(hidden)
     hidden = keras.layers.BatchNormalization()(hidden) if normed else hidden
     made = keras.Model(inputs, keras.layers.Dense(2)(hidden))
-    made.compile(keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.05}}), "mse")
+    made.compile(
+        keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.05}}), "mse", run_eagerly=eager
+    )
     return made
 
 
@@ -47,7 +49,7 @@ def digests() -> set[int]:
 
 def by_hand(every: int, optimizer: str) -> list[np.ndarray]:
     """Two models on a half of each batch; every so many steps both have their average."""
-    pair = [model(optimizer), model(optimizer)]
+    pair = [model(optimizer, eager=True), model(optimizer, eager=True)]
     for step, begin in enumerate([*range(0, 48, 12)] * 2, start=1):
         for each, (first, last) in zip(pair, ((0, 6), (6, 12)), strict=True):
             each.train_on_batch(X[begin + first : begin + last], Y[begin + first : begin + last])
@@ -59,7 +61,7 @@ def by_hand(every: int, optimizer: str) -> list[np.ndarray]:
 
 
 def test_meeting_every_step_by_average_is_the_uncut_run() -> None:
-    expected = model()
+    expected = model(eager=True)
     fit(expected)
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
@@ -67,7 +69,7 @@ def test_meeting_every_step_by_average_is_the_uncut_run() -> None:
     close(ours.get_weights(), expected.get_weights())
 
 
-@pytest.mark.parametrize(("optimizer", "every"), [pytest.param("sgd", 4, marks=pytest.mark.grid), ("adam", 2)])
+@pytest.mark.parametrize(("optimizer", "every"), [("sgd", 4), pytest.param("adam", 2, marks=pytest.mark.grid)])
 def test_local_steps_and_averages_are_those_by_hand(every: int, optimizer: str) -> None:
     ours = model(optimizer)
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=every, outer="average", delay=0):
@@ -96,12 +98,12 @@ def test_speeds_of_the_config_share_out_the_rows() -> None:
     ("compress", "options"),
     [
         ({"topk": 0.25, "int8": True}, {"mode": "async", "staleness": 0}),
-        ({"fp16": True}, {"fragments": 2, "delay": 1}),
+        pytest.param({"fp16": True}, {"fragments": 2, "delay": 1}, marks=pytest.mark.grid),
     ],
     ids=str,
 )
 def test_all_share_the_same_bits_however_they_meet(compress: dict[str, Any], options: dict[str, Any]) -> None:
-    ours = model("adam")
+    ours = model()
     with nb.cluster(["gpu", "npu", "tpu"]), nb.compress(**compress), nb.replica(sync_every=3, **options):
         losses = fit(ours, epochs=6).history["loss"]
         ours.get_weights()
@@ -109,6 +111,7 @@ def test_all_share_the_same_bits_however_they_meet(compress: dict[str, Any], opt
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.grid
 def test_compress_inside_says_the_same_as_around() -> None:
     found = []
     for inside in (True, False):
@@ -151,34 +154,10 @@ def test_averages_of_batch_norm_meet_too() -> None:
         found = ours.get_weights()[4]
     halves = []
     for begin in (0, 6):
-        one = model(normed=True)
+        one = model(normed=True, eager=True)
         one.train_on_batch(X[begin : begin + 6], Y[begin : begin + 6])
         halves.append(one.get_weights()[4])
     close([found], [np.mean(halves, axis=0)])
-
-
-def test_validation_is_of_what_all_share() -> None:
-    ours = model()
-    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=100):
-        history = fit(ours, epochs=1, validation_data=(X, Y)).history
-        shared = ours.get_weights()
-    plain = model()
-    plain.set_weights(shared)
-    assert history["val_loss"][0] == pytest.approx(plain.evaluate(X, Y, verbose=0), rel=1e-5)
-
-
-def test_a_file_holds_what_all_share_and_can_be_loaded_again(tmp_path: Path) -> None:
-    ours = model()
-    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=100):
-        fit(ours)
-        ours.save_weights(tmp_path / "m.weights.h5")
-        saved = ours.get_weights()
-        fit(ours)
-        assert not np.allclose(ours.get_weights()[0], saved[0], atol=1e-6)
-        ours.load_weights(tmp_path / "m.weights.h5")
-        close(ours.get_weights(), saved)
-        fit(ours, epochs=1)
-        assert len(digests()) == 1
 
 
 def test_a_custom_loop_of_tf_variables() -> None:
@@ -200,19 +179,21 @@ def test_a_custom_loop_of_tf_variables() -> None:
     assert weight.numpy().tobytes() == settled.tobytes()
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*meets nobody")
 def test_without_other_clusters_it_is_the_plain_run() -> None:
-    expected = model("adam")
+    expected = model(eager=True)
     fit(expected)
-    ours = model("adam")
+    ours = model()
     with nb.cluster(), nb.replica(sync_every=3):
         fit(ours)
         assert nb.last_report().meetings is None
     close(ours.get_weights(), expected.get_weights(), 1e-7)
 
 
+@pytest.mark.grid
 def test_copies_within_a_cluster_and_stages() -> None:
-    expected = model("adam")
+    expected = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2):
         fit(expected)
     weights = expected.get_weights()
@@ -225,9 +206,9 @@ def test_copies_within_a_cluster_and_stages() -> None:
         with nb.stage(name="back"):
             outputs = keras.layers.Dense(2)(hidden)
     ours = keras.Model(inputs, outputs)
-    ours.compile(keras.optimizers.Adam(0.05), "mse")
+    ours.compile(keras.optimizers.SGD(0.05), "mse")
     fit(ours)
-    close(ours.get_weights(), weights, 1e-4)
+    close(ours.get_weights(), weights)
 
 
 def test_the_plan_and_the_report_say_it() -> None:
@@ -257,7 +238,7 @@ def test_a_stage_on_a_cluster_is_refused() -> None:
 
 
 def test_a_batch_of_fewer_rows_than_clusters_is_everybodys() -> None:
-    ours, expected = model(), model()
+    ours, expected = model(), model(eager=True)
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
         ours.fit(X[:1], Y[:1], verbose=0)
     expected.fit(X[:1], Y[:1], verbose=0)
@@ -269,7 +250,7 @@ def test_reading_outside_the_scopes_meets_first() -> None:
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1000):
         fit(ours)
     found = ours.evaluate(X, Y, verbose=0)
-    plain = model()
+    plain = model(eager=True)
     plain.set_weights(ours.get_weights())
     np.testing.assert_allclose(found, plain.evaluate(X, Y, verbose=0), rtol=1e-5)
 
@@ -288,6 +269,7 @@ def test_what_is_written_between_steps_is_written_for_all_clusters() -> None:
         assert not ours.get_weights()[0].any()
 
 
+@pytest.mark.grid
 def test_a_fit_outside_trains_what_all_share_and_the_next_one_goes_on_from_it() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2, outer="average"):

@@ -134,8 +134,8 @@ COUNTS = {"flattened": 3}
 BY_ADAM = ("rows", "classes", "rows of a table")
 # Held by tests/parity/test_splits.py, in whole models, or much like another one: of the grid.
 RARELY = (
-    "columns", "channels", "channels in", "feed-forward", "tokens", "heads", "table by rows", "table by columns",
-    "sgd: columns of a table", "rows of a table",
+    "columns", "rows", "channels", "channels in", "feed-forward", "tokens", "heads", "table by rows",
+    "table by columns", "sgd: columns of a table", "rows of a table",
 )  # fmt: skip
 
 
