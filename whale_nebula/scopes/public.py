@@ -69,7 +69,8 @@ def replica(
     than `staleness` rounds ahead of the slowest.
 
     With `exchange="1bit"` each cluster trains a copy, too, and all exchange the momenta of their optimizers after each
-    step, at one bit a number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`.
+    step, at one bit a number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`. If there is one
+    cluster, each of its workers does so.
 
     >>> import whale_nebula as nb
     >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]
