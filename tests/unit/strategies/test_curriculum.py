@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -163,6 +164,42 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
     np.testing.assert_allclose(shares, [each / tokens[-1] for each in tokens], rtol=0.03)
     second = next(step for step in range(8) if curriculum.length(step) > 16)
     assert len({count for count, _ in seen}) == 2 and seen[second][0] == seen[-1][0]
+
+
+@pytest.mark.parametrize("cut", [True, pytest.param(False, marks=pytest.mark.grid)])
+def test_as_a_callback_it_cuts_what_fit_is_given_and_goes_on_in_the_next_fit(cut: bool) -> None:
+    """Arrays and datasets, over several fits, as a dataset that it was applied to; validation has full rows."""
+    x, y = np.random.default_rng(0).normal(size=(2, 20, 16)).astype("float32")
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+
+    def train(as_callback: bool) -> Any:
+        keras.utils.set_random_seed(1)
+        gpu, npu = (nb.stage(cluster=name) if cut else nullcontext() for name in ("gpu", "npu"))
+        with nb.cluster() if cut else nullcontext():
+            inputs = keras.Input((None,))
+            with gpu:
+                hidden = keras.layers.Dense(4, activation="tanh")(keras.layers.Reshape((-1, 1))(inputs))
+            with npu:
+                model = keras.Model(inputs, keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden)))
+        model.compile("sgd", "mse")
+        curriculum = Curriculum(4, 16, 9, step=4)
+        callbacks, applied = [curriculum] * as_callback, batches if as_callback else batches.apply(curriculum)
+        history = []
+        for data in ((applied, None), (x, y) if as_callback else (applied, None)):
+            told = {"validation_data": (x, y), "batch_size": 4 if data[1] is not None else None}
+            fitted = model.fit(*data, epochs=1, verbose=0, shuffle=False, callbacks=callbacks, **told)
+            history += [*fitted.history["loss"], *fitted.history["val_loss"]]
+        return history
+
+    assert train(as_callback=True) == train(as_callback=False)
+
+
+def test_a_callback_list_that_was_made_before_is_refused() -> None:
+    model = keras.Sequential([keras.Input((None,)), keras.layers.Reshape((-1,))])
+    model.compile(loss="mse")
+    callbacks = keras.callbacks.CallbackList([Curriculum(4, 16, 9)], model=model)
+    with pytest.raises(OptionError, match="found no data of a fit"):
+        model.fit(np.ones((4, 16)), np.ones((4, 16)), callbacks=callbacks, verbose=0)
 
 
 def test_a_rate_by_tokens_is_saved_with_its_model() -> None:
