@@ -202,6 +202,46 @@ def test_a_callback_list_that_was_made_before_is_refused() -> None:
         model.fit(np.ones((4, 16)), np.ones((4, 16)), callbacks=callbacks, verbose=0)
 
 
+def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
+    """An `nb.function` is traced once for each length, and its scopes are met in each trace."""
+    curriculum, x = Curriculum(16, 64, 4, step=16), np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
+
+    def train(cut: bool) -> Any:
+        first, second = tf.Variable(tf.ones((1, 8)) / 4), tf.Variable(tf.ones((8, 2)) / 4)
+
+        def enter(scope: Any, **options: Any) -> Any:
+            return scope(**options) if cut else nullcontext()
+
+        def step(x: Any) -> Any:
+            short = x.shape[1] < 48
+            squeeze = nullcontext() if short else enter(nb.compress, fp16=True, backward="fp16")
+            with (
+                enter(nb.cluster),
+                enter(nb.pipeline, micro_batch=1 if short else 4),
+                squeeze,
+                tf.GradientTape() as tape,
+            ):
+                with enter(nb.stage, cluster="gpu"):
+                    hidden = tf.tanh(x[..., tf.newaxis] @ first)
+                with enter(nb.stage, cluster="npu"):
+                    loss = tf.reduce_mean((hidden @ second - 1.0) ** 2)
+            for weight, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+                weight.assign_sub(0.5 * gradient)
+            return loss
+
+        take_step, found, reports = nb.function(step) if cut else step, [], []
+        for number in range(6):
+            found.append(float(take_step(tf.constant(curriculum.cut(x, number)))))
+            reports.append(nb.last_report() if cut else None)
+        return found, reports
+
+    found, reports = train(cut=True)
+    np.testing.assert_allclose(found, train(cut=False)[0], rtol=1e-3)
+    assert [report.micro_batches for report in reports] == [1, 1, 1, 4, 4, 4]
+    sent = [report.links["gpu->npu"].raw_bytes / report.links["gpu->npu"].payload_bytes for report in reports]
+    np.testing.assert_allclose(sent, [1, 1, 1, 2, 2, 2], rtol=0.01)
+
+
 def test_a_rate_by_tokens_is_saved_with_its_model() -> None:
     for pace in ("root", {0: 8, 30: 24, 100: 64}):
         schedule = ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 100), Curriculum(8, 64, 100, pace=pace))
