@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import DataError, OptionError
+from whale_nebula.tf.keras_training import change_fit_data
 
 Pace = str | Mapping[int, int]
 ROOTS = {"linear": 1, "root": 2}
 MODES = ("truncate", "pack")
 
 
-class Curriculum:
+class Position(NamedTuple):
+    """The step at which a pass over a dataset begins, and the one that it has reached."""
+
+    begin: tf.Variable
+    reached: tf.Variable
+
+    @classmethod
+    def at(cls, step: int) -> Position:
+        """The position of a dataset that begins with this step."""
+        return cls(*(tf.Variable(step, dtype=tf.int64, trainable=False) for _ in range(2)))
+
+
+class Curriculum(keras.callbacks.Callback):
     """Sequences of `start` tokens at first and of `end` from step `steps` on, in multiples of `step`.
 
     At step t of T the length is start + (end - start) (t / T)^(1 / r), rounded down: r is 1 (`pace="linear"`) or 2
@@ -24,7 +37,8 @@ class Curriculum:
     900, pace={0: 64, 300: 128, 900: 256})`.
 
     `dataset.apply(curriculum)` truncates the batches of a dataset. `mode="pack"` keeps their tokens: a row of 256
-    becomes two of 128, or three of 80, of which the rest is dropped.
+    becomes two of 128, or three of 80, of which the rest is dropped. As a callback of `fit` it does so to the data of
+    that `fit`, and the next `fit` continues where it ended.
 
     >>> [Curriculum(8, 64, 100).length(step) for step in (0, 30, 99, 100, 1000)]
     [8, 24, 56, 64, 64]
@@ -35,6 +49,7 @@ class Curriculum:
     def __init__(
         self, start: int, end: int, steps: int, *, step: int = 8, pace: Pace = "linear", mode: str = "truncate"
     ) -> None:
+        super().__init__()
         for name, value in {"start": start, "end": end, "steps": steps, "step": step}.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise OptionError(
@@ -47,6 +62,8 @@ class Curriculum:
         if mode not in MODES:
             raise OptionError(f"mode={mode!r} of a curriculum", mend='mode="truncate", or mode="pack"')
         self.start, self.end, self.steps, self.step, self.pace, self.mode = start, end, steps, step, pace, mode
+        self._position: Position | None = None
+        self._cuts = False
         self.changes: Mapping[int, int] = (
             self._read_table(pace) if isinstance(pace, Mapping) else self._list_changes(pace)
         )
@@ -100,14 +117,36 @@ class Curriculum:
         if not isinstance(first, int) or first < 0:
             raise OptionError(f"first={first!r} of a curriculum", mend="first=0: the step of the first batch")
         if not isinstance(dataset, tf.data.Dataset):
-            raise DataError(
-                f"a curriculum was given {type(dataset).__name__}, not a dataset",
-                why="it cuts the batches of a dataset, step by step",
-                mend="tf.data.Dataset.from_tensor_slices((x, y)).batch(32).apply(curriculum)",
-            )
+            raise self._no_dataset(dataset)
         self._check(dataset.element_spec)
+        return self._cut_dataset(dataset, Position.at(first))
+
+    def set_model(self, model: Any) -> None:
+        """As a callback: cut the training data of the `fit` that begins."""
+        super().set_model(model)
+        self._cuts = change_fit_data(model, self._cut_fit)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse a `fit` whose data it could not cut."""
+        if not self._cuts:
+            raise OptionError(
+                "a curriculum among callbacks found no data of a fit of Keras",
+                why="it cuts the data when fit gives it its model, which a CallbackList of your own has done before",
+                mend="model.fit(dataset, callbacks=[curriculum]), or model.fit(dataset.apply(curriculum))",
+            )
+
+    def _cut_fit(self, dataset: Any) -> tf.data.Dataset:
+        if not isinstance(dataset, tf.data.Dataset):
+            raise self._no_dataset(dataset)
+        self._check(dataset.element_spec)
+        if self._position is None:
+            self._position = Position.at(0)
+        self._position.begin.assign(self._position.reached)
+        return self._cut_dataset(dataset, self._position)
+
+    def _cut_dataset(self, dataset: tf.data.Dataset, position: Position) -> tf.data.Dataset:
         begins, lengths = tf.constant(list(self.changes), tf.int64), tf.constant(self.lengths, tf.int32)
-        begin, reached = (tf.Variable(first, dtype=tf.int64, trainable=False) for _ in range(2))
+        begin, reached = position
         count = dataset.cardinality()
 
         def start_pass(_: Any) -> tf.data.Dataset:
@@ -130,6 +169,14 @@ class Curriculum:
             return passing.apply(tf.data.experimental.assert_cardinality(count))
         nothing = tf.data.Dataset.range(1).filter(end_pass).flat_map(start_pass)
         return passing.concatenate(nothing)
+
+    @staticmethod
+    def _no_dataset(given: Any) -> DataError:
+        return DataError(
+            f"a curriculum was given {type(given).__name__}, not a dataset",
+            why="it cuts the batches of a dataset, step by step",
+            mend="tf.data.Dataset.from_tensor_slices((x, y)).batch(32).apply(curriculum)",
+        )
 
     def _cut(self, batch: Any, length: Any) -> Any:
         return tf.nest.map_structure(
@@ -159,7 +206,8 @@ class Curriculum:
             raise DataError(
                 f"no tensor of a batch has an axis of {self.end}: {', '.join(map(str, shapes))}",
                 why="a curriculum cuts batches of sequences that have their full length",
-                mend=f"dataset.padded_batch(32, padded_shapes=([{self.end}], [{self.end}]))",
+                mend=f"dataset.padded_batch(32, padded_shapes=([{self.end}], [{self.end}]))\n"
+                "where it was cut before: either dataset.apply(curriculum), or callbacks=[curriculum]",
             )
         if self.mode == "pack" and any(shape[1:2] != (self.end,) or self.end in shape[2:] for shape in shapes):
             raise DataError(

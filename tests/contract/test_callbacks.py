@@ -39,6 +39,20 @@ def test_list_fit_callbacks_finds_them_when_the_function_is_made(monkeypatch: py
     assert keras_training.list_fit_callbacks() == []
 
 
+def test_change_fit_data_in_set_model_is_what_the_steps_are_given() -> None:
+    found = []
+
+    class Changes(keras.callbacks.Callback):
+        def set_model(self, model: Any) -> None:
+            super().set_model(model)
+            found.append(model.get_weights()[0])
+            found.append(keras_training.change_fit_data(model, lambda data: data.map(lambda x, y: (0.0 * x, y))))
+
+    model = fitted(Changes())
+    assert found[1] is True and keras_training.change_fit_data(model, lambda data: data) is False
+    np.testing.assert_array_equal(model.get_weights()[0], found[0])  # rows of zeros give a kernel no gradient
+
+
 @pytest.mark.parametrize("name", ["begin", "save", "end"])
 def test_exchange_changes_what_a_fit_calls(tmp_path: Path, name: str) -> None:
     backup, called = keras.callbacks.BackupAndRestore(tmp_path / "backup"), []

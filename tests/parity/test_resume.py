@@ -139,7 +139,11 @@ def plateaus() -> list[Any]:
 
 def lengthen(data: tf.data.Dataset) -> tf.data.Dataset:
     """Rows of 2, 4 and then 6 columns."""
-    return Curriculum(2, 6, 15, step=2)(data)
+    return curriculum()(data)
+
+
+def curriculum() -> Curriculum:
+    return Curriculum(2, 6, 15, step=2)
 
 
 CASES = {
@@ -169,6 +173,7 @@ CASES = {
         lambda: apart(exchange="1bit"), breaks=(3, 9), optimizer=lambda: OneBitLamb(0.02, freeze_step=5)
     ),
     "a curriculum": Case(of_any_length, epochs=3, breaks=(4, 13), prepare=lengthen),
+    "a curriculum as a callback": Case(of_any_length, epochs=3, breaks=(4, 13), callbacks=lambda: [curriculum()]),
     "a curriculum, no scopes": Case(lambda: of_any_length(cut=False), epochs=3, breaks=(4, 13), prepare=lengthen),
     "a curriculum, with codecs that remember": Case(
         lambda: of_any_length({"rank": 2, "int8": True, "start_step": 3}), epochs=3, breaks=(4, 13), prepare=lengthen

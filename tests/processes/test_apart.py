@@ -6,14 +6,19 @@ import json
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests import momenta
 from tests.processes.running import Ended, ended, run, told_alone, training
 from tests.processes.workers import train
 from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.runtime.local_sgd.members import MemberRounds
+from whale_nebula.strategies import OneBitAdam
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
+MEMBERS_STEPS = 2 * momenta.FREEZE
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 WAYS = ("sync", "async", "1bit", "auto")
 SAMPLE = ("async", "1bit", "auto")
@@ -82,6 +87,35 @@ def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
     else:
         assert found.result.culprit == "c1/0"
         assert "worker 'c1/0' is gone" in found.result.outcomes["c0/0"].err
+
+
+@pytest.fixture(scope="module")
+def members() -> Ended:
+    """Three workers of one cluster."""
+    return run("train", {f"c0/{n}": "c0" for n in range(3)}, "members", MEMBERS_STEPS)
+
+
+@pytest.mark.parametrize(("kind", "servers"), train.MEMBERS)
+def test_workers_of_a_cluster_exchange_momenta_as_the_algorithm_says(members: Ended, kind: str, servers: bool) -> None:
+    momenta.check_steps(kind, 3, members.same(f"{kind} weights"), servers=servers)
+
+
+def test_workers_send_the_bytes_that_the_plan_says(members: Ended) -> None:
+    """With what goes over links, whose control messages count their steps."""
+    (warm, after), peers = MemberRounds.count_bytes(OneBitAdam(servers=True), [30, 10], 3), 2
+    crossed = members.all("adam crossed")[0]
+    assert crossed[2] - crossed[-1] == pytest.approx(peers * (warm - after), abs=16)
+    plan = members.told["c0/0"]["plan"]
+    assert f"each worker sends each other one {warm} B of momenta, by all-to-all, then all-gather" in plan
+    assert f"in each step after them {after} B, by all-to-all, then all-gather" in plan
+
+
+def test_a_count_of_copies_is_that_of_the_workers(members: Ended) -> None:
+    assert "nb.replica(5, exchange='1bit') in a cluster of 3 workers" in members.same("refused")
+
+
+def test_averages_of_layers_are_those_of_all_workers(members: Ended) -> None:
+    np.testing.assert_allclose(members.same("mean"), 0.01 * momenta.rows_of(0)[0].mean(0), rtol=1e-5)
 
 
 def test_nobody_is_left(three: Ended) -> None:

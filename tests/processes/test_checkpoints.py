@@ -60,22 +60,31 @@ def test_processes_that_die_again_and_again_come_to_the_same_end(
 
 
 @pytest.mark.grid
-def test_clusters_apart_that_die_come_to_the_same_end(tmp_path: Path) -> None:
-    """Each has numbers of its own; they meet, in fragments that are on their way, between savings."""
+@pytest.mark.parametrize(
+    ("kind", "workers", "copies", "deaths"),
+    [
+        ("apart", WORKERS, 2, ("c0/1:update.begun=kill@22", "c1/0:checkpoint.written=kill@1")),
+        ("members", dict.fromkeys(["c0/0", "c0/1"], "c0"), 2, ("c0/1:checkpoint.written=kill@6",)),
+    ],
+)
+def test_copies_that_die_come_to_the_same_end(
+    tmp_path: Path, kind: str, workers: dict[str, str], copies: int, deaths: tuple[str, ...]
+) -> None:
+    """Each has numbers of its own; clusters meet, in fragments that are on their way, between savings."""
 
     def told_each(found: Ended) -> list[dict[str, Any]]:
         found.result.check()
         return [{name: each[name] for name in ("history", "weights")} for _, each in sorted(found.told.items())]
 
     epochs = 2 * EPOCHS
-    expected = told_each(run("resuming", WORKERS, "-", "-", epochs, "apart"))
-    assert len({str(each["history"]) for each in expected}) == 2
+    expected = told_each(run("resuming", workers, "-", "-", epochs, kind))
+    assert len({str(each["history"]) for each in expected}) == copies
     stood = []
-    for death in ("c0/1:update.begun=kill@22", "c1/0:checkpoint.written=kill@1"):
-        found = run("resuming", WORKERS, tmp_path, death, epochs, "apart")
+    for death in deaths:
+        found = run("resuming", workers, tmp_path, death, epochs, kind)
         assert -9 in found.result.codes.values()
         stood += [max(each["resumed"][0] for each in found.told.values() if each.get("resumed"))] if stood else [0]
-    found = run("resuming", WORKERS, tmp_path, "-", epochs, "apart")
+    found = run("resuming", workers, tmp_path, "-", epochs, kind)
     assert told_each(found) == expected
     assert all(each["resumed"][0] > 0 for each in found.told.values())
 

@@ -27,6 +27,7 @@ from whale_nebula.scopes.identity import (
     clusters_of,
     find_own_home,
     home_of,
+    is_single,
     most_workers,
     running_home,
     two_clusters,
@@ -265,8 +266,15 @@ class Replicas:
 
     def settle(self, stages: Sequence[Stage]) -> list[Stage]:
         """The stages with their numbers of replicas; a step without a stage is one stage, on the first cluster if it
-        has replicas.
+        has replicas. If replicas of one cluster exchange momenta, each runs a program of its own.
         """
+        found = self._number_all(stages)
+        if self.apart is None or not self.apart.exchange or not is_single(self.apart.clusters):
+            return found
+        self.apart = replace(self.apart, copies=_count(self.slow) or workers_in(self.home))
+        return [replace(stage, replicas=1) for stage in found]
+
+    def _number_all(self, stages: Sequence[Stage]) -> list[Stage]:
         frame = next(iter(self.all), None)
         if not stages and frame is None:
             return [Stage("stage0", self.home)]

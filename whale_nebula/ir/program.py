@@ -27,7 +27,7 @@ class Apart:
 
     In `mode` "async" a server on the first cluster's first worker applies each difference as it arrives, and no cluster
     is more than `staleness` rounds ahead of the slowest. With an `exchange` all clusters exchange their momenta after
-    each step.
+    each step; if there is one cluster, each of its `copies` trains a copy, where these are several.
 
     >>> print(Apart(every=100, delay=10, codec="int4"))
     each cluster trains a copy, they meet every 100 steps and have 10 steps for it, int4, average
@@ -44,6 +44,7 @@ class Apart:
     where: str = ""
     exchange: str = ""
     chosen: str = ""
+    copies: int = 1
 
     @property
     def open(self) -> bool:
@@ -61,7 +62,8 @@ class Apart:
         if self.open:
             return f'each cluster trains a copy, sync_every="auto", {self.codec}, {text(self.outer)}'
         if self.exchange:
-            return f"each cluster trains a copy, they exchange momenta after each step, {self.exchange}"
+            who = f"each of {self.copies} workers" if self.copies > 1 else "each cluster"
+            return f"{who} trains a copy, they exchange momenta after each step, {self.exchange}"
         if self.mode == ASYNC:
             how = f"each pushes its difference every {self.every} steps, at most {self.staleness} rounds ahead"
         elif self.fragments > 1:

@@ -160,7 +160,8 @@ def list_crossings(cut: Cut) -> tuple[InputCrossing, ...]:
     process of its own in `cut`.
     """
     clusters = {worker.name: worker.cluster for worker in cut.workers}
-    if cut.program.apart is not None and cut.program.requests:
+    apart = cut.program.apart
+    if apart is not None and apart.copies == 1 and cut.program.requests:
         return (
             InputCrossing("differences of weights", "", EVERY, {leaf.name: GRADIENT for leaf in cut.program.leaves}),
         )

@@ -17,7 +17,7 @@ from whale_nebula.feed.checks import Missing, absent_in
 from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
-from whale_nebula.ir.program import Program
+from whale_nebula.ir.program import Apart, Program
 from whale_nebula.passes.pipeline import run_passes, text_after
 from whale_nebula.passes.readings import check_here
 from whale_nebula.plan.codec_advice import fallbacks
@@ -30,7 +30,9 @@ from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.clusters import find_rings
-from whale_nebula.runtime.local_sgd.topology import count_encoded_bytes, find_participants, weights_of
+from whale_nebula.runtime.local_sgd.members import MemberRounds
+from whale_nebula.runtime.local_sgd.one_bit import OneBitRounds, find_exchanged
+from whale_nebula.runtime.local_sgd.topology import Participants, count_encoded_bytes, find_participants, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import prepare_compilation
@@ -49,16 +51,45 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
         return ()
     shares = [end - begin for begin, end in (participants.rows(name, rows) for name in participants.names)]
     worked = ", ".join(f"{name} {share}" for name, share in zip(participants.names, shares, strict=True))
-    count = sum(math.prod(variable.shape) for variable in weights_of(program, variables, ()).values())
+    weights, own = weights_of(program, variables, ()), participants.find_own(run)
+    who = "worker" if apart.copies > 1 else "cluster"
+    found = [f"of {rows} rows each works on its own ({worked}); what stands above is one {who}'s, on all of them"]
+    if apart.exchange:
+        return [*found, *_describe_momenta(apart, participants, weights, variables, run)]
+    count = sum(math.prod(variable.shape) for variable in weights.values())
     crosses = count_encoded_bytes(apart.codec, count)
-    here = run.here().cluster if not run.alone else participants.names[0]
-    found = [f"of {rows} rows each works on its own ({worked}); what stands above is one cluster's, on all of them"]
     for other in participants.names:
-        if other != here:
-            rate = run.links.between(here, other).rate
-            takes = f", {duration(8 * crosses / rate)} of the line" if rate else ""
-            found.append(f"a meeting sends {size(crosses)} from {here} to {other}{takes}, and as much back")
+        if other != own:
+            sent = _describe_sent(crosses, run.links.between(own, other).rate)
+            found.append(f"a meeting sends {sent} from {own} to {other}, and as much back")
     return [*found, apart.chosen] if apart.chosen else found
+
+
+def _describe_sent(crosses: int, rate: float | None) -> str:
+    return size(crosses) + (f", {duration(8 * crosses / rate)} of the line" if rate else "")
+
+
+def _describe_momenta(
+    apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any], run: Run
+) -> Sequence[str]:
+    """Sentences on the exchange of momenta: the bytes of a step in the warm-up, and after it."""
+    exchanged, own = find_exchanged(weights, variables, apart.where), participants.find_own(run)
+    kind = MemberRounds if apart.copies > 1 else OneBitRounds
+    sizes = [math.prod(weights[path].shape) for path in exchanged.paths]
+    warm, after = kind.count_bytes(exchanged.optimizer, sizes, len(participants.names))
+    freeze = exchanged.optimizer.freeze_step
+    if apart.copies > 1:
+        how = "all-to-all, then all-gather" if exchanged.optimizer.servers else "all-gather"
+        return [
+            f"in each of {freeze} steps of warm-up each worker sends each other one {size(warm)} of momenta, by "
+            f"all-to-all, then all-gather; in each step after them {size(after)}, by {how}"
+        ]
+    lines = {other: run.links.between(own, other).rate for other in participants.names if other != own}
+    return [
+        f"in each of {freeze} steps of warm-up {own} sends {other} {_describe_sent(warm, rate)}, in each step after "
+        f"them {_describe_sent(after, rate)}, and as much comes back"
+        for other, rate in lines.items()
+    ]
 
 
 def capture_step(

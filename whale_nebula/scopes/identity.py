@@ -59,6 +59,15 @@ def find_own_home(frames: Sequence[Frame]) -> str:
     return _own or home_of(frames)
 
 
+def is_single(clusters: Sequence[str]) -> bool:
+    """Whether a step whose layout names these clusters, or none, has one cluster: then all of the run count.
+
+    >>> is_single(["gpu"]), is_single(["gpu", "npu"])
+    (True, False)
+    """
+    return len(clusters or _dealt) <= 1
+
+
 def workers_in(cluster: str) -> int:
     """The number of workers of a cluster; one if it is not configured.
 

@@ -70,7 +70,8 @@ def replica(
     exchange hides, from the seconds of a step and the rate, delay and codec of the lines, up to 500; `nb.plan` says it.
 
     With `exchange="1bit"` each cluster trains a copy, too, and all exchange the momenta of their optimizers after each
-    step, at one bit a number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`.
+    step, at one bit a number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`. If there is one
+    cluster, each of its workers does so.
 
     >>> import whale_nebula as nb
     >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]

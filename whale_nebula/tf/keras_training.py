@@ -109,6 +109,19 @@ def find_fit() -> Fit | None:
     return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]), seen)
 
 
+def change_fit_data(model: Any, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> bool:
+    """Replace the training data of this model's innermost running `fit` of Keras, which has not begun its first epoch,
+    by what `change` makes of it; whether there is such a `fit`. A callback can call it in `set_model`.
+    """
+    seen = (frame.f_locals for frame in python_frames() if frame.f_code.co_name == "fit")
+    fit = next((each for each in seen if each.get("self") is model), {})
+    data = fit.get("epoch_iterator")
+    if not isinstance(data, TFEpochIterator):
+        return False
+    data._distributed_dataset = change(data._distributed_dataset)
+    return True
+
+
 def add_callback(fit: Fit, callback: Any, model: Any) -> None:
     """Add a callback to a `fit`, after all others."""
     callback.set_model(model)

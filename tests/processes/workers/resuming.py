@@ -5,6 +5,7 @@ saves every two steps, and dies where it is told to.
 import hashlib
 import sys
 import time
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,6 +16,7 @@ from tests.processes.telling import enter_own_folder, tell
 from whale_nebula.faults import FaultPlan, apply_plan
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
+from whale_nebula.strategies import OneBitLamb
 
 ROWS, BATCH = 44, 8
 
@@ -55,21 +57,32 @@ def piped() -> keras.Model:
 
 def apart() -> keras.Model:
     """A copy in each cluster, which meet every four steps; in one of them there are two workers."""
-    with nb.cluster(), nb.compress(topk=0.2, int8=True), nb.replica(sync_every=4, fragments=2, delay=1):
+    with nb.compress(topk=0.2, int8=True):
+        return copied(sync_every=4, fragments=2, delay=1)
+
+
+def members() -> keras.Model:
+    """A copy in each worker of a cluster."""
+    return copied(exchange="1bit")
+
+
+def copied(**options: Any) -> keras.Model:
+    with nb.cluster(), nb.replica(**options):
         inputs = keras.Input((6,), name="x")
         hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(800, activation="relu")(inputs))
         outputs = keras.layers.Dense(1)(hidden)
     return keras.Model(inputs, outputs)
 
 
-MODELS = {"piped": piped, "apart": apart}
+MODELS = {"piped": piped, "apart": apart, "members": members}
 
 
 def lesson(epochs: str = "3", kind: str = "piped", rest: str = "0") -> None:
     """Tells the numbers of the training, what was trained, and where it was gone on with."""
     tell("resumed", list(nb.resumed() or ()))
     model = MODELS[kind]()
-    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
+    one_bit = OneBitLamb(0.02, freeze_step=4, servers=True)
+    model.compile(one_bit if kind == "members" else keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests import momenta
 from tests.parity.crossing import CODECS, crossed
 from tests.parity.splits import MODELS, Split
 from tests.parity.test_shared_slots import train
@@ -315,6 +316,37 @@ def apart(folder: str, *ways: str) -> None:
         tell("loop", float(weight.numpy()[0]).hex())
 
 
+def members(steps: str) -> None:
+    """Train copies in the workers of one cluster, which exchange momenta; with averages of a layer at the end."""
+    nb.init()
+    with nb.cluster(), nb.replica(5, exchange="1bit"):
+        model = momenta.build_model("lamb")
+    try:
+        model.train_on_batch(*momenta.rows_of(0))
+    except nb.errors.OptionError as error:
+        tell("refused", str(error))
+    for kind, servers in MEMBERS:
+        with nb.cluster(), nb.replica(exchange="1bit"):
+            model = momenta.build_model(kind, servers=servers)
+        found, crossed = [], []
+        for step in range(int(steps)):
+            model.train_on_batch(*momenta.rows_of(step))
+            found.append([each.tolist() for each in model.get_weights()])
+            crossed.append(nb.last_report().meetings.sent_bytes)
+        tell(f"{kind} weights", found)
+        tell(f"{kind} crossed", [crossed[0], *np.diff(crossed).tolist()])
+    tell("plan", str(nb.plan(model, *momenta.rows_of(0))))
+    with nb.cluster(), nb.replica(exchange="1bit"):
+        normalised = keras.Sequential([keras.Input((momenta.WIDTH,)), keras.layers.BatchNormalization(name="norm")])
+    normalised.compile(OneBitLamb(0.1, freeze_step=3), "mse")
+    x, _ = momenta.rows_of(0)
+    normalised.train_on_batch(x, x)
+    tell("mean", normalised.get_layer("norm").moving_mean.numpy().tolist())
+
+
+MEMBERS = (("lamb", False), ("adam", True))
+
+
 # ---------------------------------------------------------------------- boundaries that change
 def two_stages(
     clusters: Sequence[str], width: int, optimizer: str = "sgd", ids: bool = False, **options: Any
@@ -510,6 +542,6 @@ if __name__ == "__main__":
     act(
         (
             zoo, normalised, meshed, at_home, sharing, compressed, endless, course, apart, choosing,
-            differences, projected, uneven, seeing, verifying,
+            differences, projected, uneven, seeing, verifying, members,
         )
     )  # fmt: skip

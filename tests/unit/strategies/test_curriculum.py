@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -166,6 +167,82 @@ def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
     np.testing.assert_allclose(shares, [each / tokens[-1] for each in tokens], rtol=0.03)
     second = next(step for step in range(8) if curriculum.length(step) > 16)
     assert len({count for count, _ in seen}) == 2 and seen[second][0] == seen[-1][0]
+
+
+@pytest.mark.parametrize("cut", [True, pytest.param(False, marks=pytest.mark.grid)])
+def test_as_a_callback_it_cuts_what_fit_is_given_and_goes_on_in_the_next_fit(cut: bool) -> None:
+    """Arrays and datasets, over several fits, as a dataset that it was applied to; validation has full rows."""
+    x, y = np.random.default_rng(0).normal(size=(2, 20, 16)).astype("float32")
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+
+    def train(as_callback: bool) -> Any:
+        keras.utils.set_random_seed(1)
+        gpu, npu = (nb.stage(cluster=name) if cut else nullcontext() for name in ("gpu", "npu"))
+        with nb.cluster() if cut else nullcontext():
+            inputs = keras.Input((None,))
+            with gpu:
+                hidden = keras.layers.Dense(4, activation="tanh")(keras.layers.Reshape((-1, 1))(inputs))
+            with npu:
+                model = keras.Model(inputs, keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden)))
+        model.compile("sgd", "mse")
+        curriculum = Curriculum(4, 16, 9, step=4)
+        callbacks, applied = [curriculum] * as_callback, batches if as_callback else batches.apply(curriculum)
+        history = []
+        for data in ((applied, None), (x, y) if as_callback else (applied, None)):
+            told = {"validation_data": (x, y), "batch_size": 4 if data[1] is not None else None}
+            fitted = model.fit(*data, epochs=1, verbose=0, shuffle=False, callbacks=callbacks, **told)
+            history += [*fitted.history["loss"], *fitted.history["val_loss"]]
+        return history
+
+    assert train(as_callback=True) == train(as_callback=False)
+
+
+def test_a_callback_list_that_was_made_before_is_refused() -> None:
+    model = keras.Sequential([keras.Input((None,)), keras.layers.Reshape((-1,))])
+    model.compile(loss="mse")
+    callbacks = keras.callbacks.CallbackList([Curriculum(4, 16, 9)], model=model)
+    with pytest.raises(OptionError, match="found no data of a fit"):
+        model.fit(np.ones((4, 16)), np.ones((4, 16)), callbacks=callbacks, verbose=0)
+
+
+def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
+    """An `nb.function` is traced once for each length, and its scopes are met in each trace."""
+    curriculum, x = Curriculum(16, 64, 4, step=16), np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
+
+    def train(cut: bool) -> Any:
+        first, second = tf.Variable(tf.ones((1, 8)) / 4), tf.Variable(tf.ones((8, 2)) / 4)
+
+        def enter(scope: Any, **options: Any) -> Any:
+            return scope(**options) if cut else nullcontext()
+
+        def step(x: Any) -> Any:
+            short = x.shape[1] < 48
+            squeeze = nullcontext() if short else enter(nb.compress, fp16=True, backward="fp16")
+            with (
+                enter(nb.cluster),
+                enter(nb.pipeline, micro_batch=1 if short else 4),
+                squeeze,
+                tf.GradientTape() as tape,
+            ):
+                with enter(nb.stage, cluster="gpu"):
+                    hidden = tf.tanh(x[..., tf.newaxis] @ first)
+                with enter(nb.stage, cluster="npu"):
+                    loss = tf.reduce_mean((hidden @ second - 1.0) ** 2)
+            for weight, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+                weight.assign_sub(0.5 * gradient)
+            return loss
+
+        take_step, found, reports = nb.function(step) if cut else step, [], []
+        for number in range(6):
+            found.append(float(take_step(tf.constant(curriculum.cut(x, number)))))
+            reports.append(nb.last_report() if cut else None)
+        return found, reports
+
+    found, reports = train(cut=True)
+    np.testing.assert_allclose(found, train(cut=False)[0], rtol=1e-3)
+    assert [report.micro_batches for report in reports] == [1, 1, 1, 4, 4, 4]
+    sent = [report.links["gpu->npu"].raw_bytes / report.links["gpu->npu"].payload_bytes for report in reports]
+    np.testing.assert_allclose(sent, [1, 1, 1, 2, 2, 2], rtol=0.01)
 
 
 def test_a_rate_by_tokens_is_saved_with_its_model() -> None:

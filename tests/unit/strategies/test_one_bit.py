@@ -1,128 +1,36 @@
-"""1-bit Adam and LAMB: equal, step by step, to an independent implementation of both for two and three workers."""
+"""1-bit Adam and LAMB: equal, step by step, to an independent implementation, for clusters and workers of one."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.momenta import FREEZE, OPTIMIZERS, STEPS, Array, build_model, check_steps, rows_of
 from whale_nebula.errors import OptionError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.strategies import OneBitAdam, OneBitLamb
 
-Array = npt.NDArray[np.float64]
-ROWS, WIDTH, HIDDEN, FREEZE, STEPS, RATE = 24, 6, 5, 8, 24, 0.02
-DECAY = 0.01
-OPTIMIZERS = {"adam": OneBitAdam, "lamb": OneBitLamb}
 
-
-def draw() -> tuple[Array, Array, list[Array]]:
-    """Rows, what is to be learned of them, and the weights of a product of two matrices."""
-    random = np.random.default_rng(3)
-    x, y = random.normal(size=(ROWS * STEPS, WIDTH)), random.normal(size=(ROWS * STEPS, 2))
-    return x, y, [random.normal(size=(WIDTH, HIDDEN)) / 3, random.normal(size=(HIDDEN, 2)) / 3]
-
-
-class Reference:
-    """The algorithms as they are published, in float64: each worker has its rows; nothing of the library is used."""
-
-    def __init__(self, kind: str, workers: int, *, servers: bool = False) -> None:
-        self.x, self.y, self.w = draw()
-        self.kind, self.workers, self.servers = kind, workers, servers
-        self.m, self.v, self.fresh = ([np.zeros_like(each) for each in self.w] for _ in range(3))
-        size = sum(each.size for each in self.w)
-        self.errors, self.server = [np.zeros(size) for _ in range(workers)], np.zeros(size)
-        self.mean, self.last, self.scales = [0.0, 0.0], [1.0, 1.0], [1.0, 1.0]
-
-    def gradients(self, step: int, worker: int) -> list[Array]:
-        own = np.array_split(np.arange(step * ROWS, (step + 1) * ROWS), self.workers)[worker]
-        x, y, (a, b) = self.x[own], self.y[own], self.w
-        off = 2 * (x @ a @ b - y) / y.size
-        return [x.T @ off @ b.T, (x @ a).T @ off]
-
-    def sign(self, flat: Array, sizes: Sequence[int]) -> Array:
-        parts = np.split(flat, np.cumsum(sizes)[:-1])
-        return np.concatenate([np.where(p >= 0, 1.0, -1.0) * np.linalg.norm(p) / np.sqrt(p.size) for p in parts])
-
-    def step(self, step: int) -> None:
-        beta, local = 0.9, []
-        for worker in range(self.workers):
-            local.append([beta * m + 0.1 * g for m, g in zip(self.m, self.gradients(step, worker), strict=True)])
-        before, sizes = self.m, [each.size for each in self.w]
-        if step == FREEZE and self.kind == "lamb":
-            roots = [np.linalg.norm(each) / np.sqrt(each.size) for each in self.m]
-            self.scales = [float(np.mean(roots) / each) for each in roots]
-        if step < FREEZE:
-            self.m = [sum(each) / self.workers for each in zip(*local, strict=True)]
-        else:
-            parts = [sum(sizes)] if self.kind == "lamb" else sizes
-            said = []
-            for worker, own in enumerate(local):
-                flat = np.concatenate([m.ravel() * s for m, s in zip(own, self.scales, strict=True)])
-                wanted = flat + self.errors[worker]
-                said.append(self.sign(wanted, parts))
-                self.errors[worker] = wanted - said[-1]
-            mean = sum(said) / self.workers
-            if self.servers:
-                wanted = mean + self.server
-                chunks = [len(each) for n in parts for each in np.array_split(np.zeros(n), self.workers)]
-                mean = self.sign(wanted, chunks)
-                self.server = wanted - mean
-            split = np.split(mean, np.cumsum(sizes)[:-1])
-            self.m = [each.reshape(w.shape) / s for each, w, s in zip(split, self.w, self.scales, strict=True)]
-        gradients = [(m - beta * old) / 0.1 for m, old in zip(self.m, before, strict=True)]
-        for n, gradient in enumerate(gradients):
-            self.fresh[n] = 0.999 * self.fresh[n] + 0.001 * gradient**2
-            if step < FREEZE:
-                self.v[n] = self.fresh[n]
-            self.update(n, step)
-
-    def update(self, n: int, step: int) -> None:
-        root = np.sqrt(self.v[n]) + 1e-8
-        plain = self.m[n] / root
-        update = plain + DECAY * self.w[n]
-        rate = RATE
-        if self.kind == "lamb":
-            if step < FREEZE:
-                trusted = float(np.clip(np.linalg.norm(self.w[n]) / np.linalg.norm(update), 0.01, 10.0))
-                self.mean[n] = 0.9 * self.mean[n] + 0.1 * trusted
-            else:
-                factor = (root / (np.sqrt(self.fresh[n]) + 1e-8)).max()
-                share = min(1.0, np.linalg.norm(plain) / np.linalg.norm(update))
-                factor = np.clip(factor * share + 1 - share, 0.5, 4.0)
-                self.last[n] = float(np.clip(factor, 0.9 * self.last[n], 1.1 * self.last[n]))
-                trusted = self.mean[n] * self.last[n]
-            rate *= trusted
-        self.w[n] = self.w[n] - rate * update
-
-
-def train(kind: str, workers: int, *, steps: int = STEPS, **options: Any) -> tuple[list[list[Array]], list[int]]:
-    """The weights after each step, of a model that so many clusters train; and the bytes of its steps."""
+def train(
+    kind: str, workers: int, *, steps: int = STEPS, inside: bool = False, **options: Any
+) -> tuple[list[list[Array]], list[int]]:
+    """The weights after each step, of a model that so many clusters train, or workers of one and its bytes."""
     nb.shutdown()
-    x, y, weights = draw()
-    names = [f"c{n}" for n in range(workers)]
-    with nb.init({"clusters": {name: {} for name in names}}):
-        apart = workers > 1
-        with nb.cluster() if apart else nullcontext(), nb.replica(exchange="1bit") if apart else nullcontext():
-            inputs = keras.Input((WIDTH,))
-            hidden = keras.layers.Dense(HIDDEN, use_bias=False)(inputs)
-            model = keras.Model(inputs, keras.layers.Dense(2, use_bias=False)(hidden))
-        model.set_weights(weights)
-        optimizer = OPTIMIZERS[kind](RATE, freeze_step=FREEZE, weight_decay=DECAY, **options)
-        model.compile(optimizer, "mse")
+    apart, count = workers > 1, [workers] * inside
+    with nb.init({"clusters": {f"c{n}": {} for n in range(1 if inside else workers)}}):
+        with nb.cluster() if apart else nullcontext(), nb.replica(*count, exchange="1bit") if apart else nullcontext():
+            model = build_model(kind, **options)
         found, crossed = [], []
         for step in range(steps):
-            rows = slice(step * ROWS, (step + 1) * ROWS)
-            model.train_on_batch(x[rows], y[rows])
+            model.train_on_batch(*rows_of(step))
             found.append(model.get_weights())
             crossed.append(sum(link.bytes for link in nb.last_report().links.values()) if workers > 1 else 0)
         if workers > 1:
@@ -132,31 +40,24 @@ def train(kind: str, workers: int, *, steps: int = STEPS, **options: Any) -> tup
         return found, crossed
 
 
-SAMPLE = [("adam", 2, True), ("lamb", 3, False)]
-REST = [each for each in itertools.product(OPTIMIZERS, (2, 3), (False, True)) if each not in SAMPLE]
+SAMPLE = [("adam", 2, True, False), ("lamb", 3, False, True)]
+EVERY = itertools.product(OPTIMIZERS, (2, 3), (False, True), (False, True))
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers", "servers"), [*SAMPLE, *(pytest.param(*each, marks=pytest.mark.grid) for each in REST)]
+    ("kind", "workers", "servers", "inside"),
+    [pytest.param(*each, marks=() if each in SAMPLE else pytest.mark.grid) for each in EVERY],
 )
-def test_each_step_is_that_of_the_algorithm(kind: str, workers: int, servers: bool) -> None:
-    reference = Reference(kind, workers, servers=servers)
-    found, _ = train(kind, workers, servers=servers)
-    for step, weights in enumerate(found):
-        reference.step(step)
-        for one, other in zip(weights, reference.w, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=f"step {step}")
+def test_each_step_is_that_of_the_algorithm(kind: str, workers: int, servers: bool, inside: bool) -> None:
+    found, _ = train(kind, workers, servers=servers, inside=inside)
+    check_steps(kind, workers, found, servers=servers)
 
 
 @pytest.mark.parametrize("kind", ["adam", pytest.param("lamb", marks=pytest.mark.grid)])
 def test_alone_it_is_an_optimizer_whose_variance_is_frozen(kind: str) -> None:
     """With one worker nothing crosses, so nothing is compressed."""
     found, _ = train(kind, 1, steps=FREEZE)
-    reference = Reference(kind, 1)
-    for step, weights in enumerate(found):
-        reference.step(step)
-        for one, other in zip(weights, reference.w, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    check_steps(kind, 1, found)
 
 
 def test_what_had_no_gradient_in_the_warm_up_stays_as_it_is() -> None:

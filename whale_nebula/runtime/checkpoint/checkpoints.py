@@ -369,11 +369,15 @@ class Checkpoints:
         with self.spent.count_saving():
             self._save(levels, batch)
 
+    def _list_sharers(self) -> Sequence[str] | None:
+        """The workers that share the saving of what each of them holds; None for all."""
+        return self.run.rounds.own_workers if self._apart and not self.run.alone else None
+
     def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
         alive = self.known.find_alive()
         if self._apart and must_meet(self.run.rounds):
             self.run.settle()
-        entries, late = list(self.group.list_entries(alive, apart=bool(self._apart))), None
+        entries, late = list(self.group.list_entries(alive, self._list_sharers())), None
         if self._apart:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
             late = capture_rounds(self.run.rounds, self.known.names)

@@ -88,11 +88,11 @@ class Group:
         told = session.exchange(doing, {"shared": said}, session.links.keys())
         return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in told.items()}}
 
-    def list_entries(self, variables: Mapping[str, Any], *, apart: bool = False) -> Iterator[Entry]:
+    def list_entries(self, variables: Mapping[str, Any], sharers: Sequence[str] | None = None) -> Iterator[Entry]:
         """The entries of variables that this worker writes: those that it alone holds, and its share of those that
-        others hold too. If clusters train `apart`, only others of its own cluster count.
+        others hold too. If clusters train apart, only the `sharers` of its own copy count.
         """
-        mates = self._list_mates() if apart else self.members
+        mates = [each for each in self.members if sharers is None or each in sharers]
         for number, name in enumerate(sorted(variables)):
             variable = variables[name]
             kept = self._find_kept(variable)
@@ -102,15 +102,10 @@ class Group:
                 if kept.piece.first == kept.holders[0]:
                     yield Entry(name, form, held, tf.convert_to_tensor(kept.piece.variable.read_value()))
                 continue
-            near = self.members if kept is None else [each for each in kept.holders if each in mates]
+            near = list(self.members) if kept is None else [each for each in kept.holders if each in mates]
             turn = 0 if kept is None else number % max(len(near), 1)
             if self.worker in near and near[turn] == self.worker:
                 yield make_whole_entry(name, variable.read_value())
-
-    def _list_mates(self) -> list[str]:
-        """The members of this worker's cluster."""
-        clusters = self._run.workers
-        return [each for each in self.members if clusters.get(each) == clusters.get(self.worker)]
 
     def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:
         """Restore variables, or this worker's pieces of them, by name; returns the names without a saved value. If

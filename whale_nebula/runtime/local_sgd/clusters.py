@@ -18,13 +18,15 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import Captured
 from whale_nebula.codec.way import parse_way
+from whale_nebula.config import Links
 from whale_nebula.errors import NotYetError, PlanMismatchError
 from whale_nebula.ir.canonical import digest_lines, first_difference
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
-from whale_nebula.runtime.local_sgd.one_bit import Exchanged, find_exchanged, make_one_bit_rounds
+from whale_nebula.runtime.local_sgd.members import CollectiveEnds, MemberRounds
+from whale_nebula.runtime.local_sgd.one_bit import Exchanged, OneBitRounds, find_exchanged, make_one_bit_rounds
 from whale_nebula.runtime.local_sgd.step import Asked, Copies, LeavesTogether, TakesTurns, TrainsApart
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import (
@@ -56,7 +58,9 @@ _OWN = 1 << 10
 
 @dataclass
 class Opened:
-    """All rounds of a run; steps that train the same set of weights share one."""
+    """All rounds of a run; steps that train the same set of weights share one. `own_cluster` is the participant whose
+    copy the variables of this process hold, by its workers: the first, if the process runs all.
+    """
 
     run: Run
     copies: Copies = field(default_factory=Copies)
@@ -64,14 +68,14 @@ class Opened:
     _said: dict[frozenset[int], tuple[Apart, Exchanged | None]] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    own_cluster: str = ""
+    own_workers: tuple[str, ...] = ()
     _made: int = 0
 
-    @property
-    def own_cluster(self) -> str:
-        """The cluster whose copy the variables of this process hold: its own, or the first if the process runs all
-        clusters.
-        """
-        return self.names[0] if self.run.alone else self.run.here().cluster
+    def note_own(self, participants: Participants) -> None:
+        """Record which of them this process belongs to."""
+        self.own_cluster = participants.find_own(self.run)
+        self.own_workers = participants.workers[self.own_cluster]
 
     def list_rounds(self) -> list[Mapping[str, Meetings]]:
         """The rounds of each set of weights, by the clusters that are in this process."""
@@ -191,7 +195,8 @@ class Opened:
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
-        specs = {(a, b): self.run.links.between(a, b) for a in participants.names for b in participants.names if a != b}
+        lines = self.run.links if apart.copies == 1 else Links()  # lines are between clusters
+        specs = {(a, b): lines.between(a, b) for a in participants.names for b in participants.names if a != b}
         network = MemoryNetwork(specs)
         firsts = {cluster: f"{cluster}/0" for cluster in participants.names}
         made = {}
@@ -216,10 +221,12 @@ class Opened:
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
-        session, here = self.run.ledger.session, self.run.here()
+        session, own = self.run.ledger.session, participants.find_own(self.run)
         firsts = {cluster: workers[0] for cluster, workers in participants.workers.items()}
-        mates = [worker for worker in participants.workers[here.cluster] if worker != session.worker]
-        ends = Ends(session.worker, here.cluster, firsts, session.links, session.patience, mates, self._made)
+        mates = [worker for worker in participants.workers[own] if worker != session.worker]
+        ends = Ends(session.worker, own, firsts, session.links, session.patience, mates, self._made)
+        if apart.copies > 1 and self.run.ledger.collectives is not None:
+            ends = CollectiveEnds.among(self.run.ledger.collectives, ends)
         rounds = _meetings(
             apart,
             participants,
@@ -232,8 +239,8 @@ class Opened:
         )
         session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
         self._start_alike(rounds, seeds_of(variables))
-        offset_seeds(variables, participants.names.index(here.cluster))
-        return {here.cluster: rounds}
+        offset_seeds(variables, participants.names.index(own))
+        return {own: rounds}
 
     def _start_alike(self, rounds: Meetings, seeds: Mapping[str, Any]) -> None:
         """Give all clusters the first worker's seeds and weights; if these are equal already, they are not sent."""
@@ -268,8 +275,9 @@ def _meetings(
     are copies.
     """
     if exchanged is not None:
+        kind = MemberRounds if isinstance(ends, CollectiveEnds) else OneBitRounds
         return make_one_bit_rounds(
-            weights, ends, Differences(parse_way("none")), participants.shares, exchanged, copy, models_own
+            kind, weights, ends, Differences(parse_way("none")), participants.shares, exchanged, copy, models_own
         )
     flat, way = Flat(tuple(weights.values())), parse_way(apart.codec)
     if apart.mode == ASYNC:
@@ -300,13 +308,23 @@ class OfClusters:
     def mates(self) -> tuple[str, ...]:
         """The other workers of this cluster."""
         here = self.run.here()
-        return () if here.alone else tuple(w for w in self.participants.workers[here.cluster] if w != here.worker)
+        return () if here.alone else tuple(w for w in self._own_workers if w != here.worker)
 
     @property
     def far(self) -> tuple[str, ...]:
         """The workers of the other clusters."""
-        own = self.run.here().cluster
-        return tuple(worker for worker, cluster in self.run.workers.items() if cluster != own)
+        return tuple(worker for worker in self.run.workers if worker not in self._own_workers)
+
+    @property
+    def _own_workers(self) -> tuple[str, ...]:
+        return self.participants.workers[self.participants.find_own(self.run)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A note if workers of a cluster exchange momenta without collectives."""
+        if self.apart.copies == 1 or self.run.alone or self.run.ledger.collectives is not None:
+            return ()
+        return ("each worker sends the others all of its momenta over links: TensorFlow had started before nb.init",)
 
     def check(self, cut: Cut) -> None:
         """Verify that every worker of this cluster has all trained weights, as the cluster sends one difference."""
@@ -388,7 +406,7 @@ class OfClusters:
                 copies=opened.copies,
                 chosen=self.apart.chosen,
             )
-        own, session = run.here().cluster, run.ledger.session
+        own, session = self.participants.find_own(run), run.ledger.session
         leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
         return TrainsApart(
             inner,
@@ -409,6 +427,8 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
         run.rounds = Opened(run)
         run.closers.append(run.rounds.close)
     found = OfClusters(apart, captured, run, find_participants(apart, run), models)
+    if len(found.participants.names) > 1 or not run.rounds.own_cluster:
+        run.rounds.note_own(found.participants)
     if captured.program.requests and len(found.participants.names) == 1:
         _tell_alone(apart, found.participants.names[0])
     if captured.program.requests and not run.alone:

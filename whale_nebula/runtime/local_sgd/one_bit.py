@@ -8,6 +8,7 @@ previous weights and slots. So all copies stay identical, bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import OptionError, RemoteProtocolError
+from whale_nebula.ir.layout import divide
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.runtime.local_sgd.topology import Ends, Flat, Meetings, naming, read_numbers
 from whale_nebula.wire.tensor import Bytes
 
-_SCALE_BYTES = 4
+SCALE_BYTES = 4
 
 
 class Slots(NamedTuple):
@@ -109,11 +111,24 @@ def compress_signs(numbers: Numbers, ends: Sequence[int]) -> tuple[Bytes, Number
 
 def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
     """Decode scales and signs."""
-    count, size = _SCALE_BYTES * len(ends), ends[-1]
+    count, size = SCALE_BYTES * len(ends), ends[-1]
     if data.nbytes != count + -(-size // 8):
         raise RemoteProtocolError(f"{data.nbytes} bytes of signs came where {count + -(-size // 8)} were due")
     scales = np.repeat(np.ascontiguousarray(data[:count]).view(np.float32), np.diff([0, *ends]))
     return np.where(np.unpackbits(data[count:], count=size).astype(bool), scales, -scales)
+
+
+def list_spans(ends: Sequence[int], count: int) -> list[list[tuple[int, int]]]:
+    """The spans of numbers of each of `count` servers: one in each part that shares a scale, which `ends` there.
+
+    >>> list_spans([5, 8], 2)
+    [[(0, 3), (5, 7)], [(3, 5), (7, 8)]]
+    """
+    cuts = [
+        list(itertools.accumulate(divide(end - begin, count), initial=begin))
+        for begin, end in itertools.pairwise([0, *map(int, ends)])
+    ]
+    return [[(cut[n], cut[n + 1]) for cut in cuts] for n in range(count)]
 
 
 @dataclass(repr=False)
@@ -136,6 +151,13 @@ class OneBitRounds(Meetings):
     _step: int = 0
     _update: Any = None
 
+    @staticmethod
+    def count_bytes(optimizer: MomentumOptimizer, sizes: Sequence[int], participants: int) -> tuple[int, int]:
+        """The bytes that each of so many participants sends each other one in a step for weights of these sizes: in the
+        warm-up, and after it.
+        """
+        return 4 * sum(sizes), SCALE_BYTES * (1 if optimizer.fused else len(sizes)) + -(-sum(sizes) // 8)
+
     def begin(self, shared: Numbers | None = None) -> None:
         """Read the weights and slots before each step, as the script may have changed them in all clusters."""
         self._shared = self._read_all() if shared is None else shared.copy()
@@ -157,28 +179,40 @@ class OneBitRounds(Meetings):
         kept = self._kept.read((0, self._kept.total))
         self._own = there, kept
         self.steps += 1
-        self.ends.tell(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), momentum.nbytes + kept.nbytes)
+        self._send(data, kept)
+
+    def _send(self, data: Bytes, kept: Numbers) -> None:
+        """Send encoded momenta, and the averages of layers."""
+        raw = 4 * self._momenta.total + kept.nbytes
+        self.ends.tell(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), raw)
 
     def take(self) -> None:
         """Receive the momenta of the others, and apply the common update."""
         if self._own is None:
             return
-        began = time.perf_counter()
-        came = self.ends.hear(self.steps, 0)
-        self.waited += time.perf_counter() - began
-        momentum, kept = (np.zeros_like(each) for each in self._own)
-        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
-            with naming(self.ends.firsts[cluster]):
-                found = self._own if cluster == self.ends.cluster else self._decode(came[cluster])
-            momentum += np.float32(self.shares[cluster]) * found[0]
-            kept += np.float32(self.shares[cluster]) * found[1]
+        momentum, kept = self._average(*self._own)
         self._own = None
         if self._compresses:
-            momentum = self._compress_mean(momentum) if self.optimizer.servers else momentum
             momentum = momentum / self._scales * self._mask
         self._kept.write((0, self._kept.total), kept)
         self._make_update(momentum)
         self.met += 1
+
+    def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
+        """The mean of all momenta, compressed again where there are servers, and of the averages of layers."""
+        began = time.perf_counter()
+        came = self.ends.hear(self.steps, 0)
+        self.waited += time.perf_counter() - began
+        momentum, kept = np.zeros_like(own), np.zeros_like(own_kept)
+        for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
+            with naming(self.ends.firsts[cluster]):
+                found = (own, own_kept) if cluster == self.ends.cluster else self._decode(came[cluster])
+            momentum += np.float32(self.shares[cluster]) * found[0]
+            kept += np.float32(self.shares[cluster]) * found[1]
+        if self._compresses and self.optimizer.servers:
+            sizes = [end - begin for spans in zip(*self._list_spans(), strict=True) for begin, end in spans]
+            momentum = self._compress_mean(momentum, sizes, self._mask)[1]
+        return momentum, kept
 
     def settle_tell(self) -> None:
         """Do nothing: all have the same weights after each step."""
@@ -248,23 +282,25 @@ class OneBitRounds(Meetings):
 
     def _decode(self, data: Bytes) -> tuple[Numbers, Numbers]:
         total = self._momenta.total
-        size = _SCALE_BYTES * len(self._ends) + -(-total // 8) if self._compresses else 4 * total
+        size = SCALE_BYTES * len(self._ends) + -(-total // 8) if self._compresses else 4 * total
         kept = read_numbers(data[size:], self._kept.total)
         if not self._compresses:
             return read_numbers(data[:size], total), kept
         return restore_signs(data[:size], self._ends) * self._mask, kept
 
-    def _compress_mean(self, mean: Numbers) -> Numbers:
-        """Compress the mean as parameter servers would, each cluster for its part; all clusters have all momenta, so
-        nothing else is sent.
+    def _list_spans(self) -> list[list[tuple[int, int]]]:
+        """The spans of numbers of which each participant is the server: one in each part that shares a scale."""
+        return list_spans(self._ends, len(self.ends.firsts))
+
+    def _compress_mean(self, mean: Numbers, sizes: Sequence[int], mask: Numbers) -> tuple[Bytes, Numbers]:
+        """Compress a mean as servers do, whose spans have these sizes: the bytes, and their decoded values. Where all
+        have all momenta, each computes it for all servers, and nothing else is sent.
         """
         wanted = mean + self._server_error
-        count = len(self.ends.firsts)
-        parts = zip([0, *self._ends], self._ends, strict=False)
-        chunks = [len(each) for begin, end in parts for each in np.array_split(wanted[begin:end], count)]
-        there = compress_signs(wanted, list(np.cumsum([each for each in chunks if each])))[1] * self._mask
-        self._server_error = wanted * self._mask - there
-        return there
+        data, there = compress_signs(wanted, np.cumsum([each for each in sizes if each]).tolist())
+        there = there * mask
+        self._server_error = wanted * mask - there
+        return data, there
 
     def _freeze(self) -> None:
         """End the warm-up: entries without any gradient so far are kept, and errors start at zero."""
@@ -317,16 +353,16 @@ class OneBitRounds(Meetings):
 
 
 def make_one_bit_rounds(
-    weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float], exchanged: Exchanged,
-    copy: Callable[[Any], Any], models_own: Mapping[str, Any],
+    kind: type[OneBitRounds], weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float],
+    exchanged: Exchanged, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> OneBitRounds:  # fmt: skip
-    """The rounds of a cluster with these `weights`; `models_own` are the model's variables, which the optimizer trains,
-    and `copy` returns this cluster's copy of one.
+    """The rounds, of this kind, of a cluster with these `weights`; `models_own` are the model's variables, which the
+    optimizer trains, and `copy` returns this cluster's copy of one.
     """
     optimizer, trained = exchanged
     slots = [own for path in trained if (own := optimizer.slots_of(models_own[path])) is not None]
     copies = [each._replace(momentum=copy(each.momentum), others=tuple(map(copy, each.others))) for each in slots]
-    return OneBitRounds(
+    return kind(
         Flat(tuple(weights.values())), ends, differences, optimizer=optimizer, trained=[weights[p] for p in trained],
         slots=copies, shares=shares,
     )  # fmt: skip

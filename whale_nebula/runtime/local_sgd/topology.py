@@ -20,7 +20,7 @@ from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import Payload, read_payload, write_payload
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import Way, parse_way
-from whale_nebula.errors import ConfigError, RemoteProtocolError
+from whale_nebula.errors import ConfigError, OptionError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
 from whale_nebula.schedule.rounds import GRAIN, shared_out
@@ -147,7 +147,9 @@ class Ends:
 
 
 class Participants(NamedTuple):
-    """Clusters by name with their speeds; in several processes also their workers."""
+    """Clusters by name with their speeds; in several processes also their workers. Where workers of one cluster
+    exchange momenta, each is a participant of its own, as a cluster with one worker would be.
+    """
 
     speeds: Mapping[str, float]
     workers: Mapping[str, tuple[str, ...]]
@@ -162,6 +164,12 @@ class Participants(NamedTuple):
         """The weight of each cluster in the mean: its share of the rows."""
         whole = sum(self.speeds.values())
         return {name: speed / whole for name, speed in self.speeds.items()}
+
+    def find_own(self, run: Run) -> str:
+        """The participant that this process belongs to; the first, if one process runs all of them."""
+        if run.alone:
+            return self.names[0]
+        return next(name for name, workers in self.workers.items() if run.here().worker in workers)
 
     def rows(self, cluster: str, rows: int) -> tuple[int, int]:
         """The range of a batch's rows for a cluster; if the batch has too few rows, all clusters
@@ -192,7 +200,23 @@ def find_participants(apart: Apart, run: Run) -> Participants:
             why=f"the clusters of this run are {', '.join(dict.fromkeys(run.workers.values()))}",
             mend=f"start a worker of {absent!r}, or leave it out of nb.cluster(...)",
         )
-    return Participants(speeds, workers)
+    return _find_copies(apart, run, names[0]) if apart.copies > 1 else Participants(speeds, workers)
+
+
+def _find_copies(apart: Apart, run: Run, cluster: str) -> Participants:
+    """The workers of the one cluster, each of which trains a copy."""
+    workers = [worker for worker, of in run.workers.items() if of == cluster]
+    if workers and len(workers) != apart.copies:
+        raise OptionError(
+            f"nb.replica({apart.copies}, exchange={apart.exchange!r}) in a cluster of {len(workers)} workers",
+            where=apart.where,
+            why="each worker of the cluster trains a copy, and exchanges momenta with the others",
+            mend=f"nb.replica(exchange={apart.exchange!r}), or as many workers as replicas",
+        )
+    names = workers or sorted(f"{cluster}/{number}" for number in range(apart.copies))
+    speeds = run.cluster_speeds.get(cluster, ())
+    speeds = speeds if len(speeds) == len(names) else (1.0,) * len(names)
+    return Participants(dict(zip(names, speeds, strict=True)), {name: (name,) * bool(workers) for name in names})
 
 
 def _speed(run: Run, cluster: str) -> float:

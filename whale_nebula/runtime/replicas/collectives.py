@@ -226,6 +226,34 @@ class Group:
         with self.collectives.explain_failures(f"the sum {name!r} of group {self.name!r}"):
             return list(self._called(list(tensors), name, axes))
 
+    def exchange(self, rows: Any) -> Any:
+        """All-to-all of an array of int32 on CPUs: row n goes to member n, and that of the result has come from it."""
+        with self.collectives.explain_failures(f"an exchange of group {self.name!r}"):
+            return self._exchanged(tf.constant(rows[self._order])).numpy()[np.argsort(self._order)]
+
+    def gather(self, row: Any) -> Any:
+        """The arrays of int32 of all members on CPUs, of the same size, as rows in the order of the members."""
+        with self.collectives.explain_failures(f"a gathering of group {self.name!r}"):
+            return self._gathered(tf.constant(row[np.newaxis])).numpy()[np.argsort(self._order)]
+
+    @property
+    def _order(self) -> list[int]:
+        """The members in TensorFlow's order, which sorts tasks as text."""
+        return sorted(range(len(self.members)), key=lambda number: str(self.members[number]))
+
+    @functools.cached_property
+    def _exchanged(self) -> Any:
+        return traced_often(tf.function(functools.partial(self._move, tf_collectives.exchange), autograph=False))
+
+    @functools.cached_property
+    def _gathered(self) -> Any:
+        return traced_often(tf.function(functools.partial(self._move, tf_collectives.gather), autograph=False))
+
+    def _move(self, do: Callable[..., tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(tf_collectives.CPU):
+            group = tf_collectives.hash_key(f"{self.name}/{self.members}")
+            return do(tensor, len(self.members), group, self._key(f"{do.__name__} {tensor.shape.as_list()}"))
+
     @functools.cached_property
     def _called(self) -> Any:
         return traced_often(tf.function(self._sum_tensors, autograph=False))

@@ -318,6 +318,7 @@ def engine(
     cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
+    notes = notes if copied is None else (*notes, *copied.notes)
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
@@ -383,10 +384,11 @@ def _place_workers(captured: Captured, run: Run) -> list[Worker]:
     stages = captured.program.stages
     if run.alone:
         return [Worker("local/0", "local", tuple(range(len(stages))))]
-    own = None if captured.program.apart is None else run.here().cluster
+    apart, here = captured.program.apart, run.here()
+    own = None if apart is None else here.cluster
     clusters: dict[str, list[str]] = {}
     for worker, cluster in run.workers.items():
-        if own in (None, cluster):
+        if own in (None, cluster) and (apart is None or apart.copies == 1 or worker == here.worker):
             clusters.setdefault(cluster, []).append(worker)
     return sorted(spread(stages, clusters), key=lambda worker: worker.name)
 

@@ -1,0 +1,180 @@
+"""Exchange of momenta between the workers of one cluster, by TensorFlow's collectives.
+
+Each worker compresses all of its momentum, and is the server of a part. In the warm-up, and with `servers=True`, parts
+go to their servers by an all-to-all; the servers' means, compressed again after the warm-up, are gathered by all.
+Without servers the compressed momenta are gathered as they are. The numbers are those of `OneBitRounds`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from whale_nebula.ir.outer_optimizer import Numbers
+from whale_nebula.runtime.local_sgd.one_bit import (
+    SCALE_BYTES,
+    MomentumOptimizer,
+    OneBitRounds,
+    list_spans,
+    restore_signs,
+)
+from whale_nebula.runtime.local_sgd.topology import Ends, naming, read_numbers
+from whale_nebula.runtime.replicas.collectives import Collectives, Group
+from whale_nebula.transport import LinkTotals
+from whale_nebula.wire.tensor import Bytes
+
+Spans: TypeAlias = Sequence[tuple[int, int]]
+_WORD = 4
+"""Bytes of an integer: TensorFlow has no collectives of single bytes."""
+
+
+@dataclass(frozen=True)
+class CollectiveEnds(Ends):
+    """One worker's ends of the exchange with the others of its cluster. Momenta go by collectives; the averages of
+    layers go over links, which also keeps every step in order with other messages of the workers.
+    """
+
+    group: Group = field(kw_only=True)
+    _sent: list[LinkTotals] = field(default_factory=lambda: [LinkTotals()])
+
+    @classmethod
+    def among(cls, collectives: Collectives, ends: Ends) -> CollectiveEnds:
+        """The ends of a worker whose cluster has these collectives."""
+        group = collectives.group(range(len(ends.firsts)), f"momenta of rounds {ends.number}")
+        return cls(
+            ends.worker, ends.cluster, ends.firsts, ends.links, ends.patience, ends.mates, ends.number, group=group
+        )
+
+    def exchange(self, parts: Sequence[Bytes], raw: int) -> Sequence[Bytes]:
+        """Send each worker its part, in the order of `firsts`; returns what each has sent here. All parts have the same
+        size; `raw` are the bytes of one of them without a codec.
+        """
+        found = self.group.exchange(np.stack([_to_words(each) for each in parts]))
+        self._count(parts[0].nbytes, raw)
+        return [each.view(np.uint8) for each in found]
+
+    def gather(self, data: Bytes, raw: int) -> Sequence[Bytes]:
+        """The bytes of all workers, which have the same number of them, in the order of `firsts`."""
+        found = self.group.gather(_to_words(data))
+        self._count(data.nbytes, raw)
+        return [each.view(np.uint8)[: data.nbytes] for each in found]
+
+    def count_sent(self) -> Mapping[str, LinkTotals]:
+        """The bytes sent to each other worker so far."""
+        return {name: sent + self._sent[0] for name, sent in super().count_sent().items()}
+
+    def _count(self, count: int, raw: int) -> None:
+        self._sent[0] += LinkTotals(count, count, raw, 1)
+
+
+def _to_words(data: Bytes) -> Any:
+    return _pad(data, -(-data.nbytes // _WORD) * _WORD).view(np.int32)
+
+
+@dataclass(repr=False)
+class MemberRounds(OneBitRounds):
+    """Exchange of momenta for one worker of a cluster whose workers each train a copy."""
+
+    ends: CollectiveEnds
+    _data: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
+
+    @staticmethod
+    def count_bytes(optimizer: MomentumOptimizer, sizes: Sequence[int], participants: int) -> tuple[int, int]:
+        """The bytes that each worker sends each other one in a step."""
+        _, signs = OneBitRounds.count_bytes(optimizer, sizes, participants)
+        spans = list_spans([sum(sizes)] if optimizer.fused else list(itertools.accumulate(sizes)), participants)
+        most, scales = max(map(_count, spans)), max(map(_count_filled, spans))
+        there, back = (SCALE_BYTES * each + -(-most // 8) for each in (len(spans[0]), scales))
+        return 8 * most, there + back if optimizer.servers else signs
+
+    def _send(self, data: Bytes, kept: Numbers) -> None:
+        self._data = data
+        self.ends.tell(self.steps, 0, kept.view(np.uint8), kept.nbytes)
+
+    def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
+        began = time.perf_counter()
+        if self._compresses and not self.optimizer.servers:
+            found = self.ends.gather(self._data, own.nbytes)
+            momentum = self._add_up([restore_signs(data, self._ends) * self._mask for data in found])
+        else:
+            momentum = self._average_parts(own)
+        came = {**self.ends.hear(self.steps, 0), self.ends.cluster: own_kept.view(np.uint8)}
+        self.waited += time.perf_counter() - began
+        kept = []
+        for cluster, worker in self.ends.firsts.items():
+            with naming(worker):
+                kept.append(read_numbers(came[cluster], own_kept.size))
+        return momentum, self._add_up(kept)
+
+    def _average_parts(self, own: Numbers) -> Numbers:
+        """The mean, of which each worker computes its part; `own` is this worker's momentum as the others decode it."""
+        spans, place = self._list_spans(), list(self.ends.firsts).index(self.ends.cluster)
+        most = max(_count(each) for each in spans)
+        came = self.ends.exchange(self._encode_parts(own, spans, most), 4 * most)
+        sizes, mask = [end - begin for begin, end in spans[place]], _take(self._mask, spans[place])
+        part = self._add_up([self._decode_part(data, sizes, mask) for data in came])
+        data = part.view(np.uint8)
+        if self._compresses:
+            data = self._compress_mean(part, sizes, mask)[0] if part.size else data
+        size = SCALE_BYTES * max(map(_count_filled, spans)) + -(-most // 8) if self._compresses else 4 * most
+        momentum = np.empty_like(own)
+        for each, found in zip(spans, self.ends.gather(_pad(data, size), 4 * most), strict=True):
+            filled = [end - begin for begin, end in each if begin < end]
+            values = self._decode_part(found, filled, _take(self._mask, each))
+            for (begin, end), numbers in zip(each, np.split(values, np.cumsum([b - a for a, b in each])), strict=False):
+                momentum[begin:end] = numbers
+        return momentum
+
+    def _encode_parts(self, own: Numbers, spans: Sequence[Spans], most: int) -> list[Bytes]:
+        """The part of a momentum for each server, all of the same size."""
+        if not self._compresses:
+            return [_pad(_take(own, each).view(np.uint8), 4 * most) for each in spans]
+        scales = self._data[: SCALE_BYTES * len(self._ends)]
+        signs = [np.packbits(_take(own, each) >= 0) for each in spans]
+        return [np.concatenate([scales, _pad(each, -(-most // 8))]) for each in signs]
+
+    def _decode_part(self, data: Bytes, sizes: Sequence[int], mask: Numbers) -> Numbers:
+        """The numbers of a part that consists of spans of these sizes."""
+        count = sum(sizes)
+        if not count:
+            return np.zeros(0, np.float32)
+        if not self._compresses:
+            return read_numbers(data[: 4 * count], count)
+        return restore_signs(data[: SCALE_BYTES * len(sizes) + -(-count // 8)], np.cumsum(sizes).tolist()) * mask
+
+    def _add_up(self, each: Sequence[Numbers]) -> Numbers:
+        """The mean by the shares of the workers, added in the same order everywhere, for identical bits."""
+        total = np.zeros_like(each[0])
+        for share, numbers in zip(self.shares.values(), each, strict=True):
+            total += np.float32(share) * numbers
+        return total
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        place = list(self.ends.firsts).index(self.ends.cluster)
+        self._server_error = _take(self._server_error, self._list_spans()[place])
+
+
+def _take(numbers: Numbers, spans: Spans) -> Numbers:
+    """The numbers of some spans, one after the other; none of an array that is not there yet."""
+    return np.concatenate([numbers[begin:end] for begin, end in spans])
+
+
+def _count(spans: Spans) -> int:
+    return sum(end - begin for begin, end in spans)
+
+
+def _count_filled(spans: Spans) -> int:
+    """The number of spans with any numbers: each has a scale."""
+    return sum(begin < end for begin, end in spans)
+
+
+def _pad(data: Bytes, size: int) -> Bytes:
+    padded = np.zeros(size, np.uint8)
+    padded[: data.nbytes] = data
+    return padded
