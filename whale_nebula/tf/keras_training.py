@@ -109,11 +109,17 @@ def find_fit() -> Fit | None:
     return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]), seen)
 
 
-def add_callback(fit: Fit, callback: Any, model: Any) -> None:
-    """Add a callback to a `fit`, after all others."""
+def is_fitting() -> bool:
+    """Whether a `fit` of Keras is running in this thread."""
+    return any(_find_fits())
+
+
+def add_callback(fit: Fit, callback: Any, model: Any, *, first: bool = False) -> None:
+    """Add a callback to a `fit`, after all others or before them."""
     callback.set_model(model)
     callback.set_params(fit.container.params)
-    fit.container.callbacks.append(callback)
+    callbacks = fit.container.callbacks
+    callbacks.insert(0 if first else len(callbacks), callback)
 
 
 def pass_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:

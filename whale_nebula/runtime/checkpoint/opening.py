@@ -118,5 +118,5 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     except BaseException:
         found.close()
         raise
-    found.heed_sigterm()
+    found.heed_signals()
     return found
