@@ -133,14 +133,24 @@ def test_find_fit_tells_what_it_was_asked_for() -> None:
     assert keras_training.find_fit() is None
 
 
-def test_add_callback_lets_it_be_called_last() -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_add_callback_lets_it_be_called_last_or_first(first: bool) -> None:
     called: list[str] = []
 
     def note(name: str) -> Any:
         return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: called.append(name))
 
-    fitted(Begins(lambda fit, model: keras_training.add_callback(fit, note("added"), model)), note("given"))
-    assert called == ["given", "added"]
+    def add(fit: keras_training.Fit, model: Any) -> None:
+        keras_training.add_callback(fit, note("added"), model, first=first)
+
+    fitted(Begins(add), note("given"))
+    assert called == (["added", "given"] if first else ["given", "added"])
+
+
+def test_is_fitting_is_true_within_a_fit_alone() -> None:
+    found: list[bool] = []
+    fitted(Begins(lambda fit, model: found.append(keras_training.is_fitting())))
+    assert found == [True] and not keras_training.is_fitting()
 
 
 def test_begin_with_is_the_epoch_of_the_next_fit() -> None:

@@ -18,7 +18,10 @@ from tests.processes import telling
 from tests.processes.launchers import launching
 from tests.processes.running import SEED, Ended, run, told_alone
 from tests.processes.sites import HERE
+from tests.processes.workers import breaking
 from tests.processes.workers.replanned import PLANS, lesson
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.cli.main import main
 from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
@@ -109,6 +112,17 @@ def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(undis
             assert {name: last[name] for name in ("history", "weights")} == {
                 name: undisturbed.same(name) for name in ("history", "weights")
             }
+
+
+def test_what_is_in_memory_is_saved_as_a_run_ends_by_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An error that would come again ends it, however many restarts are left."""
+    script, folder = str(HERE / "workers" / "breaking.py"), tmp_path / "saved"
+    assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", script, str(folder)]) == 1
+    (found,) = Folder(str(folder)).scan()
+    assert breaking.LAST - 4 < found.step < breaking.LAST and found.check() == ()
+    assert f"step {found.step}, which was saved in memory, is saved in {folder}" in capfd.readouterr().err
 
 
 _BEFORE = ("hello.", "certificate.", "failure.", "link.", "frames.", "connection.down")

@@ -81,8 +81,8 @@ class Manifest:
     those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
     the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
     of its traces in order, if a trace may be for more than one shape; `intervals` the steps between meetings that were
-    chosen for it. `at` is when the values were taken, in seconds
-    since 1970, and `spent` how the run's time was spent until then.
+    chosen for it. `at` is when the values were taken, in seconds since 1970, and `spent` how the run's time was spent
+    until then. `at_error`: the script ended after it by an error.
     """
 
     position: Position
@@ -102,6 +102,7 @@ class Manifest:
     time: str = ""
     at: float = 0.0
     spent: Mapping[str, float] = field(default_factory=dict)
+    at_error: bool = False
     format: int = FORMAT
 
     @property

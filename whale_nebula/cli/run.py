@@ -15,8 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
+from whale_nebula.checkpoint.last_memory import save_memory
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
 from whale_nebula.config import Config, load
@@ -36,6 +38,7 @@ from whale_nebula.launch.tenancy import open_tenancy
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 from whale_nebula.security.approval import check_script
+from whale_nebula.security.tenant import Tenant, check_room
 
 
 def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
@@ -337,9 +340,17 @@ def _start(
         port = others.enter_context(serve_metrics(given.metrics, metrics))
         remark(f"metrics are at http://{given.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
     ended = attempts.run(config.patience)
+    for line in () if memory is None else save_memory(memory, partial(_check_room, tenant, home)):
+        remark(line)
     if tenancy is not None:
         tenancy.note_end(ended.result.codes, ended.result.excess, ended.epoch)
     return ended
+
+
+def _check_room(tenant: Tenant | None, home: str | None, folder: str, need: int) -> None:
+    """Check that the account of this run, if it has one, may write so many more bytes to a folder."""
+    if tenant is not None:
+        check_room(tenant, [Path(each) for each in (home, folder) if each is not None], need)
 
 
 _WORKERS = Metric("workers", "gauge", "Workers of the launcher that run.", lambda report: ())

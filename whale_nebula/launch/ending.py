@@ -154,21 +154,35 @@ def leave_on_signals() -> None:
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
 
 
-def heed_sigterm(ask: Callable[[str], None]) -> bool:
-    """Let SIGTERM call `ask` with its name, in this process; returns whether it does. A handler of the user's is kept.
+_USUAL: Mapping[signal.Signals, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+"""Python's handlers of the signals that may be heeded."""
+
+
+def heed_signal(number: signal.Signals, ask: Callable[[str], None]) -> bool:
+    """Let SIGTERM or SIGINT call `ask` with its name, in this process; returns whether it does. A handler of the user's
+    is kept.
 
     A forked process, such as one of a process pool, ends by the signal.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not main or signal.getsignal(number) is not _USUAL[number]:
         return False
-    _end_forks_by_sigterm()
-    signal.signal(signal.SIGTERM, _Heeding(ask))
+    _end_forks_as_usual()
+    signal.signal(number, _Heeding(ask))
     return True
 
 
+def stop_heeding(number: signal.Signals) -> None:
+    """Undo `heed_signal`, unless another handler was set since."""
+    if isinstance(signal.getsignal(number), _Heeding):
+        signal.signal(number, _USUAL[number])
+
+
 class _Heeding:
-    """A handler of SIGTERM that calls `ask` with its name."""
+    """A handler of a signal that calls `ask` with its name."""
 
     def __init__(self, ask: Callable[[str], None]) -> None:
         self._ask = ask
@@ -178,13 +192,13 @@ class _Heeding:
 
 
 @cache
-def _end_forks_by_sigterm() -> None:
-    """Register, once, that forked processes do not inherit our handler of SIGTERM."""
+def _end_forks_as_usual() -> None:
+    """Register, once, that forked processes do not inherit our handlers of signals."""
     forks = _Forks({})
 
     def restore() -> None:
-        if isinstance(signal.getsignal(signal.SIGTERM), _Heeding):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _USUAL:
+            stop_heeding(number)
         forks.free()
 
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=restore)

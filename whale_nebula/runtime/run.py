@@ -122,7 +122,9 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, SystemExit | GeneratorExit):
+            report_failure(error)
         shutdown()
 
     @property
@@ -480,19 +482,19 @@ def shutdown() -> None:
 
 
 def shut_down_at_exit() -> None:
-    """Close the run at the end of the script. After an uncaught error nothing is saved."""
+    """Close the run at the end of the script."""
     if _run is not None and _run.checkpoints is not None and hasattr(sys, "last_value"):
-        _run.checkpoints.failed = True
+        _run.checkpoints.end_by_error()
     shutdown()
 
 
 def report_failure(failure: BaseException) -> None:
-    """Notify the other processes that the script ends by an uncaught error."""
+    """Notify the other processes that the script ends by an uncaught error, and save unsaved steps if possible."""
     with _LOCK:
-        if _run is not None and _run.checkpoints is not None:
-            _run.checkpoints.failed = True
         if _run is not None and _run.ledger is not None:
             _run.ledger.session.fail(failure)
+        if _run is not None and _run.checkpoints is not None:
+            _run.checkpoints.end_by_error()
 
 
 @check_signature

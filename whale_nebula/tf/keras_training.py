@@ -122,11 +122,17 @@ def change_fit_data(model: Any, change: Callable[[tf.data.Dataset], tf.data.Data
     return True
 
 
-def add_callback(fit: Fit, callback: Any, model: Any) -> None:
-    """Add a callback to a `fit`, after all others."""
+def is_fitting() -> bool:
+    """Whether a `fit` of Keras is running in this thread."""
+    return any(_find_fits())
+
+
+def add_callback(fit: Fit, callback: Any, model: Any, *, first: bool = False) -> None:
+    """Add a callback to a `fit`, after all others or before them."""
     callback.set_model(model)
     callback.set_params(fit.container.params)
-    fit.container.callbacks.append(callback)
+    callbacks = fit.container.callbacks
+    callbacks.insert(0 if first else len(callbacks), callback)
 
 
 def pass_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder, Found, choose_checkpoint, offer_checkpoints
+from whale_nebula.checkpoint.last_memory import Origin, note_origin, save_memory
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
 from whale_nebula.cli.checkpoints import main
 from whale_nebula.config import Config, Links
@@ -349,6 +350,30 @@ def test_what_is_newer_in_one_memory_does_not_hide_what_all_have_on_the_disk(tmp
         path.write_bytes(replace(manifest, workers={**manifest.workers, "tpu/0": "x"}).encode())
     source = choose_source(_Beside(nb.Run(Config(), Links())), lambda: [*memory.scan(), *disk.scan()])
     assert source is not None and source.manifest.position.step == 3
+
+
+def test_what_is_newer_in_memory_is_saved_as_the_run_ends(folder: Folder, tmp_path: Path) -> None:
+    """What is older, or damaged, is not; what a worker has written by half is replaced."""
+    memory = Folder(str(tmp_path / "memory" / "0123"))
+    note_origin(memory, Origin(folder.path, "", "run", keep=1))
+    for step in (3, 6):
+        save(folder, step)
+    save(memory, 6)
+    assert list(save_memory(str(tmp_path / "memory"))) == []
+    save(memory, 8)
+    save(memory, 9)
+    _cut(Path(memory.step_path(9)) / "state.index")
+    Path(folder.worker_path(8, "gpu/0")).mkdir(parents=True)
+    assert list(save_memory(str(tmp_path / "memory"))) == [
+        f"step 8, which was saved in memory, is saved in {folder.path}"
+    ]
+    assert [(each.step, each.check()) for each in folder.scan()] == [(8, ()), (6, ())]
+    assert read(folder.scan()[0]) == ([8, 8, 9, 9], 8)
+    save(memory, 10)
+    folder.lock()
+    (told,) = save_memory(str(tmp_path / "memory"))
+    assert told.startswith("step 10, which was saved in memory, could not be saved") and "another run writes" in told
+    folder.unlock()
 
 
 def test_workers_of_one_host_save_to_one_folder() -> None:

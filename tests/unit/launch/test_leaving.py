@@ -57,11 +57,11 @@ def test_one_leaves_for_the_reasons_of_the_first_step_in_which_there_were_some()
 
 FORKING = """
 import os, signal, sys, time
-from whale_nebula.launch.ending import departure, heed_sigterm, leave_on_signals
+from whale_nebula.launch.ending import departure, heed_signal, leave_on_signals
 if sys.argv[1] == "worker":
     leave_on_signals()
 else:
-    assert heed_sigterm(departure.ask) and not heed_sigterm(departure.ask)
+    assert heed_signal(signal.SIGTERM, departure.ask) and not heed_signal(signal.SIGTERM, departure.ask)
 departure.begin()
 child = os.fork()
 if not child:

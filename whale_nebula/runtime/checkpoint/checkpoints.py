@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,10 +27,11 @@ from whale_nebula.checkpoint.interval import guess_between_failures
 from whale_nebula.checkpoint.manifest import Position, Shapes
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
-from whale_nebula.launch.ending import departure, heed_sigterm
+from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
 from whale_nebula.passes.effects import DRAWS
 from whale_nebula.report.goodput import Goodput, Spent
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
+from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, save_at_error
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known import Known
@@ -39,6 +43,7 @@ from whale_nebula.runtime.checkpoint.unused import warn_of_unused
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.site import script_site, warn_once
+from whale_nebula.tf import keras_training
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
@@ -94,14 +99,17 @@ class Checkpoints:
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: dict[str, int] = field(default_factory=dict)
     said: list[Any] = field(default_factory=list)
+    standing: Standing = field(default_factory=Standing)
+    leading: Leading = field(default_factory=Leading)
     known: Known = field(init=False)
     _batch: str = ""
     _apart: dict[str, BetweenClusters] = field(default_factory=dict)
     _turns: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
-    _leading: Leading = field(default_factory=Leading)
+    _ended: bool = False
     _trains: bool = False
-    _heeds: bool = False
+    _heeded: tuple[signal.Signals, ...] = ()
+    _interrupted: bool = False
     _logs: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
@@ -120,7 +128,8 @@ class Checkpoints:
         self.group.exchange("the choice of a checkpoint", None)
         if self.source is None or step is None:
             return
-        self.group.tell_saved(step)
+        if not self.source.manifest.at_error:  # else a run that fails at each step would be restarted without end
+            self.group.tell_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
@@ -238,16 +247,23 @@ class Checkpoints:
         title = self._find_title(engine)
         if title == self.position.program:
             self._check_batch(tensors)
-        self.position = self._leading.choose(self.position, title)
+        self.position = self.leading.choose(self.position, title)
         if title != self.position.program:
             return
         self.memories.restore_late()
-        if departure.agreed:
+        self.standing.whole, self.standing.held = True, None
+        if departure.agreed or self._interrupted:
             self.finish(ended=False)
+        self._end_if_interrupted()
         departure.begin()
         due = [level for level in self.levels if level.due] if self.notices is None else self._hear_apart(self.notices)
         if due:
             self.save(due, fingerprint(tensors))
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether clusters train some program apart."""
+        return bool(self._apart)
 
     @property
     def notices(self) -> Notices | None:
@@ -281,7 +297,7 @@ class Checkpoints:
 
     def count_last(self) -> None:
         """At the end of a loop: count the last program's steps if it trained after the leading one, not alternately."""
-        self.position = self._leading.count_last(self.position)
+        self.position = self.leading.count_last(self.position)
 
     def _check_batch(self, tensors: Sequence[Any]) -> None:
         """Verify that the first batch is the one that the saved run would have trained next."""
@@ -309,6 +325,7 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
+        self.standing.steps, self.standing.whole = self.standing.steps + 1, False
         if self.run.alone:
             self.hear({self.group.worker: self.sheet()})
 
@@ -316,7 +333,7 @@ class Checkpoints:
     def note_failure(self) -> Iterator[None]:
         """Context of a step: after a failed one nothing is saved until another one succeeds."""
         self.failed = True
-        with self.spent.count_step():
+        with self.standing.run_step(), self.spent.count_step():
             yield
         self.failed = False
 
@@ -350,8 +367,16 @@ class Checkpoints:
         self.memories.keep_history(self.position.fit, callbacks)
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
         self.finish()
+        self.standing.held = None
+        self._end_if_interrupted()
         if departure.agreed:
             departure.begin()
+
+    def hold_epoch(self) -> None:
+        """Keep the state after an epoch's last batch, until the next step begins: an error may come before it."""
+        if can_hold(self):
+            with self.spent.count_saving():
+                self.standing.held = self.take_snapshot()
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
         """Whether the next `count` batches of a `fit` were trained before the run ended; `program` may be one that its
@@ -374,9 +399,17 @@ class Checkpoints:
         return self.run.rounds.own_workers if self._apart and not self.run.alone else None
 
     def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
-        alive = self.known.find_alive()
         if self._apart and must_meet(self.run.rounds):
             self.run.settle()
+        snapshot = self.take_snapshot(batch, ended)
+        for level in levels:
+            level.write(snapshot)
+            if level.durable:
+                self.saved = self.position
+
+    def take_snapshot(self, batch: str = "", ended: bool = False) -> Snapshot:
+        """The state of this worker now; `batch` is the fingerprint of the next batch, unless training has `ended`."""
+        alive = self.known.find_alive()
         entries, late = list(self.group.list_entries(alive, self._list_sharers())), None
         if self._apart:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
@@ -388,10 +421,7 @@ class Checkpoints:
         manifest = replace(
             manifest, forms=self.forms, intervals=self.intervals, at=time.time(), spent=asdict(self.spent.sum_up())
         )
-        for level in levels:
-            level.write(Snapshot(manifest, self.group.worker, entries, memory, batch, late))
-            if level.durable:
-                self.saved = self.position
+        return Snapshot(manifest, self.group.worker, entries, memory, batch, late)
 
     def finish(self, *, ended: bool = True) -> None:
         """Save unsaved steps, and return when they are on the disk. All processes call it at the same point.
@@ -428,6 +458,9 @@ class Checkpoints:
 
     def end(self) -> None:
         """At the end of the run: save unsaved steps, unless a step has failed."""
+        error = sys.exc_info()[1]
+        if len(self.group.everyone) == 1 and error is not None and not isinstance(error, SystemExit | GeneratorExit):
+            self.end_by_error()
         if self.failed:
             return
         if self.run.here().lead:
@@ -438,20 +471,44 @@ class Checkpoints:
         except (NebulaError, OSError) as error:
             _LOG.warning("step %d is not saved: %s", self.position.step, error)
 
-    def heed_sigterm(self) -> None:
-        """Let SIGTERM end a script without a launcher after its step, with all saved."""
+    def end_by_error(self) -> None:
+        """At the end of a script by an error: save unsaved steps if their state is whole."""
+        if not self._ended and len(self.group.everyone) == 1:
+            save_at_error(self)
+        self.failed = self._ended = True
 
-        def ask(name: str) -> None:
-            departure.settle({self.group.worker: name})
-            if not self._trains:
-                departure.begin()
+    def heed_signals(self) -> None:
+        """Let SIGTERM, and Ctrl-C in a step or a `fit`, end a script without a launcher after its step, with all
+        saved.
+        """
+        if self.run.alone:
+            asked = {signal.SIGTERM: self._leave, signal.SIGINT: self._interrupt}
+            self._heeded = tuple(number for number, ask in asked.items() if heed_signal(number, ask))
 
-        self._heeds = self.run.alone and heed_sigterm(ask)
+    def _leave(self, name: str) -> None:
+        departure.settle({self.group.worker: name})
+        if not self._trains:
+            departure.begin()
+
+    def _interrupt(self, name: str) -> None:
+        """Handle Ctrl-C, which may come in the middle of a print: writes to the descriptor directly."""
+        trains = self.standing.thread == threading.get_ident() or keras_training.is_fitting()
+        if not trains or self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
+        self._interrupted = True
+        with contextlib.suppress(OSError):
+            os.write(2, f"whale-nebula: {name}: saves and ends before the next step; again ends it now\n".encode())
+
+    def _end_if_interrupted(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
 
     def close(self) -> None:
         """Release all at the end of the run."""
-        if self._heeds:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in self._heeded:
+            stop_heeding(number)
         for level in self.levels:
             level.close()
 

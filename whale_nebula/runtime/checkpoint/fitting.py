@@ -76,12 +76,34 @@ class FitWatch(keras.callbacks.Callback):
         self._epoch = epoch
         self._checkpoints.begin_epoch(program_of(self.model), epoch, self._fit.callbacks)
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Record that all callbacks of the last batch were called."""
+        self._checkpoints.standing.whole = True
+
     def on_train_end(self, logs: Any = None) -> None:
         """Save the final model."""
         if self._begins:
             keras_training.begin_with(self.model, 0)
         if self._begins < self._fit.epochs or not self._begins:
             self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
+
+
+class EpochEnd(keras.callbacks.Callback):
+    """Callback that reports the end of an epoch's training to the run's checkpoints, before validation and before other
+    callbacks change what was trained. It is called first.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        super().__init__()
+        self._checkpoints = checkpoints
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Keep the state before validation."""
+        self._checkpoints.hold_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keep the state before the epoch's callbacks."""
+        self._checkpoints.hold_epoch()
 
 
 def to_tensors(logs: Mapping[str, float]) -> dict[str, Any]:
@@ -94,6 +116,7 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
     fit = keras_training.find_fit()
     if fit is not None and not any(isinstance(callback, FitWatch) for callback in fit.callbacks):
         keras_training.add_callback(fit, FitWatch(checkpoints, fit, model), model)
+        keras_training.add_callback(fit, EpochEnd(checkpoints), model, first=True)
 
 
 def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:

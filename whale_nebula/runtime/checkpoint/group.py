@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _ALONE = "local/0"
-_OFFERED = 2
-"""The number of newest checkpoints of each folder that are offered: a host is at most one behind the others."""
+_OFFERED = 3
+"""The number of newest checkpoints of each folder that are offered: a host is at most one behind the others, and may
+have lost one that others have saved from memory as the run ended.
+"""
 
 
 class Group:

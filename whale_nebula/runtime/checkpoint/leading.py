@@ -22,6 +22,16 @@ class Leading:
     _away: list[str] = field(default_factory=list)
     _beside: set[str] = field(default_factory=set)
 
+    @property
+    def trained_others(self) -> bool:
+        """Whether other programs have trained since the last step of the leading one."""
+        return bool(self._away)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other programs have trained since, or train in turn with the leading one."""
+        return bool(self._away or self._beside)
+
     def choose(self, position: Position, program: str) -> Position:
         """The position before a step of a program, with the program that leads from there on."""
         if program == position.program:

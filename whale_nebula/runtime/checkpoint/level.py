@@ -165,7 +165,8 @@ class Level:
         step = pending.manifest.position.step
         try:
             commit_parts(self.folder, pending.manifest, digests, self.group.members, self.keep)
-            self.group.tell_saved(step)
+            if not pending.manifest.at_error:
+                self.group.tell_saved(step)
             _LOG.info("%s: step %d is saved%s", self.group.worker, step, "" if self.durable else " in memory")
         except Exception as error:
             self._tell_failure(step, _explain(error))

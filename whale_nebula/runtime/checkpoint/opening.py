@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace
+from whale_nebula.checkpoint.last_memory import Origin, note_origin
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError
 from whale_nebula.launch.attach import Attachment
@@ -104,6 +105,8 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
+        if group.commits:
+            note_origin(levels[-1].folder, Origin(fixed, group.label, folder.run, several))
         ring = find_ring({worker: label for worker, (_, label, _) in told.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
@@ -118,5 +121,5 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     except BaseException:
         found.close()
         raise
-    found.heed_sigterm()
+    found.heed_signals()
     return found

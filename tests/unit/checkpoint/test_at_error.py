@@ -1,0 +1,252 @@
+"""What is saved before a script ends by an error, and what is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.errors import StageFailedError
+
+BATCH, EPOCHS = 4, 2
+draws = np.random.default_rng(0)
+X, Y = draws.normal(size=(20, 4)).astype("float32"), draws.normal(size=(20, 1)).astype("float32")
+"""Five batches."""
+
+
+class Broken(Exception):
+    """The error of a script."""
+
+
+def build(cut: bool = False) -> keras.Model:
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(8, activation="relu")(inputs))
+    if cut:
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(8)(hidden)
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    else:
+        outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
+    return model
+
+
+class Breaks:
+    """Calls a function when it is told of a place for the n-th time."""
+
+    def __init__(self, place: str = "", count: int = 0, act: Callable[[], None] | None = None) -> None:
+        self.act, self.scale, self.told = act, 1.0, Counter[str]()
+        self._place, self._count = place, count
+
+    def at(self, place: str) -> None:
+        """Tell of a place."""
+        self.told[place] += 1
+        if place == self._place and self.told[place] == self._count and self.act is not None:
+            self.act()
+
+
+class Told(keras.callbacks.Callback):
+    """Tells of the places of a `fit`; changes variables at the end of an epoch, before it does."""
+
+    def __init__(self, breaks: Breaks) -> None:
+        super().__init__()
+        self._breaks = breaks
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._breaks.at("batch begins")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._breaks.at("batch")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._breaks.at("validation")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.5)
+        self._breaks.at("epoch")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._breaks.at("end")
+
+
+def fit(breaks: Breaks, cut: bool = False) -> list[np.ndarray]:
+    model = build(cut)
+
+    def read(batch: Any) -> Any:
+        breaks.at("reading")
+        return batch
+
+    data = tf.data.Dataset.range(len(X) // BATCH).map(lambda n: tf.py_function(read, [n], tf.int64)).map(_take)
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9, min_delta=9.0)
+    callbacks = [stopping, Told(breaks)]
+    model.fit(data, epochs=EPOCHS, validation_data=(X, Y), validation_batch_size=20, verbose=0, callbacks=callbacks)
+    return [*model.get_weights(), *map(np.asarray, model.optimizer.variables), np.asarray(stopping.wait)]
+
+
+def _take(number: Any) -> Any:
+    rows = tf.range(BATCH) + BATCH * tf.cast(tf.ensure_shape(number, ()), tf.int32)
+    return tf.gather(X, rows), tf.gather(Y, rows)
+
+
+def loop(breaks: Breaks, keeps: bool = False, several: bool = False, cut: bool = False) -> list[np.ndarray]:
+    model, rng, mean = build(cut), np.random.default_rng(1), tf.Variable(0.0)
+    nb.state(rng=rng, **({"mean": mean} if keeps else {}))
+
+    def train(x: Any) -> Any:
+        tf.debugging.assert_less(x, 1e6)
+        return model.train_step((x, x[:, :1]))["loss"]
+
+    first, second = nb.function(train), nb.function(lambda x: train(x))
+    for _ in range(nb.resumed().step if nb.resumed() else 0, 6):
+        x = rng.random((BATCH, 4), "float32")
+        breaks.at("turn begins")
+        loss = first(x * breaks.scale)
+        breaks.at("turn")
+        mean.assign(0.5 * mean + loss)
+        if several:
+            second(x)
+    return [*model.get_weights(), *map(np.asarray, model.optimizer.variables), *([mean.numpy()] if keeps else [])]
+
+
+def run(
+    script: Callable[[Breaks], list[np.ndarray]], folder: Path, breaks: Breaks | None = None, **options: Any
+) -> Any:
+    """Run a script by itself; returns its result as bytes, or the error by which it ended."""
+    nb.shutdown()
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(3)
+    try:
+        with nb.init(checkpoint={"folder": str(folder), "every": 1000, **options}):
+            return [each.tobytes() for each in script(breaks or Breaks())]
+    except (Broken, KeyboardInterrupt, tf.errors.OpError, StageFailedError) as error:
+        return error
+
+
+def raise_error() -> None:
+    raise Broken
+
+
+def list_steps(folder: Path) -> list[int]:
+    return [found.step for found in Folder(str(folder)).scan() if not found.check()]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.message for each in caplog.records if "could be saved" in each.message or "last one" in each.message]
+
+
+# ------------------------------------------------------------------ a fit
+DEATHS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch", 7, 7), ("end", 1, 10)]
+"""Where it ends, at which time in that start, and the step that is saved then. Skipped batches count, too: the same
+error may come again, and no step was taken.
+"""
+MORE_DEATHS = [("batch begins", 2, 1), ("epoch", 1, 5), ("batch begins", 7, 6), ("epoch", 1, 10)]
+
+
+@pytest.mark.parametrize("deaths", [DEATHS, pytest.param(MORE_DEATHS, marks=pytest.mark.grid)], ids=len)
+def test_a_fit_that_ends_by_errors_ends_as_one_without(
+    deaths: list[tuple[str, int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = run(fit, tmp_path / "undisturbed")
+    last = 0
+    for place, count, step in deaths:
+        caplog.clear()
+        assert isinstance(run(fit, tmp_path / "run", Breaks(place, count, raise_error)), Broken)
+        assert list_steps(tmp_path / "run")[0] == step
+        told = [f"step {step}, the last one that was taken, is saved in {tmp_path}/run"]
+        assert said(caplog) == ([] if step == last else told)
+        last = step
+    assert run(fit, tmp_path / "run") == expected
+
+
+def test_data_that_cannot_be_read_costs_no_step(tmp_path: Path) -> None:
+    """With scopes a batch is read before its step begins. No checkpoint of before is let go for the one of an error."""
+    assert isinstance(run(partial(fit, cut=True), tmp_path, Breaks("reading", 4, raise_error)), tf.errors.OpError)
+    assert isinstance(run(partial(fit, cut=True), tmp_path, Breaks("reading", 6, raise_error), keep=1), Exception)
+    assert list_steps(tmp_path) == [5, 3]
+
+
+# ------------------------------------------------------------------ Ctrl-C
+def press(times: int) -> Callable[[], None]:
+    def act() -> None:
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return act
+
+
+@pytest.mark.parametrize(("times", "begun"), [(1, 4), (2, 3)])
+def test_ctrl_c_ends_a_fit_before_its_next_step_and_again_at_once(
+    times: int, begun: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    breaks = Breaks("batch", 3, press(times))
+    assert isinstance(run(fit, tmp_path, breaks), KeyboardInterrupt)
+    assert list_steps(tmp_path) == [3] and breaks.told["batch begins"] == begun
+    assert capfd.readouterr().err.count("SIGINT: saves and ends before the next step; again ends it now") == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# ------------------------------------------------------------------ a loop
+def spoil(breaks: Breaks, scale: float) -> Callable[[], None]:
+    def act() -> None:
+        breaks.scale = scale
+
+    return act
+
+
+@pytest.mark.filterwarnings("ignore:.*runs uncut")
+@pytest.mark.parametrize("act", [press(1), pytest.param(raise_error, marks=pytest.mark.grid)], ids=["Ctrl-C", "error"])
+def test_a_loop_that_ends_by_an_error_ends_as_one_without(act: Callable[[], None], tmp_path: Path) -> None:
+    expected = run(loop, tmp_path / "undisturbed")
+    assert isinstance(run(loop, tmp_path / "run", Breaks("turn", 3, act)), Broken | KeyboardInterrupt)
+    assert list_steps(tmp_path / "run") == [3]
+    assert run(loop, tmp_path / "run") == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*runs uncut")
+@pytest.mark.parametrize(
+    ("options", "scale", "why"),
+    [
+        ({"keeps": True}, 1.0, "'mean' of nb.state may be written after a step, and was not yet"),
+        pytest.param(
+            {"several": True},
+            1.0,
+            "other steps may follow each step, and not all of them were taken",
+            marks=pytest.mark.grid,
+        ),
+        ({}, 1e9, "step 3 failed, or found no batch, and may have changed variables"),
+        ({}, -1e30, "is NaN"),
+    ],
+    ids=["objects", "several steps", "a step fails", "NaN"],
+)
+def test_a_state_that_may_not_be_whole_is_not_saved(
+    options: dict[str, Any], scale: float, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    breaks = Breaks("turn begins" if scale > 1 else "turn", 3)
+    breaks.act = spoil(breaks, scale) if scale > 1 else raise_error
+    breaks.scale = min(scale, 1.0)
+    assert isinstance(run(partial(loop, **options), tmp_path, breaks), Exception)
+    assert list_steps(tmp_path) == [] and said(caplog)[0].endswith(why)
+
+
+def test_a_step_that_has_changed_nothing_leaves_the_state_before_it(tmp_path: Path) -> None:
+    """All of the turn before it was done."""
+    breaks = Breaks("turn begins", 3)
+    breaks.act = spoil(breaks, 1e9)
+    script = partial(loop, keeps=True, cut=True)
+    expected = run(script, tmp_path / "undisturbed")
+    assert isinstance(run(script, tmp_path / "run", breaks), StageFailedError)
+    assert list_steps(tmp_path / "run") == [2]
+    assert run(script, tmp_path / "run") == expected
