@@ -8,7 +8,7 @@ from tests.examples.little import write_little
 from tests.processes import zygote
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "curriculum.py"
-LITTLE = ["--start", "16", "--end", "32", "--grow", "3", "--steps", "6"]
+LITTLE = ["--start", "16", "--end", "48", "--grow", "4", "--steps", "7"]
 DEADLINE = 240
 
 
@@ -22,16 +22,16 @@ DEADLINE = 240
     ids=["one process", "two processes", "packed"],
 )
 def test_rows_grow_and_what_crosses_with_them(tmp_path: Path, before: list[str], words: list[str]) -> None:
-    example = write_little("curriculum", tmp_path, {"6000": "600"}, blocks=3)
+    example = write_little("curriculum", tmp_path, blocks=3)
     ended = zygote.run(*before, str(example), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
-    assert [(row[0], row[1]) for row in rows][-1] == ("32", "3")
+    assert [(row[0], row[1]) for row in rows][-1] == ("48", "3")
     if not words:
-        assert [row[0] for row in rows] == ["16", "32"]
+        assert [row[0] for row in rows] == ["16", "32", "48"]
         crossed = [float(row[3]) for row in rows]
-        assert crossed[0] < 0.6 * crossed[1]
+        assert crossed[0] < 0.4 * crossed[-1] and crossed[1] < 0.75 * crossed[-1]
     assert "loss on full rows that were held back: " in ended.stdout
 
 
