@@ -26,7 +26,7 @@ from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
-SAMPLE = {"zoo": 8, "keras": 288, "loops": 144}
+SAMPLE = {"zoo": 8, "keras": 144, "loops": 144}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
 SAID, DIVIDED = 72, 180
