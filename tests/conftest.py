@@ -31,7 +31,7 @@ Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
-OPTIMIZED = ("tests/parity/test_cases.py", "tests/parity/test_pretraining.py", "tests/examples/")
+OPTIMIZED = ("tests/parity/test_cases.py", "tests/parity/test_pretraining.py", "tests/examples/test_translate.py")
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
@@ -87,11 +87,12 @@ def no_zygote_stays() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def graph_optimizer(request: pytest.FixtureRequest) -> None:
     """Tests that run each function a few times do so without TensorFlow's graph optimizer, which takes a fifth of their
-    time. The parity matrix and examples run with it, as users do; with `--grid` all but unit tests.
+    time. The parity matrix and the first example run with it, as users do; with `--grid` all but unit tests.
     """
+    node, grid = request.node.nodeid, request.config.getoption("--grid")
+    off = node.startswith("tests/unit/") if grid else not node.startswith(OPTIMIZED)
+    os.environ["TESTS_WITHOUT_OPTIMIZER"] = "1" * off  # for what `tests.processes.zygote` forks
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
-        node, grid = request.node.nodeid, request.config.getoption("--grid")
-        off = node.startswith("tests/unit/") if grid else not node.startswith(OPTIMIZED)
         tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 

@@ -15,7 +15,7 @@ DEADLINE = 240
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        ([], []),
+        pytest.param([], [], marks=pytest.mark.grid),
         pytest.param(["-m", "whale_nebula", "run", "--all", "--clusters", "gpu,npu"], [], marks=pytest.mark.grid),
         pytest.param([], ["--optimizer", "adam"], marks=pytest.mark.grid),
     ],

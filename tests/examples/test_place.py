@@ -19,6 +19,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.grid  # `tests/scripts/place` trains such models
 def test_it_plans_trains_and_pins(example: ModuleType, capsys: pytest.CaptureFixture) -> None:
     assert example.main() == 0
     said = capsys.readouterr().out

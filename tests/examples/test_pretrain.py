@@ -36,7 +36,7 @@ def check(folder: Path, said: str, pairs: list[str]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--objectives", "mrtd", "clm"),
+        pytest.param(("--objectives", "mrtd", "clm"), marks=pytest.mark.grid),
         pytest.param(("--discriminators", "2"), marks=pytest.mark.grid),
         pytest.param(("--families", "a=en", "b=de,es", "c=fr"), marks=pytest.mark.grid),
     ],

@@ -31,7 +31,11 @@ def row(said: str, codec: str) -> list[str]:
     ("words", "scores"),
     [
         pytest.param(["--codecs", "none", "rank", "--cut", "0"], 1, marks=pytest.mark.grid),
-        (["--task", "answer", "--codecs", "none", "rank+int4", "--labels", "away", "--cut", "0"], 2),
+        pytest.param(
+            ["--task", "answer", "--codecs", "none", "rank+int4", "--labels", "away", "--cut", "0"],
+            2,
+            marks=pytest.mark.grid,
+        ),
     ],
 )
 def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list[str], scores: int) -> None:

@@ -26,10 +26,10 @@ from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
-SAMPLE = {"zoo": 4, "keras": 144, "loops": 72}
+SAMPLE = {"zoo": 8, "keras": 144, "loops": 144}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
-SAID, DIVIDED = 36, 180
+SAID, DIVIDED = 72, 180
 """Of the scripts whose scopes say little, and of those of which a stage is split, every n-th is in the sample."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}

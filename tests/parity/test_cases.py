@@ -20,7 +20,7 @@ from tests.same import Case, Cut, Outcome, assert_same, run_uncut
 from tests.scripts.keras.script import SCRIPTS, Script
 from whale_nebula.passes import update_order
 
-SAMPLE = {"zoo": 1, "keras": 24, "loops": 24, "place": 3}
+SAMPLE = {"zoo": 1, "keras": 72, "loops": 24, "place": 6}
 """Of each module of a family, every n-th case is in the sample, from the middle on."""
 TRAPS = frozenset((
     "cond_on_a_number", "everything_returned", "constants_returned", "rate_after_the_loss", "decayed_by_hand",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -188,9 +189,10 @@ class Seen:
 def a_loop_that_remembers(cut: bool, count: Count) -> Any:
     """What is written to variables after the step counts; a second step draws, too."""
     model, other = build(cut, "first"), build(cut, "second")
-    draws, mean, kept = np.random.default_rng(1), keras.metrics.Mean(), tf.Variable(tf.zeros((8, 1)))
+    draws, other_draws = np.random.default_rng(1), random.Random(1)
+    mean, kept = keras.metrics.Mean(), tf.Variable(tf.zeros((8, 1)))
     seen = Seen()
-    nb.state(draws=draws, mean=mean, kept=kept, seen=seen)
+    nb.state(draws=draws, other=other_draws, mean=mean, kept=kept, seen=seen)
 
     def train(model: keras.Model, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -209,7 +211,7 @@ def a_loop_that_remembers(cut: bool, count: Count) -> Any:
 
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
         seen.numbers.append(number)
-        mean.update_state(train_first(draws.normal(size=(8, 4)).astype("float32"), Y[:8]))
+        mean.update_state(train_first(draws.normal(size=(8, 4)).astype("float32"), Y[:8] * other_draws.random()))
         mean.update_state(train_second(draws.normal(size=(8, 4)).astype("float32"), Y[:8]))
         kept.assign(0.5 * kept + model.get_layer("b").kernel)
         count()
@@ -264,11 +266,11 @@ def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int
 
 
 GOES_ON = [
-    pytest.param(one_after_the_other, 35, False),
+    pytest.param(one_after_the_other, 35, False, marks=pytest.mark.grid),
     pytest.param(one_after_the_other, 35, True, marks=pytest.mark.grid),
     pytest.param(twice_with_a_look_between, 36, False, marks=pytest.mark.grid),
     pytest.param(twice_with_a_look_between, 36, True),
-    pytest.param(folds, 10, False),
+    pytest.param(folds, 10, False, marks=pytest.mark.grid),
     pytest.param(folds, 24, True, marks=pytest.mark.grid),  # with scopes, those of `folds_that_begin_exact` are made
     pytest.param(folds, 45, False, marks=pytest.mark.grid),
     pytest.param(folds_that_begin_exact, 10, True, marks=pytest.mark.filterwarnings("error:.*begin anew")),
@@ -278,14 +280,16 @@ GOES_ON = [
     pytest.param(metrics_of_one_name, 15, True, marks=pytest.mark.grid),
     pytest.param(a_model_trained_by_a_callback, 14, False),
     pytest.param(a_model_trained_by_a_callback, 14, True, marks=pytest.mark.grid),
-    pytest.param(a_train_step_of_its_own, 14, False),
-    pytest.param(a_train_step_of_its_own, 14, True, marks=pytest.mark.grid),
+    pytest.param(a_train_step_of_its_own, 14, False, marks=pytest.mark.grid),
+    pytest.param(a_train_step_of_its_own, 14, True),
     pytest.param(shuffled_data_of_all, 12, False),
     pytest.param(shuffled_data_of_all, 12, True, marks=pytest.mark.grid),
-    pytest.param(a_loop_that_remembers, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
-    pytest.param(a_loop_that_remembers, 7, True, marks=pytest.mark.grid),
+    pytest.param(
+        a_loop_that_remembers, 7, False, marks=[pytest.mark.grid, pytest.mark.filterwarnings("ignore:.*runs uncut")]
+    ),
+    pytest.param(a_loop_that_remembers, 7, True),
     pytest.param(steps_of_one_name, 7, True),
-    pytest.param(two_loops, 8, False),
+    pytest.param(two_loops, 8, False, marks=pytest.mark.grid),
 ]
 
 
@@ -301,7 +305,9 @@ def test_a_script_goes_on(
     assert run(script, Path("broken"), cut) == expected
 
 
-@pytest.mark.parametrize(("script", "steps"), [(steps_of_one_name, 12), (two_loops, 20)])
+@pytest.mark.parametrize(
+    ("script", "steps"), [pytest.param(steps_of_one_name, 12, marks=pytest.mark.grid), (two_loops, 20)]
+)
 @pytest.mark.filterwarnings("ignore:.*runs uncut")
 def test_steps_of_a_loop_are_counted_once(
     script: Callable[[bool, Count], Any], steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -394,7 +400,7 @@ def two_at_once(cut: bool, count: Count) -> Any:
     return fit(model, count, 2, rows=4)
 
 
-@pytest.mark.parametrize("other", [other_rows, two_at_once])
+@pytest.mark.parametrize("other", [pytest.param(other_rows, marks=pytest.mark.grid), two_at_once])
 def test_other_batches_of_a_model_without_scopes_are_named(other: Callable[[bool, Count], Any], tmp_path: Path) -> None:
     assert run(lambda cut, count: fit(build(cut), count, 2, rows=4), tmp_path, False, 15) is None
     with pytest.raises(CheckpointError, match="is not the one that this run had before it ended"):

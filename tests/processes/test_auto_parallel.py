@@ -63,7 +63,3 @@ def test_numbers_stay_where_weights_and_slots_move(what: str, anew: Ended, both:
     assert anew.same("ran") == list(ANEW) and list(anew.same("last").values()) == ["c1", "c0"]
     got, expected = (tf.nest.flatten(told) for told in (anew.same(what), both[1][what]))
     np.testing.assert_allclose(got, expected, 1e-5)
-
-
-def test_the_plan_is_verified_there(both: tuple[Ended, dict[str, Any]]) -> None:
-    assert both[0].same("verified")

@@ -1,8 +1,11 @@
-"""Keras's callbacks that write files, in two processes: one writes, and interrupted training continues."""
+"""Keras's callbacks that write files, in two processes: one writes, and interrupted training continues. No stage waits
+for results of one to which it gives nothing back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +18,16 @@ HOW = ("everywhere", "own")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
-    asked = {weights: ["backing", tmp_path_factory.mktemp(weights), weights] for weights in HOW}
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the training whose weights are kept everywhere."""
+    return tmp_path_factory.mktemp("everywhere")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    folders = dict(zip(HOW, (folder, tmp_path_factory.mktemp("own")), strict=True))
+    asked = {weights: ["backing", where, weights] for weights, where in folders.items()}
+    asked["ahead"] = ["ahead", tmp_path_factory.mktemp("ahead")]
     found = several("scenarios", tmp_path_factory.mktemp("pair"), asked)
     found["own"].result.check()
     return found
@@ -41,3 +52,13 @@ def test_one_that_is_kept_keeps_the_one_before(runs: Mapping[str, Ended]) -> Non
 
 def test_all_may_make_the_folder_of_a_checkpoint(runs: Mapping[str, Ended]) -> None:
     assert runs["everywhere"].same("each") == ["1", "2", "3"]
+
+
+def test_loggers_write_each_file_once(runs: Mapping[str, Ended], folder: Path) -> None:
+    header, *rows = (folder / "log.csv").read_text().splitlines()
+    assert (header.split(",")[0], [row.split(",")[0] for row in rows]) == ("epoch", ["0", "1", "2"])
+    assert [path.parent.name for path in (folder / "events").rglob("*tfevents*")] == ["train"]
+
+
+def test_a_stage_that_is_given_nothing_back_does_not_wait_for_results(runs: Mapping[str, Ended]) -> None:
+    assert runs["ahead"].same("ahead") == {"feeding": 8.0, "fed": 24.0}

@@ -16,8 +16,9 @@ ROWS, AHEAD = 44, 3 * 8
 
 
 @pytest.fixture(scope="module")
-def three() -> Ended:
-    return run("sharding", THREE, deadline=DEADLINE)
+def three(request: pytest.FixtureRequest) -> Ended:
+    more = ["all"] if request.config.getoption("--grid") else []
+    return run("sharding", THREE, *more, deadline=DEADLINE)
 
 
 @pytest.mark.parametrize("way", ["fitted", "looped"])

@@ -101,8 +101,10 @@ def bad(micro_batch: int) -> tuple[np.ndarray, np.ndarray]:
     ("way", "stage", "micro_batch"),
     [
         ("assert", 1, 1),
-        ("python", 0, 2),
-        *(pytest.param(*each, marks=pytest.mark.grid) for each in (("assert", 0, 0), ("division", 0, 2))),
+        *(
+            pytest.param(*each, marks=pytest.mark.grid)
+            for each in (("python", 0, 2), ("assert", 0, 0), ("division", 0, 2))
+        ),
     ],
 )
 def test_a_failing_forward_leaves_no_trace(runner: str, way: str, stage: int, micro_batch: int) -> None:

@@ -230,7 +230,12 @@ def backing(where: str, weights: str) -> None:
     else:
         path = folder / "each/{epoch}/model.weights.h5"
         checkpoint = keras.callbacks.ModelCheckpoint(str(path), save_weights_only=True)
-        tell("unbroken", trained(backup("kept", delete_checkpoint=False, double_checkpoint=True), checkpoint))
+        kept = backup("kept", delete_checkpoint=False, double_checkpoint=True)
+        loggers = (
+            keras.callbacks.CSVLogger(folder / "log.csv", append=True),
+            keras.callbacks.TensorBoard(folder / "events"),
+        )
+        tell("unbroken", trained(kept, checkpoint, *loggers))
         tell("kept", files("kept"))
         tell("each", files("each"))
     try:
@@ -241,23 +246,18 @@ def backing(where: str, weights: str) -> None:
     tell("gone", not (folder / "backup").exists())
 
 
-def results(cases: str, folder: str, replicated: str = "") -> None:
-    """Small models that are cut over three clusters, and what Keras says and logs of them."""
+def results(cases: str, replicated: str = "") -> None:
+    """Small models that are cut over three clusters, and what Keras says of them."""
     nb.init()
-    loggers: list[Any] = [
-        keras.callbacks.CSVLogger(f"{folder}/log.csv", append=True),
-        keras.callbacks.TensorBoard(f"{folder}/events"),
-    ]
     for extra, place in json.loads(cases):
-        found = measuring.result_of(extra, place, cut=True, loggers=loggers, replicated=replicated)
-        tell(f"{extra} {place}", found)
-        loggers = []
-    run_ahead(Path(folder) / "is ahead")
+        tell(f"{extra} {place}", measuring.result_of(extra, place, cut=True, replicated=replicated))
     nb.shutdown()
 
 
-def run_ahead(mark: Path) -> None:
+def ahead(folder: str) -> None:
     """The stage of c1 is done once c0 has been given its results, those of c1 among them."""
+    nb.init()
+    mark = Path(folder) / "is ahead"
 
     def wait_for_mark(given: np.ndarray) -> np.ndarray:
         limit = time.monotonic() + 30.0
@@ -472,4 +472,4 @@ def disagreement(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    act((agreement, owner, own, looping, backing, results, sides, disagreement))
+    act((agreement, owner, own, looping, backing, ahead, results, sides, disagreement))

@@ -2,6 +2,7 @@
 the results of both, and which rows were parsed.
 """
 
+import sys
 from typing import Any
 
 import keras
@@ -15,6 +16,8 @@ from tests.processes.telling import bits, tell
 ROWS, BATCH, WIDE = 44, 8, 6
 MICRO_BATCHES = 2
 """One for each replica: so none is ever given to another one, as it is faster, and sums are made in the same order."""
+ALL = "all" in sys.argv
+"""Whether what is fitted predicts, too, and trains batch by batch."""
 parsed: list[int] = []
 
 
@@ -50,18 +53,19 @@ def layers() -> tuple[keras.layers.Layer, keras.layers.Layer]:
 
 
 def fitted(train: tf.data.Dataset, evaluation: tf.data.Dataset) -> dict[str, Any]:
-    """Two epochs, with a validation after each, and what the model then makes of the rows."""
+    """Two epochs, with a validation after each; with `ALL` what the model then makes of the rows."""
     inputs = keras.Input((WIDE,))
     model = keras.Model(inputs, stages(inputs, *layers()))
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     history = model.fit(train, validation_data=evaluation, epochs=2, verbose=0).history
-    predicted = model.predict(evaluation, verbose=0)
-    batches = [[float(each).hex() for each in model.train_on_batch(x, y)] for x, y in train.take(3)]
+    predicted = [bits([model.predict(evaluation, verbose=0)])] if ALL else []
+    if ALL:
+        predicted += [[float(each).hex() for each in model.train_on_batch(x, y)] for x, y in train.take(3)]
     # what goes on for ever comes last: how often tf.data shuffles ahead of time is left to chance
     more = model.fit(train.repeat(), epochs=2, steps_per_epoch=4, verbose=0).history
     with nb.gathered():
         weights = bits(model.variables)
-    return {"history": [hexed(history), hexed(more)], "predicted": [bits([predicted]), batches], "weights": weights}
+    return {"history": [hexed(history), hexed(more)], "predicted": predicted, "weights": weights}
 
 
 def looped(train: tf.data.Dataset) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ByHand(keras.Model):
         return self.compute_metrics(data[0], data[1], tf.concat(outputs, 0))
 
 
-@pytest.mark.parametrize("line", [None, "1gbit,0ms"])
+@pytest.mark.parametrize("line", [pytest.param(None, marks=pytest.mark.grid), "1gbit,0ms"])
 def test_batch_norm_with_coupled_allow_is_the_loop_by_hand(line: str | None) -> None:
     """Averages move once for each micro-batch; the report says what was allowed."""
     by_hand = _model(Cut(0), layers.BatchNormalization, ByHand)
