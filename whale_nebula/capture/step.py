@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture import tracing
+from whale_nebula.capture import tracing, undrawn
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
@@ -249,6 +249,7 @@ def capture(
     check_surroundings()
     traces: list[Tracing] = []  # TensorFlow traces twice if variables are created
     created: list[initial_values.InitialValues] = []
+    variables: dict[str, Any] = {}
 
     def function_of(traced: Callable[[Sequence[Any]], Any]) -> Any:
         def body(*tensors: Any) -> Any:
@@ -265,8 +266,12 @@ def capture(
     def begin(wanted: Callable[[Any], bool]) -> None:
         for each in created:
             each.begin(wanted)
+        for own in filter(wanted, variables.values()):
+            undrawn.draw_value(own)
 
     def draw_part(variable: Any, axis: int, start: int, size: int) -> Any:
+        if undrawn.is_undrawn(variable):
+            return undrawn.draw_part(variable, axis, start, size)
         parts = (each.draw_part(variable, axis, start, size) for each in created)
         return next((part for part in parts if part is not None), None)
 
@@ -290,7 +295,9 @@ def capture(
     program, aliases = unbundle(assemble(trace, returned, layout.names, paths(), metrics()))
     check_crossed(trace, program)
     check_listed(trace.bottlenecks)
-    variables = _find_variables(graph, program)
+    variables |= _find_variables(graph, program)
+    if not later:  # those that were left undrawn before
+        begin(lambda variable: True)
     said = tuple(trace.bottlenecks.said)
     constraints = list_constraints(trace.met, program)
     return Captured(

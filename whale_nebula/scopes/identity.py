@@ -59,6 +59,15 @@ def find_own_home(frames: Sequence[Frame]) -> str:
     return _own or home_of(frames)
 
 
+def in_several_processes() -> bool:
+    """Whether the run has other processes than this one.
+
+    >>> in_several_processes()
+    False
+    """
+    return bool(_own)
+
+
 def workers_in(cluster: str) -> int:
     """The number of workers of a cluster; one if it is not configured.
 

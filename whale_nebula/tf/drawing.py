@@ -63,6 +63,11 @@ def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE
     return found.reshape([*shape[:axis], size, *shape[axis + 1 :]])
 
 
+def can_draw_parts(value: Any) -> bool:
+    """Whether `draw_part` can draw parts of an initial value, which is a tensor of a traced graph."""
+    return _Formula.of(value) is not None
+
+
 @dataclass(frozen=True)
 class _Formula:
     """How a tensor is computed entry by entry; `known` are the values that all entries share, by their tensor's name."""

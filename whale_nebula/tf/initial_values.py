@@ -5,10 +5,12 @@ Each function has a contract test in tests/contract.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from whale_nebula.tf import require_supported
@@ -18,6 +20,9 @@ from tensorflow.python.eager import lift_to_graph  # noqa: E402
 from tensorflow.python.util import object_identity  # noqa: E402
 
 from whale_nebula.tf.drawing import draw_part  # noqa: E402
+
+_KERAS_VARIABLES = keras.Variable.__module__
+_INITIALIZERS = keras.initializers.Initializer.__module__.rpartition(".")[0]
 
 
 @dataclass
@@ -38,6 +43,17 @@ class InitialValues:
         """
         value = next((value for own, value in self.pairs if own is variable), None)
         return None if value is None or has_value(variable) else draw_part(value, axis, start, size)
+
+
+def draws_alike(initial_value: Callable[[], Any]) -> bool:
+    """Whether a callable by which Keras gives a variable its initial value returns the same whenever it is called: its
+    initializer is Keras's own, and has no generator of seeds.
+    """
+    names = initial_value.__code__.co_freevars if isinstance(initial_value, types.FunctionType) else ()
+    cells = dict(zip(names, initial_value.__closure__ or (), strict=True)) if names else {}
+    initializer = cells["initializer"].cell_contents if "initializer" in cells else None
+    own = initial_value.__module__.startswith(_KERAS_VARIABLES) and type(initializer).__module__.startswith(_INITIALIZERS)
+    return own and isinstance(getattr(initializer, "seed", 0), int)
 
 
 def has_value(variable: Any) -> bool:
