@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula.tf import drawing, initial_values
+from whale_nebula.tf import drawing, guarding, initial_values
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -189,11 +189,12 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_draw_part_has_the_bits_of_the_whole(name: str) -> None:
+def test_draw_part_has_the_bits_of_the_whole_where_can_draw_parts_says_so(name: str) -> None:
     """For parts that begin within a group of the generator, too."""
     draw = keras.initializers.get({"class_name": name, "config": DRAWN[name]})
     for shape in ((7, 31, 9), (1999,)):
         whole, graph = draw(shape, "float32").numpy(), graph_of(lambda shape=shape: draw(shape, "float32"))
+        assert drawing.can_draw_parts(graph.outputs[0])
         for axis, size in enumerate(shape):
             for most in (30, 500, 1 << 22):
                 found = drawing.draw_part(graph.outputs[0], axis, size // 2, size - size // 2, most)
@@ -211,6 +212,42 @@ def test_draw_part_leaves_what_is_only_computed_as_a_whole() -> None:
         lambda: tf.reverse(tf.ones([64, 32]), [0]),
     ):
         assert drawing.draw_part(graph_of(make).outputs[0], 0, 0, 8) is None
+
+
+def test_draws_alike_is_true_of_keras_initializers_without_a_generator() -> None:
+    """And of nothing that the user has written."""
+    seeds = keras.random.SeedGenerator(1)
+    found: list[bool] = []
+
+    def make(create: Any, **options: Any) -> Any:
+        found.append(initial_values.draws_alike(options["initial_value"]))
+        return create(**options)
+
+    given = ["zeros", keras.initializers.HeNormal(), keras.initializers.HeNormal(seed=seeds), lambda *a, **k: tf.ones([2])]
+    with tf.variable_creator_scope(make):
+        for initializer in given:
+            keras.Variable(initializer, shape=[2])
+    assert found == [True, True, False, False]
+    assert not initial_values.draws_alike(lambda: 1.0)
+
+
+def test_make_guarded_class_answers_reads_and_writes() -> None:
+    """Also those of eager ops in C++; in a trace the plain method may be called."""
+    seen: list[str] = []
+
+    def answer(variable: Any, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(name)
+        return plain(variable, *args, **kwargs)
+
+    variable = tf.Variable([1.0, 2.0])
+    kind = type(variable)
+    variable.__class__ = guarding.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
+    assert (variable + tf.ones([2])).numpy().tolist() == [2.0, 3.0]
+    variable.assign_add([1.0, 1.0])
+    assert tf.function(lambda: tf.square(variable))().numpy().tolist() == [4.0, 9.0]
+    assert set(seen) >= {"_read_variable_op", "assign_add"}
+    variable.__class__ = kind
+    assert variable.numpy().tolist() == [2.0, 3.0]
 
 
 def test_forward_op_goes_back_to_what_is_differentiated() -> None:
