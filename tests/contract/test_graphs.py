@@ -223,7 +223,12 @@ def test_draws_alike_is_true_of_keras_initializers_without_a_generator() -> None
         found.append(initial_values.draws_alike(options["initial_value"]))
         return create(**options)
 
-    given = ["zeros", keras.initializers.HeNormal(), keras.initializers.HeNormal(seed=seeds), lambda *a, **k: tf.ones([2])]
+    given = [
+        "zeros",
+        keras.initializers.HeNormal(),
+        keras.initializers.HeNormal(seed=seeds),
+        lambda *a, **k: tf.ones([2]),
+    ]
     with tf.variable_creator_scope(make):
         for initializer in given:
             keras.Variable(initializer, shape=[2])

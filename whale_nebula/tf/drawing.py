@@ -114,7 +114,9 @@ class _Formula:
 
     def _draw_random(self, op: Any, first: int, until: int) -> Any:
         """Some of the numbers of a random op: the counter is advanced to the group of the first one."""
-        key, counter, algorithm = (self.known[_name(each, what)] for each, what in zip(op.inputs[1:], _RANDOM, strict=True))
+        key, counter, algorithm = (
+            self.known[_name(each, what)] for each, what in zip(op.inputs[1:], _RANDOM, strict=True)
+        )
         low, high = (int(word) for word in counter.numpy())
         moved = (low + (high << 64) + first // _GROUP * _STEPS[op.type]) % (1 << 128)
         counter = tf.constant([moved % (1 << 64), moved >> 64], tf.uint64)

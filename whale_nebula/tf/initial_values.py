@@ -52,7 +52,9 @@ def draws_alike(initial_value: Callable[[], Any]) -> bool:
     names = initial_value.__code__.co_freevars if isinstance(initial_value, types.FunctionType) else ()
     cells = dict(zip(names, initial_value.__closure__ or (), strict=True)) if names else {}
     initializer = cells["initializer"].cell_contents if "initializer" in cells else None
-    own = initial_value.__module__.startswith(_KERAS_VARIABLES) and type(initializer).__module__.startswith(_INITIALIZERS)
+    own = initial_value.__module__.startswith(_KERAS_VARIABLES) and type(initializer).__module__.startswith(
+        _INITIALIZERS
+    )
     return own and isinstance(getattr(initializer, "seed", 0), int)
 
 

@@ -357,7 +357,11 @@ def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledg
         slot, trained = trained, trained + known[path].trainable
         if stage not in shards.stages:
             continue
-        own, layouts, group = captured.variables[path], shards.cut.layouts[stage], shards.cut.group_of(stage, shards.worker)
+        own, layouts, group = (
+            captured.variables[path],
+            shards.cut.layouts[stage],
+            shards.cut.group_of(stage, shards.worker),
+        )
         layout, count = layouts.variables[known[path].op], layouts.count
 
         def take(worker: str, own: Any = own, layout: Layout = layout, stage: int = stage, count: int = count) -> Any:
@@ -378,4 +382,6 @@ def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledg
     for stage in shards.stages:
         for op, layout in shards.cut.layouts[stage].variables.items():
             if layout.kind == SPLIT:
-                shards.pieces[op] = cast(Piece, ledger.kept[id(captured.variables[program.variable_ops[op].path])].piece)
+                shards.pieces[op] = cast(
+                    Piece, ledger.kept[id(captured.variables[program.variable_ops[op].path])].piece
+                )
