@@ -1,8 +1,8 @@
 """Variables that are made under `nb.split` in a run of several processes, and not drawn: they get their initial value
 when it is read, or only the piece of it that a worker holds, once the first step is planned.
 
-Only variables whose initial value is drawn by an initializer of Keras with a seed of its own, in parts with the same bits
-as the whole, are left undrawn: when it is computed makes no difference.
+Only variables whose initial value is drawn by an initializer of Keras with a seed of its own, in parts with the same
+bits as the whole, are left undrawn: when it is computed makes no difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST = 1 << 20
 
 
 class Initial(NamedTuple):
-    """The initial value of a variable: how to `compute` it, the tensor of a graph that is its `formula`, and `waits`."""
+    """A variable's initial value: how to `compute` it, the tensor of a graph that is its `formula`, and `waits`."""
 
     compute: Callable[[], Any]
     formula: Any

@@ -1,6 +1,6 @@
 """Parts of initial values, drawn without the rest: those that are constant, or that a counter-based generator draws.
 
-Philox, TensorFlow's generator on CPUs, computes numbers in groups from a counter; so those of a part can be drawn alone.
+Philox, TensorFlow's generator on CPUs, computes numbers in groups from a counter; so a part can be drawn alone.
 Each function has a contract test in tests/contract.
 """
 
@@ -70,7 +70,7 @@ def can_draw_parts(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Formula:
-    """How a tensor is computed entry by entry; `known` are the values that all entries share, by their tensor's name."""
+    """How a tensor is computed entry by entry; `known` are the values that all entries share, by tensor."""
 
     value: Any
     known: Mapping[str, Any]
