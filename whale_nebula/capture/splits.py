@@ -18,7 +18,7 @@ from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import speeds
 from whale_nebula.scopes.frames import Frame
-from whale_nebula.scopes.identity import in_several_processes, worker_speeds, workers_in
+from whale_nebula.scopes.identity import has_other_processes, worker_speeds, workers_in
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import private as tf_private
 
@@ -36,7 +36,7 @@ def mark_variables(frame: Frame, waits: Callable[[], bool]) -> Iterator[None]:
     """
 
     def make(create: Any, **options: Any) -> Any:
-        variable = create_undrawn(create, options, waits) if in_several_processes() else None
+        variable = create_undrawn(create, options, waits) if has_other_processes() else None
         variable = create(**options) if variable is None else variable
         setattr(variable, _MADE_IN, frame)
         return variable

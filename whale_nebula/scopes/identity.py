@@ -59,10 +59,10 @@ def find_own_home(frames: Sequence[Frame]) -> str:
     return _own or home_of(frames)
 
 
-def in_several_processes() -> bool:
+def has_other_processes() -> bool:
     """Whether the run has other processes than this one.
 
-    >>> in_several_processes()
+    >>> has_other_processes()
     False
     """
     return bool(_own)
