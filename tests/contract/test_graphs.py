@@ -240,7 +240,7 @@ def test_make_guarded_class_answers_reads_and_writes() -> None:
     """Also those of eager ops in C++; in a trace the plain method may be called."""
     seen: list[str] = []
 
-    def answer(variable: Any, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+    def answer(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
         seen.append(name)
         return plain(variable, *args, **kwargs)
 
@@ -249,6 +249,7 @@ def test_make_guarded_class_answers_reads_and_writes() -> None:
     variable.__class__ = guarding.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
     assert (variable + tf.ones([2])).numpy().tolist() == [2.0, 3.0]
     variable.assign_add([1.0, 1.0])
+    assert tf.gather(variable, [1], name="picked").numpy().tolist() == [3.0]
     assert tf.function(lambda: tf.square(variable))().numpy().tolist() == [4.0, 9.0]
     assert set(seen) >= {"_read_variable_op", "assign_add"}
     variable.__class__ = kind

@@ -98,13 +98,13 @@ def _make_class(kind: type) -> type:
     return _CLASSES[kind]
 
 
-def _read(variable: Any, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     if not variable.nebula_initial.waits():
         draw_value(variable)
     return plain(variable, *args, **kwargs)
 
 
-def _write(variable: Any, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+def _write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     if tf.executing_eagerly() and name in tf_private.VARIABLE_OVERWRITES:
         _replace(variable, _allocate(release(variable).formula))
     elif not variable.nebula_initial.waits():

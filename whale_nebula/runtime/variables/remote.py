@@ -393,7 +393,7 @@ def _make_class(kind: type) -> type:
     return _CLASSES[kind]
 
 
-def _read(variable: Any, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A read, which is refused outside a trace."""
     if not tf.executing_eagerly():
         return plain(variable, *args, **kwargs)
@@ -402,7 +402,7 @@ def _read(variable: Any, name: str, plain: Any, *args: Any, **kwargs: Any) -> An
     return tf.zeros([variable.nebula_blank, 0], variable.dtype)
 
 
-def _write(variable: Any, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+def _write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A write, which every process makes: it is ignored, or stored in the local piece."""
     piece = variable.nebula_piece
     if not tf.executing_eagerly():
