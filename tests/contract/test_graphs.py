@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula.tf import initial_values
+from whale_nebula.tf import drawing, guarding, initial_values
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -133,7 +133,7 @@ def test_function_graph_reads_functions_that_came_by_import() -> None:
     assert "Sin" in {op.type for op in body.get_operations()}
 
 
-def test_variables_later_gives_a_traces_variables_their_values() -> None:
+def test_variables_later_gives_a_traces_variables_values_which_has_value_tells() -> None:
     made: list[tf.Variable] = []
 
     def body() -> Any:
@@ -142,12 +142,12 @@ def test_variables_later_gives_a_traces_variables_their_values() -> None:
         return made[0] + made[1]
 
     function = tf.function(body)
-    begin = initial_values.variables_later(function)
+    begin = initial_values.variables_later(function).begin
     traced = function.get_concrete_function()
-    there = [bool(tf.raw_ops.VarIsInitializedOp(resource=v.handle)) for v in made]
+    there = [initial_values.has_value(v) for v in made]
     assert there == [False, False]
     begin(lambda variable: variable is made[1])
-    there = [bool(tf.raw_ops.VarIsInitializedOp(resource=v.handle)) for v in made]
+    there = [initial_values.has_value(v) for v in made]
     assert there == [False, True]
     made[0].assign([5.0, 5.0])
     begin(lambda variable: True)  # once is enough: nothing is overwritten
@@ -173,12 +173,87 @@ def test_variables_later_computes_initial_values_once(name: str, monkeypatch: py
         return made[0].read_value()
 
     function = tf.function(body)
-    begin = initial_values.variables_later(function)
+    begin = initial_values.variables_later(function).begin
     traced = function.get_concrete_function()
     monkeypatch.setattr(initial_values.lift_to_graph, "lift_to_graph", lift)
     begin(lambda variable: True)
     assert traced().numpy().tolist() == draw([6, 4]).numpy().tolist()
     assert not [op.name for graph in graphs for op in graph.get_operations() if op.type == "Const"]
+
+
+SEEDED = {"seed": 7}
+DRAWN = {
+    "glorot_uniform": SEEDED, "he_normal": SEEDED, "random_normal": SEEDED, "random_uniform": SEEDED,
+    "truncated_normal": SEEDED, "zeros": {}, "ones": {}, "constant": {"value": 2.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draw_part_has_the_bits_of_the_whole_where_can_draw_parts_says_so(name: str) -> None:
+    """For parts that begin within a group of the generator, too."""
+    draw = keras.initializers.get({"class_name": name, "config": DRAWN[name]})
+    for shape in ((7, 31, 9), (1999,)):
+        whole, graph = draw(shape, "float32").numpy(), graph_of(lambda shape=shape: draw(shape, "float32"))
+        assert drawing.can_draw_parts(graph.outputs[0])
+        for axis, size in enumerate(shape):
+            for most in (30, 500, 1 << 22):
+                found = drawing.draw_part(graph.outputs[0], axis, size // 2, size - size // 2, most)
+                assert found.tobytes() == whole.take(range(size // 2, size), axis).tobytes(), (shape, axis, most)
+
+
+def test_draw_part_leaves_what_is_only_computed_as_a_whole() -> None:
+    orthogonal = keras.initializers.Orthogonal(seed=7)
+    changing = tf.Variable(1.0)
+    for make in (
+        lambda: orthogonal([64, 32]),
+        lambda: tf.random.normal([64, 32]),
+        lambda: tf.cast(keras.random.uniform([64, 32], seed=1, dtype="float16"), tf.float32),
+        lambda: tf.fill([64, 32], changing),
+        lambda: tf.reverse(tf.ones([64, 32]), [0]),
+    ):
+        assert drawing.draw_part(graph_of(make).outputs[0], 0, 0, 8) is None
+
+
+def test_draws_alike_is_true_of_keras_initializers_without_a_generator() -> None:
+    """And of nothing that the user has written."""
+    seeds = keras.random.SeedGenerator(1)
+    found: list[bool] = []
+
+    def make(create: Any, **options: Any) -> Any:
+        found.append(initial_values.draws_alike(options["initial_value"]))
+        return create(**options)
+
+    given = [
+        "zeros",
+        keras.initializers.HeNormal(),
+        keras.initializers.HeNormal(seed=seeds),
+        lambda *a, **k: tf.ones([2]),
+    ]
+    with tf.variable_creator_scope(make):
+        for initializer in given:
+            keras.Variable(initializer, shape=[2])
+    assert found == [True, True, False, False]
+    assert not initial_values.draws_alike(lambda: 1.0)
+
+
+def test_make_guarded_class_answers_reads_and_writes() -> None:
+    """Also those of eager ops in C++; in a trace the plain method may be called."""
+    seen: list[str] = []
+
+    def answer(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
+        seen.append(name)
+        return plain(variable, *args, **kwargs)
+
+    variable = tf.Variable([1.0, 2.0])
+    kind = type(variable)
+    variable.__class__ = guarding.make_guarded_class(kind, type("Mixin", (), {}), "Guarded", answer, answer)
+    assert (variable + tf.ones([2])).numpy().tolist() == [2.0, 3.0]
+    variable.assign_add([1.0, 1.0])
+    assert tf.gather(variable, [1], name="picked").numpy().tolist() == [3.0]
+    assert tf.function(lambda: tf.square(variable))().numpy().tolist() == [4.0, 9.0]
+    assert set(seen) >= {"_read_variable_op", "assign_add"}
+    variable.__class__ = kind
+    assert variable.numpy().tolist() == [2.0, 3.0]
 
 
 def test_forward_op_goes_back_to_what_is_differentiated() -> None:

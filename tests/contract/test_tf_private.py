@@ -11,13 +11,15 @@ import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
 from tests.processes import zygote
-from whale_nebula.tf import collectives, datasets, initial_values, keras_training
+from whale_nebula.tf import collectives, datasets, drawing, guarding, initial_values, keras_training
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
 
 
 @pytest.mark.parametrize(
-    "module", [collectives, datasets, initial_values, keras_training, tf_private, tf_patch], ids=lambda m: m.__name__
+    "module",
+    [collectives, datasets, drawing, guarding, initial_values, keras_training, tf_private, tf_patch],
+    ids=lambda m: m.__name__,
 )
 def test_everything_private_has_a_contract(module: Any) -> None:
     own = {name for name, thing in vars(module).items() if isinstance(thing, types.FunctionType)}

@@ -13,7 +13,7 @@ import whale_nebula as nb
 from tests.parity.splits import MODELS, Split
 from tests.parity.test_shared_slots import train
 from tests.processes.running import Ended, ended, started
-from tests.processes.workers.train import kept, small, stored
+from tests.processes.workers.train import BEFORE, kept, large, small, stored
 from tests.same import Cut, Outcome, assert_same
 
 DEADLINE = 600.0
@@ -75,6 +75,7 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with started("train", TWO, "at_home", folder, *cases, TOO_MANY, deadline=DEADLINE) as job:
         expected = uncut(cases)
         plain = kept(own)
+        plain |= {how: large(how)[1] for how in BEFORE}
         found = ended(job, DEADLINE)
     model, *_ = small()
     for name, path in {"plain": own / "kept.weights.h5", "own": folder / "kept.c0.weights.h5"}.items():
@@ -103,8 +104,18 @@ def test_a_cluster_keeps_the_pieces_of_its_workers_in_a_file(two: Found) -> None
     """With `weights: own`: the first worker writes what all of them have, and all of them load it. So of slots."""
     run, _, plain = two
     assert_same(plain.pop("plain"), plain.pop("own"), "processes", LENGTH)
+    plain = {key: plain[key] for key in ("predicted", "further")}
     assert_same(plain, run.same("kept"), "processes", LENGTH)
     assert_same(plain, run.same("slots kept"), "processes", LENGTH)
+
+
+@pytest.mark.parametrize("how", BEFORE)
+def test_a_large_variable_has_no_value_before_it_is_read(two: Found, how: str) -> None:
+    """Of a variable made under nb.split each worker draws its piece alone: those of the uncut model."""
+    run, _, plain = two
+    undrawn, got = run.same(f"large {how}")
+    assert undrawn == [True, how == "planned"]
+    assert_same(plain[how], got, "processes", LENGTH)
 
 
 def test_a_worker_holds_its_pieces(two: Found) -> None:

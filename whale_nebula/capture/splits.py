@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import COPIED, SPLIT, order_operations
 from whale_nebula.capture.scopes_met import REPLICA, SPLIT_STAGE, number_in
+from whale_nebula.capture.undrawn import create_undrawn
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import speeds
 from whale_nebula.scopes.frames import Frame
-from whale_nebula.scopes.identity import worker_speeds, workers_in
+from whale_nebula.scopes.identity import has_other_processes, worker_speeds, workers_in
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import private as tf_private
 
@@ -29,11 +30,14 @@ _MADE_IN = "_nebula_split"
 
 
 @contextlib.contextmanager
-def mark_variables(frame: Frame) -> Iterator[None]:
-    """Mark the variables that are made in this context with the scope."""
+def mark_variables(frame: Frame, waits: Callable[[], bool]) -> Iterator[None]:
+    """Mark the variables that are made in this context with the scope. In several processes large ones are not drawn
+    as long as only what `waits` for the plan reads them.
+    """
 
     def make(create: Any, **options: Any) -> Any:
-        variable = create(**options)
+        variable = create_undrawn(create, options, waits) if has_other_processes() else None
+        variable = create(**options) if variable is None else variable
         setattr(variable, _MADE_IN, frame)
         return variable
 

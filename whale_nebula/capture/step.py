@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture import tracing
+from whale_nebula.capture import tracing, undrawn
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
@@ -148,6 +148,7 @@ class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
 
     `begin` gives initial values to variables that the trace made: to those that are wanted and have none yet.
+    `draw_part` computes some entries of such a value along an axis alone, if that is possible.
     `projected` has a sentence for each tensor that crosses on a learned basis, or would not be shorter on it.
     `decision` is that of the planner, if any, within the `constraints` of the scopes. `draws` are the
     variables that random ops draw from, each with the op's seeds, in their order.
@@ -163,6 +164,7 @@ class Captured:
     decision: Any = None
     constraints: Constraints = field(default_factory=Constraints)
     draws: Sequence[tuple[int, int, Any]] = ()
+    draw_part: Callable[[Any, int, int, int], Any] = lambda variable, axis, start, size: None
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The results in the user's own structure."""
@@ -246,7 +248,8 @@ def capture(
     install()
     check_surroundings()
     traces: list[Tracing] = []  # TensorFlow traces twice if variables are created
-    begins: list[Callable[[Callable[[Any], bool]], None]] = []
+    created: list[initial_values.InitialValues] = []
+    variables: dict[str, Any] = {}
 
     def function_of(traced: Callable[[Sequence[Any]], Any]) -> Any:
         def body(*tensors: Any) -> Any:
@@ -257,12 +260,20 @@ def capture(
                 return traced(fill_layout(layout, tensors))
 
         function = tf.function(body, autograph=False)
-        begins.append(initial_values.variables_later(function))
+        created.append(initial_values.variables_later(function))
         return function
 
     def begin(wanted: Callable[[Any], bool]) -> None:
-        for each in begins:
-            each(wanted)
+        for each in created:
+            each.begin(wanted)
+        for own in filter(wanted, variables.values()):
+            undrawn.draw_value(own)
+
+    def draw_part(variable: Any, axis: int, start: int, size: int) -> Any:
+        if undrawn.is_undrawn(variable):
+            return undrawn.draw_part(variable, axis, start, size)
+        parts = (each.draw_part(variable, axis, start, size) for each in created)
+        return next((part for part in parts if part is not None), None)
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
         if data is not None and lacks_variables(owner):  # tracing only their creation is faster than tracing the step
@@ -284,12 +295,14 @@ def capture(
     program, aliases = unbundle(assemble(trace, returned, layout.names, paths(), metrics()))
     check_crossed(trace, program)
     check_listed(trace.bottlenecks)
-    variables = _find_variables(graph, program)
+    variables |= _find_variables(graph, program)
+    if not later:  # those that were left undrawn before
+        begin(lambda variable: True)
     said = tuple(trace.bottlenecks.said)
     constraints = list_constraints(trace.met, program)
     return Captured(
         program, graph, graph.structured_outputs, variables, aliases, begin, said,
-        constraints=constraints, draws=trace.draws,
+        constraints=constraints, draws=trace.draws, draw_part=draw_part,
     )  # fmt: skip
 
 

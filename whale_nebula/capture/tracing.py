@@ -140,6 +140,15 @@ def uncut_on_purpose() -> bool:
     return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.exporting()
 
 
+def waits_for_plan() -> bool:
+    """Whether ops are made for a step, whose variables get their values when it is planned, or for Keras's inference of
+    shapes.
+    """
+    trace = current()
+    captured = tf_private.in_symbolic_scope() or (trace is not None and not trace.plain)
+    return captured and not tf.executing_eagerly()
+
+
 class Stamper:
     """A watcher of scopes: while a step is traced, a scope stamps the ops made inside it."""
 
@@ -151,7 +160,7 @@ class Stamper:
             check_strategy(lambda: str(frame.site))
         if trace is None or tf_private.in_symbolic_scope():  # Keras infers shapes, to build
             frame.touched = frame.touched or (uncut_on_purpose() and not frame.building)
-            with mark_variables(frame) if frame.kind == "split" else contextlib.nullcontext():
+            with mark_variables(frame, waits_for_plan) if frame.kind == "split" else contextlib.nullcontext():
                 yield
             return
         frame.touched = True

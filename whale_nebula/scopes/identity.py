@@ -68,6 +68,15 @@ def is_single(clusters: Sequence[str]) -> bool:
     return len(clusters or _dealt) <= 1
 
 
+def has_other_processes() -> bool:
+    """Whether the run has other processes than this one.
+
+    >>> has_other_processes()
+    False
+    """
+    return bool(_own)
+
+
 def workers_in(cluster: str) -> int:
     """The number of workers of a cluster; one if it is not configured.
 

@@ -5,9 +5,12 @@ Each function has a contract test in tests/contract.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from whale_nebula.tf import require_supported
@@ -16,20 +19,55 @@ require_supported()
 from tensorflow.python.eager import lift_to_graph  # noqa: E402
 from tensorflow.python.util import object_identity  # noqa: E402
 
+from whale_nebula.tf.drawing import draw_part  # noqa: E402
 
-def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
-    """Let tracing a tf.function leave the variables that it creates uninitialised. Returns the function that
-    initialises those for which a predicate is true; it may be called repeatedly.
+_KERAS_VARIABLES = keras.Variable.__module__
+_INITIALIZERS = keras.initializers.Initializer.__module__.rpartition(".")[0]
+
+
+@dataclass
+class InitialValues:
+    """The variables that a traced tf.function has created, and that have no value yet, with their initial values."""
+
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def begin(self, wanted: Callable[[Any], bool]) -> None:
+        """Initialise the variables for which a predicate is true; may be called repeatedly."""
+        chosen = [pair for pair in self.pairs if wanted(pair[0])]
+        self.pairs[:] = [pair for pair in self.pairs if not any(pair is each for each in chosen)]
+        _give_values([pair for pair in chosen if not has_value(pair[0])])
+
+    def draw_part(self, variable: Any, axis: int, start: int, size: int) -> Any:
+        """Some entries of a variable's initial value along an axis, as an array, without the rest; None if the variable
+        is another one, or its initial value is only computed as a whole.
+        """
+        value = next((value for own, value in self.pairs if own is variable), None)
+        return None if value is None or has_value(variable) else draw_part(value, axis, start, size)
+
+
+def draws_alike(initial_value: Callable[[], Any]) -> bool:
+    """Whether a callable by which Keras gives a variable its initial value returns the same whenever it is called: its
+    initializer is Keras's own, and has no generator of seeds.
     """
-    pairs: list[tuple[Any, Any]] = []
-    function._initialize_uninitialized_variables = pairs.extend
+    names = initial_value.__code__.co_freevars if isinstance(initial_value, types.FunctionType) else ()
+    cells = dict(zip(names, initial_value.__closure__ or (), strict=True)) if names else {}
+    initializer = cells["initializer"].cell_contents if "initializer" in cells else None
+    own = initial_value.__module__.startswith(_KERAS_VARIABLES) and type(initializer).__module__.startswith(
+        _INITIALIZERS
+    )
+    return own and isinstance(getattr(initializer, "seed", 0), int)
 
-    def begin(wanted: Callable[[Any], bool]) -> None:
-        chosen = [pair for pair in pairs if wanted(pair[0])]
-        pairs[:] = [pair for pair in pairs if not any(pair is each for each in chosen)]
-        _give_values([pair for pair in chosen if not tf.raw_ops.VarIsInitializedOp(resource=pair[0].handle)])
 
-    return begin
+def has_value(variable: Any) -> bool:
+    """Whether a variable has been initialised."""
+    return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
+
+
+def variables_later(function: Any) -> InitialValues:
+    """Let tracing a tf.function leave the variables that it creates uninitialised. Returns their initial values."""
+    later = InitialValues()
+    function._initialize_uninitialized_variables = later.pairs.extend
+    return later
 
 
 def _give_values(pairs: Sequence[tuple[Any, Any]]) -> None:

@@ -29,6 +29,7 @@ from tests.processes.lesson import hexed
 from tests.processes.running import act, reopen
 from tests.processes.telling import bits, left, sent, tell
 from tests.same import Cut, data
+from whale_nebula.capture.undrawn import is_undrawn
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step import measured
@@ -135,6 +136,8 @@ def at_home(folder: str, *asked: str) -> None:
     tell("kept", kept(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
     tell("slots kept", kept(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage()))
     reopen(Path(folder))
+    for how in BEFORE:
+        tell(f"large {how}", large(how, nb.cluster(["c0"]), nb.stage(), nb.split()))
     divided(*asked)
 
 
@@ -172,6 +175,33 @@ def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dic
     if scopes:
         tell("verified", str(nb.verify(model, x[:6], y[:6])))
     return {**found, "further": model.fit(x, y, **ROWS_IN_ORDER).history}
+
+
+BEFORE = {
+    "planned": lambda model, x: None,
+    "called": lambda model, x: tf.function(model)(x),
+    "assigned": lambda model, x: model.get_layer("large").kernel.assign(tf.fill([512, 600], 0.01)),
+}
+"""What happens to a model before its first step is planned."""
+
+
+def large(how: str, *scopes: contextlib.AbstractContextManager[Any]) -> tuple[list[bool], dict[str, Any]]:
+    """Whether a large variable has no value yet when it is made, and before training; and what the training leaves."""
+    keras.utils.set_random_seed(6)
+    inputs, x = keras.Input((6,)), data(12, 6)
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(scope)
+        hidden = keras.layers.Dense(512, activation="relu")(inputs)
+        outputs = keras.layers.Dense(600, name="large")(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    kernel = model.get_layer("large").kernel.value
+    undrawn = [is_undrawn(kernel)]
+    BEFORE[how](model, x)
+    undrawn.append(is_undrawn(kernel))
+    history = model.fit(x, data(12, 600, seed=1), **ROWS_IN_ORDER).history
+    return undrawn, {"history": history, "weights": [weight[..., ::97].tolist() for weight in model.get_weights()]}
 
 
 def kept(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from whale_nebula.capture.step import Captured
 from whale_nebula.errors import NotYetError, StateError
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import SPLIT, Layout, local_shape
@@ -345,11 +346,9 @@ class Parted:
         return tuple(axis or 0 for axis in piece.shape or ())
 
 
-def hold_pieces(
-    shards: Shards, parted: Parted, variables: Mapping[str, Any], ledger: Ledger, begin: Callable[[Any], None]
-) -> None:
-    """Replace the variables of split stages by a worker's pieces, one variable after the other; `begin` initialises
-    one without a value. Pieces of earlier programs are already held.
+def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledger) -> None:
+    """Replace the variables of split stages by a worker's pieces, one variable after the other. Of one without a value
+    only pieces are drawn, if that is possible. Pieces of earlier programs are already held.
     """
     ledger.exchanges += 1
     program, trained = shards.cut.program, 0
@@ -358,21 +357,31 @@ def hold_pieces(
         slot, trained = trained, trained + known[path].trainable
         if stage not in shards.stages:
             continue
-        own, layouts, group = variables[path], shards.cut.layouts[stage], shards.cut.group_of(stage, shards.worker)
+        own, layouts, group = (
+            captured.variables[path],
+            shards.cut.layouts[stage],
+            shards.cut.group_of(stage, shards.worker),
+        )
         layout, count = layouts.variables[known[path].op], layouts.count
 
         def take(worker: str, own: Any = own, layout: Layout = layout, stage: int = stage, count: int = count) -> Any:
             index = shards.cut.group_of(stage, worker).index(worker)
+            starts, sizes = measure_pieces(own.shape[layout.axis], count, layout.units)
+            drawn = captured.draw_part(own, layout.axis, starts[index], sizes[index])
+            if drawn is not None:
+                return drawn
+            captured.begin(lambda variable: variable is own)
             return take_piece(own.read_value(), layout, count, index)
 
-        if shards.worker == shards.cut.held[path][0] or not known[path].trainable:
-            begin(own)
         first = ledger.hand_out(slot, own, take) if known[path].trainable else take(shards.worker)
         with tf.device(own.device):
-            made = tf.Variable(first, trainable=False, name=f"{path}/piece")
+            made = tf.Variable(first, trainable=False, name=f"{path}/piece", dtype=own.dtype)
         piece = Piece(layout, count, shards.index(stage), made, path, group[0], shards.collectives)
+        del first  # before the next one is drawn
         ledger.hold(own, piece)
     for stage in shards.stages:
         for op, layout in shards.cut.layouts[stage].variables.items():
             if layout.kind == SPLIT:
-                shards.pieces[op] = cast(Piece, ledger.kept[id(variables[program.variable_ops[op].path])].piece)
+                shards.pieces[op] = cast(
+                    Piece, ledger.kept[id(captured.variables[program.variable_ops[op].path])].piece
+                )

@@ -423,12 +423,8 @@ def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted)
     if worker not in hosts_of_splits(cut) or run.ledger.collectives is None:
         run.ledger.exchanges += bool(cut.layouts)  # like workers with layouts
         return None
-
-    def begin(own: Any) -> None:
-        captured.begin(lambda variable: variable is own)
-
     shards = Shards(cut, worker, run.ledger.collectives, run.programs)
-    hold_pieces(shards, parted, captured.variables, run.ledger, begin)
+    hold_pieces(shards, parted, captured, run.ledger)
     return shards
 
 

@@ -7,7 +7,6 @@ processes together can read the whole model (`gathered`), a single one cannot.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,14 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.capture.undrawn import is_undrawn, release
 from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
 from whale_nebula.ir.layout import WHOLE_LAYOUT, Layout
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.guarding import make_guarded_class
 from whale_nebula.transport.protocol import Key
 
 _CONTROL = 0
@@ -330,6 +331,8 @@ def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
 def empty(kept: Kept) -> None:
     """Free a variable's memory and make reads of it raise an error with its holders."""
     variable = kept.variable
+    if is_undrawn(variable):
+        release(variable)
     _drop(variable)
     if not isinstance(variable, _Elsewhere):
         variable.__class__ = _make_class(type(variable))
@@ -386,59 +389,32 @@ _CLASSES: dict[type, type] = {}
 def _make_class(kind: type) -> type:
     """The class of emptied variables of a kind."""
     if kind not in _CLASSES:
-        _CLASSES[kind] = type(f"Elsewhere{kind.__name__}", (_Elsewhere, kind), _guards(kind))
+        _CLASSES[kind] = make_guarded_class(kind, _Elsewhere, f"Elsewhere{kind.__name__}", _read, _write)
     return _CLASSES[kind]
 
 
-def _guards(kind: Any) -> dict[str, Any]:
-    """Reads that raise outside a trace; writes, which every process makes, are ignored or stored in the local piece."""
-
-    def reading(name: str) -> Any:
-        plain = getattr(kind, name)
-
-        def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
-            if tf.executing_eagerly():
-                if variable.nebula_blank is None:
-                    raise variable._refuse()
-                return tf.zeros([variable.nebula_blank, 0], variable.dtype)
-            return plain(variable, *args, **kwargs)
-
-        return read
-
-    def writing(name: str) -> Any:
-        plain = getattr(kind, name)
-
-        def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
-            piece = variable.nebula_piece
-            if not tf.executing_eagerly():
-                return plain(variable, *args, **kwargs)
-            if piece is None:
-                return variable
-            if name not in tf_private.VARIABLE_OVERWRITES:
-                raise variable._refuse()
-            whole = tf.convert_to_tensor(tf_private.written_value(*args, **kwargs), variable.dtype)
-            whole.shape.assert_is_compatible_with(variable.shape)
-            piece.store(whole)
-            return variable
-
-        return write
-
-    reads = {name: reading(name) for name in tf_private.VARIABLE_READS}
-    writes = {name: writing(name) for name in tf_private.VARIABLE_WRITES}
-    handle = operator.itemgetter(tf_private.VARIABLE_HANDLE)
-    covered = property(lambda variable: _Cover(handle(vars(variable))))
-    plain = property(lambda variable: handle(vars(variable)))
-    return {**reads, **writes, tf_private.VARIABLE_HANDLE: covered, "handle": plain}
+def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A read, which is refused outside a trace."""
+    if not tf.executing_eagerly():
+        return plain(variable, *args, **kwargs)
+    if variable.nebula_blank is None:
+        raise variable._refuse()
+    return tf.zeros([variable.nebula_blank, 0], variable.dtype)
 
 
-@dataclass(frozen=True)
-class _Cover:
-    """A wrapper that eager ops do not accept as a handle, so that they read through the guarded methods."""
-
-    covered: Any
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.covered, name)
+def _write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A write, which every process makes: it is ignored, or stored in the local piece."""
+    piece = variable.nebula_piece
+    if not tf.executing_eagerly():
+        return plain(variable, *args, **kwargs)
+    if piece is None:
+        return variable
+    if name not in tf_private.VARIABLE_OVERWRITES:
+        raise variable._refuse()
+    whole = tf.convert_to_tensor(tf_private.written_value(*args, **kwargs), variable.dtype)
+    whole.shape.assert_is_compatible_with(variable.shape)
+    piece.store(whole)
+    return variable
 
 
 Plain = Callable[..., Any]

@@ -1,0 +1,164 @@
+"""Parts of initial values, drawn without the rest: those that are constant, or that a counter-based generator draws.
+
+Philox, TensorFlow's generator on CPUs, computes numbers in groups from a counter; so a part can be drawn alone.
+Each function has a contract test in tests/contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.tf import require_supported
+
+require_supported()
+from tensorflow.python.eager import lift_to_graph  # noqa: E402
+
+_AT_ONCE = 1 << 22
+"""The most numbers that are drawn in one op."""
+_GROUP = 4
+_PHILOX = (1, 3)
+"""The numbers of the algorithm: by name, and as what a CPU chooses."""
+_STEPS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1, "StatelessTruncatedNormalV2": 256}
+"""How far the counter is after a group of four float32, by the type of op: a truncated normal may draw many times."""
+
+_ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
+    "AddV2": lambda op, x, y: tf.raw_ops.AddV2(x=x, y=y),
+    "Sub": lambda op, x, y: tf.raw_ops.Sub(x=x, y=y),
+    "Mul": lambda op, x, y: tf.raw_ops.Mul(x=x, y=y),
+    "RealDiv": lambda op, x, y: tf.raw_ops.RealDiv(x=x, y=y),
+    "Neg": lambda op, x: tf.raw_ops.Neg(x=x),
+    "Identity": lambda op, x: x,
+    "Cast": lambda op, x: tf.cast(x, op.get_attr("DstT")),
+}
+
+
+def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE) -> Any:
+    """Some entries of an initial value along an axis, as an array with the same bits as the whole has there; `value` is
+    a tensor of a traced graph, and at most `most` numbers are drawn at once. None if they cannot be drawn alone.
+    """
+    formula = _Formula.of(value)
+    if formula is None:
+        return None
+    shape = value.shape.as_list()
+    rows, inner = int(np.prod(shape[:axis])), int(np.prod(shape[axis + 1 :]))
+    length, part = shape[axis] * inner, size * inner
+    found = np.empty((rows, part), value.dtype.as_numpy_dtype)
+    with tf.init_scope():
+        if 0 < length <= most:
+            several = most // length
+            for row in range(0, rows, several):
+                drawn = formula.draw(row * length, min(row + several, rows) * length).numpy()
+                found[row : row + several] = drawn.reshape(-1, length)[:, start * inner : start * inner + part]
+        else:
+            for row in range(rows):
+                first = row * length + start * inner
+                for done in range(0, part, most):
+                    until = min(done + most, part)
+                    found[row, done:until] = formula.draw(first + done, first + until).numpy()
+    return found.reshape([*shape[:axis], size, *shape[axis + 1 :]])
+
+
+def can_draw_parts(value: Any) -> bool:
+    """Whether `draw_part` can draw parts of an initial value, which is a tensor of a traced graph."""
+    return _Formula.of(value) is not None
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """How a tensor is computed entry by entry; `known` are the values that all entries share, by tensor."""
+
+    value: Any
+    known: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, value: Any) -> _Formula | None:
+        """The formula of a tensor of a graph; None if an entry of it is not computed alone."""
+        shared: dict[str, Any] = {}
+        if not value.shape.is_fully_defined() or value.shape.rank == 0 or tf.config.list_physical_devices("GPU"):
+            return None
+        if not (_list_shared(value, value.shape, shared) and all(map(_is_constant, shared.values()))):
+            return None
+        tensors = list(shared.values())
+
+        def lift() -> list[Any]:
+            made = lift_to_graph.lift_to_graph(tensors, tf.compat.v1.get_default_graph())
+            return [tf.identity(made[tensor]) for tensor in tensors]
+
+        with tf.init_scope():
+            found = dict(zip(shared, tf.function(lift, autograph=False).get_concrete_function()(), strict=True))
+        formula = cls(value, found)
+        return formula if all(formula.takes_philox(name) for name in shared) else None
+
+    def takes_philox(self, name: str) -> bool:
+        """Whether a shared value is no number of an algorithm, or that of Philox."""
+        return not name.startswith("alg ") or int(self.known[name]) in _PHILOX
+
+    def draw(self, first: int, until: int) -> Any:
+        """Some entries of the flattened tensor."""
+        return self._draw(self.value, first, until)
+
+    def _draw(self, tensor: Any, first: int, until: int) -> Any:
+        op = tensor.op
+        if (name := _name(tensor)) in self.known:
+            return self.known[name]
+        if op.type == "Fill":
+            return tf.fill([until - first], self.known[_name(op.inputs[1])])
+        if op.type in _STEPS:
+            return self._draw_random(op, first, until)
+        return _ELEMENTWISE[op.type](op, *(self._draw(each, first, until) for each in op.inputs))
+
+    def _draw_random(self, op: Any, first: int, until: int) -> Any:
+        """Some of the numbers of a random op: the counter is advanced to the group of the first one."""
+        key, counter, algorithm = (
+            self.known[_name(each, what)] for each, what in zip(op.inputs[1:], _RANDOM, strict=True)
+        )
+        low, high = (int(word) for word in counter.numpy())
+        moved = (low + (high << 64) + first // _GROUP * _STEPS[op.type]) % (1 << 128)
+        counter = tf.constant([moved % (1 << 64), moved >> 64], tf.uint64)
+        skipped = first % _GROUP
+        make = getattr(tf.raw_ops, op.type)
+        numbers = make(shape=[until - first + skipped], key=key, counter=counter, alg=algorithm, dtype=tf.float32)
+        return numbers[skipped:]
+
+
+_RANDOM = ("", "", "alg ")
+
+
+def _name(tensor: Any, what: str = "") -> str:
+    return f"{what}{tensor.name}"
+
+
+def _list_shared(tensor: Any, shape: Any, shared: dict[str, Any]) -> bool:
+    """Add the values that all entries of a tensor share; False if an entry is not computed from its place alone."""
+    op = tensor.op
+    if tensor.shape.rank == 0:
+        shared[_name(tensor)] = tensor
+        return True
+    if tensor.shape != shape:
+        return False
+    if op.type == "Fill":
+        shared[_name(op.inputs[1])] = op.inputs[1]
+        return True
+    if op.type in _STEPS:
+        shared.update({_name(each, what): each for each, what in zip(op.inputs[1:], _RANDOM, strict=True)})
+        return bool(tensor.dtype == tf.float32)
+    return op.type in _ELEMENTWISE and all(_list_shared(each, shape, shared) for each in op.inputs)
+
+
+def _is_constant(tensor: Any) -> bool:
+    """Whether a tensor is computed from constants, and is the same each time."""
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type.startswith("Placeholder") or op.op_def.is_stateful:
+            return False
+        waiting += [each.op for each in op.inputs]
+    return True
