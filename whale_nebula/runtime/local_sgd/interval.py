@@ -226,9 +226,9 @@ def _count_steps(
     captured: Captured, layers: Layers, clusters: Clusters, measured: Measured, participants: Participants
 ) -> dict[str, float]:
     """Seconds of a step of each cluster with its own rows, on as many workers as it has or as the scopes say: the
-    stages of the program are those of one cluster alone.
+    stages and the micro-batches of the program are those of one cluster alone.
     """
-    said, pipeline = captured.constraints, captured.program.pipeline
+    said = captured.constraints
     given = [said.replicas, *(stage.replicas for stage in said.stages)]
     count = max((each for each in given if each), default=0)
     problem = problem_of(layers, clusters, Options(), measured)
@@ -237,8 +237,8 @@ def _count_steps(
     for number, each in enumerate(problem.clusters):
         begin, end = participants.rows(each.name, layers.rows)
         copies = min(count or each.workers, max(1, end - begin))
-        micro_batches = max(pipeline.micro_batch, copies)
-        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, pipeline.recompute)
+        micro_batches = max(said.pipeline.micro_batch, copies)
+        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, said.pipeline.recompute)
         scored = score(replace(problem, rows=max(1, end - begin)), shape)
         if isinstance(scored, Candidate):
             found[each.name] = scored.seconds
