@@ -133,8 +133,10 @@ def add_callback(fit: Fit, callback: Any, model: Any, *, first: bool = False) ->
     """Add a callback to a `fit`, after all others or before them."""
     callback.set_model(model)
     callback.set_params(fit.container.params)
-    callbacks = fit.container.callbacks
-    callbacks.insert(0 if first else len(callbacks), callback)
+    if first:  # another list: the present one may be iterated over now
+        fit.container.callbacks = [callback, *fit.container.callbacks]
+    else:
+        fit.container.callbacks.append(callback)
 
 
 def pass_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:
