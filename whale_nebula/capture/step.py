@@ -277,7 +277,7 @@ def capture(
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
         if data is not None and lacks_variables(owner):  # tracing only their creation is faster than tracing the step
-            made = function_of(lambda given: create_variables(owner, data(given)))
+            made = function_of(lambda given: create_variables(owner, data(given), later=later))
             initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
         if not later:

@@ -30,16 +30,18 @@ def lacks_variables(model: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built
 
 
-def create_variables(model: Any, data: Any) -> None:
+def create_variables(model: Any, data: Any, *, later: bool = False) -> None:
     """Run the parts of Keras's train step that make variables: forward, loss, optimizer and metrics, in this order.
 
-    Variables of metrics are initialised at once; all others by the tf.function that is being traced.
+    Variables of metrics, and of the optimizer unless `later`, are initialised at once; all others by the tf.function
+    that is being traced.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
     model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
     if trained := model.trainable_variables:
-        build_optimizer(model.optimizer, trained)
+        with contextlib.nullcontext() if later else tf.variable_creator_scope(_create_at_once):
+            build_optimizer(model.optimizer, trained)
     with tf.variable_creator_scope(_create_at_once):
         model.compute_metrics(x, y, outputs, sample_weight=weights)
 
