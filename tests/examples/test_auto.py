@@ -1,0 +1,91 @@
+"""The longer examples with one line in the place of their scopes: `nb.auto_parallel` cuts them into two clusters,
+neither of which has memory for the model, and they train the numbers of one device.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.processes import zygote
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DEADLINE = 900
+pytestmark = [pytest.mark.grid, pytest.mark.timeout(4 * DEADLINE)]
+
+
+class Changed(NamedTuple):
+    """An example: its options, the lines of scopes with what replaces them, and the pattern of the number that it ends
+    with. `memory` of a worker has no room for the model, and `clusters` are those of its `nb.init`.
+    """
+
+    name: str
+    options: Sequence[str]
+    memory: str
+    lines: Sequence[tuple[str, str]]
+    number: str
+    clusters: str
+
+    def write(self, folder: Path, memory: str | None) -> Path:
+        """The example without its scopes, in a folder."""
+        source = (EXAMPLES / f"{self.name}.py").read_text()
+        for old, new in self.lines:
+            assert source.count(old) == 1, old
+            source = source.replace(old, new.replace("AUTO", f"nb.auto_parallel(memory={memory!r}, micro_batch=1)"))
+        path = folder / f"{self.name}.py"
+        path.write_text(source)
+        return path
+
+
+EVERY = [
+    Changed(
+        "recommend",
+        ["--rows", "5000", "--batch", "250", "--epochs", "1"],
+        "1200KiB",
+        [
+            ("        model, tables = make_model", "        AUTO\n        model, tables = make_model"),
+            ("    places: dict[str, Any] = ", "    # "),
+            ("    nb.place(model, ", "    # "),
+            ('    with nb.pipeline(given.micro_batch, coupled="allow"):', "    if model:"),
+        ],
+        r"held back: (\d\.\d+)",
+        "cpu,gpu",
+    ),
+    Changed(
+        "one_bit",
+        ["--steps", "12", "--warm-up", "6"],
+        "28MiB",
+        [
+            (
+                '    with nb.cluster(), nb.replica(exchange="1bit"), nb.stage():\n        model',
+                "    AUTO\n    if True:\n        model",
+            )
+        ],
+        r"held back: (\d\.\d+)",
+        "gpu,npu",
+    ),
+]
+
+
+def run(changed: Changed, folder: Path, memory: str | None, *before: str) -> tuple[float, bool]:
+    """The number that it ends with, and whether anything crossed."""
+    folder.mkdir()
+    script = changed.write(folder, memory)
+    ended = zygote.run(*before, str(script), *changed.options, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "100"})
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    (found,) = re.findall(changed.number, ended.stdout)
+    return float(found), any(float(row[-1].replace(",", "")) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("changed", EVERY, ids=lambda changed: changed.name)
+def test_the_planner_trains_the_numbers_of_one_device(tmp_path: Path, changed: Changed) -> None:
+    uncut, crossed = run(changed, tmp_path / "uncut", None)
+    assert not crossed
+    launch = ("-m", "whale_nebula", "run", "--all", "--clusters", changed.clusters)
+    for name, before in {"one process": (), "two processes": launch}.items():
+        cut, crossed = run(changed, tmp_path / name, changed.memory, *before)
+        assert crossed and cut == pytest.approx(uncut, rel=2e-3)
