@@ -3,6 +3,7 @@ neither of which has memory for the model, and they train the numbers of one dev
 """
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +18,9 @@ pytestmark = [pytest.mark.grid, pytest.mark.timeout(4 * DEADLINE)]
 
 
 class Changed(NamedTuple):
-    """An example: its options, the lines of scopes with what replaces them, and patterns of the number that it ends with
-    and of what it prints if something crosses. `memory` of a worker has no room for the model. `clusters` are those of
-    its `nb.init`, unless each process reads the data of its own cluster alone.
+    """An example: its options, the lines of scopes with what replaces them, and patterns of the number that it ends
+    with, and of what it prints if something crosses. `memory` of a worker has no room for the model. `clusters` are
+    those of its `nb.init`, unless each process reads the data of its own cluster alone.
     """
 
     name: str
@@ -32,7 +33,9 @@ class Changed(NamedTuple):
     near: float = 2e-3
 
     def write(self, folder: Path, memory: str | None) -> Path:
-        """The example without its scopes, in a folder."""
+        """The example without its scopes, in a folder that has what it needs."""
+        for each in EXAMPLES.glob("*.*"):
+            shutil.copy(each, folder)
         source = (EXAMPLES / f"{self.name}.py").read_text()
         for old, new in self.lines:
             assert source.count(old) == 1, old
@@ -84,7 +87,7 @@ EVERY = [
     ),
     Changed(
         "pretrain",
-        ["--steps", "6", "--rows", "64"],
+        ["--steps", "6", "--tune", "10", "--test", "20"],
         "29MiB",
         [
             ("tape, nb.cluster(), nb.compress(fp16=True):", "tape:"),
