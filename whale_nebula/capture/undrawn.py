@@ -48,7 +48,8 @@ def create_undrawn(create: Callable[..., Any], options: Mapping[str, Any], waits
     if variable.dtype != drawn.dtype:
         return create(**options)
     _replace(variable, tf.zeros([0], drawn.dtype))
-    variable.__class__ = _make_class(type(variable))
+    kind: Any = type(variable)
+    variable.__class__ = make_guarded_class(kind, _Undrawn, f"Undrawn{kind.__name__}", _read, _write)
     variable.nebula_initial = Initial(initial, drawn, waits)
     return variable
 
@@ -87,15 +88,6 @@ def release(variable: Any) -> Initial:
     del variable.nebula_initial
     variable.__class__ = type(variable).__mro__[2]
     return initial
-
-
-_CLASSES: dict[type, type] = {}
-
-
-def _make_class(kind: type) -> type:
-    if kind not in _CLASSES:
-        _CLASSES[kind] = make_guarded_class(kind, _Undrawn, f"Undrawn{kind.__name__}", _read, _write)
-    return _CLASSES[kind]
 
 
 def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:

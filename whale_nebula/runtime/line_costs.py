@@ -65,8 +65,8 @@ def list_unknown(told: Clusters, run: Run) -> Sequence[Ends]:
         if len(own) > 1 and told.cluster(one).ring.rate_bytes_per_s is None:
             found.append(Ends(*own[:2]))
         for other in list(workers)[number + 1 :]:
-            open_ways = [ends for ends in ((one, other), (other, one)) if told.between(*ends).rate_bytes_per_s is None]
-            if open_ways and own and workers[other]:
+            ways = told.between(one, other), told.between(other, one)
+            if own and workers[other] and any(way.rate_bytes_per_s is None for way in ways):
                 found.append(Ends(own[0], workers[other][0]))
     return found
 

@@ -32,7 +32,13 @@ from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.clusters import find_rings
 from whale_nebula.runtime.local_sgd.members import MemberRounds
 from whale_nebula.runtime.local_sgd.one_bit import OneBitRounds, find_exchanged
-from whale_nebula.runtime.local_sgd.topology import Participants, count_encoded_bytes, find_participants, weights_of
+from whale_nebula.runtime.local_sgd.topology import (
+    Participants,
+    count_encoded_bytes,
+    count_numbers,
+    find_participants,
+    weights_of,
+)
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import prepare_compilation
@@ -56,8 +62,7 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
     found = [f"of {rows} rows each works on its own ({worked}); what stands above is one {who}'s, on all of them"]
     if apart.exchange:
         return [*found, *_describe_momenta(apart, participants, weights, variables, run)]
-    count = sum(math.prod(variable.shape) for variable in weights.values())
-    crosses = count_encoded_bytes(apart.codec, count)
+    crosses = count_encoded_bytes(apart.codec, count_numbers(weights))
     for other in participants.names:
         if other != own:
             sent = _describe_sent(crosses, run.links.between(own, other).rate)

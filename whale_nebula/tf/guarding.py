@@ -5,6 +5,7 @@ Each function has a contract test in tests/contract.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ Answer = Callable[..., Any]
 """It is called with the variable, the name of the method, the plain method, and the arguments."""
 
 
+@functools.cache
 def make_guarded_class(kind: Any, mixin: type, name: str, read: Answer, write: Answer) -> type:
-    """A subclass of a kind of variable and of a mixin, all of whose reads and writes go to `read` and `write`."""
+    """A subclass of a kind of variable and of a mixin, all of whose reads and writes go to `read` and `write`: the
+    same class for the same arguments.
+    """
 
     def guard(name: str, answer: Answer) -> Any:
         plain = getattr(kind, name)

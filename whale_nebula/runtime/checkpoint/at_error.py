@@ -106,10 +106,10 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return f"step {position.step + 1} failed, or found no batch, and may have changed variables"
     if checkpoints.trains_apart:
         return "clusters that train apart are saved between two steps alone"
-    late = sorted(name for name, value in memories.objects.items() if holds_variables(value))
-    fits = position.fit > 0 and not position.ended
     if standing.whole:
         return ""
+    late = sorted(name for name, value in memories.objects.items() if holds_variables(value))
+    fits = position.fit > 0 and not position.ended
     if checkpoints.leading.has_others or (standing.steps < 2 and not fits):
         return "other steps may follow each step, and not all of them were taken"
     return f"{late[0]!r} of nb.state may be written after a step, and was not yet" if late else ""
@@ -120,7 +120,7 @@ def can_hold(checkpoints: Checkpoints) -> bool:
     standing, position = checkpoints.standing, checkpoints.position
     new = standing.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
     spread = any(is_spread(value) for value in checkpoints.memories.objects.values())
-    alone = len(checkpoints.group.everyone) == 1
+    alone = checkpoints.group.alone
     return alone and new and standing.held is None and not (standing.torn or spread or checkpoints.trains_apart)
 
 

@@ -459,7 +459,7 @@ class Checkpoints:
     def end(self) -> None:
         """At the end of the run: save unsaved steps, unless a step has failed."""
         error = sys.exc_info()[1]
-        if len(self.group.everyone) == 1 and error is not None and not isinstance(error, SystemExit | GeneratorExit):
+        if self.group.alone and error is not None and not isinstance(error, SystemExit | GeneratorExit):
             self.end_by_error()
         if self.failed:
             return
@@ -473,7 +473,7 @@ class Checkpoints:
 
     def end_by_error(self) -> None:
         """At the end of a script by an error: save unsaved steps if their state is whole."""
-        if not self._ended and len(self.group.everyone) == 1:
+        if not self._ended and self.group.alone:
             save_at_error(self)
         self.failed = self._ended = True
 

@@ -59,6 +59,11 @@ class Group:
         return tuple(self._run.workers) or (self.worker,)
 
     @property
+    def alone(self) -> bool:
+        """Whether the run has no other worker."""
+        return len(self.everyone) == 1
+
+    @property
     def commits(self) -> bool:
         """Whether this process commits the parts of its host."""
         return self.worker == self.members[0]

@@ -116,7 +116,7 @@ class Level:
         self.pace.note_saving(snapshot.step, time.monotonic())
         part = self._writer.submit(self._write_part, snapshot)
         self._pending = _Pending(snapshot.manifest, part, time.perf_counter())
-        if len(self.group.everyone) == 1:
+        if self.group.alone:
             self._committing = self._writer.submit(self._conclude, self._pending)
             self._pending = None
 

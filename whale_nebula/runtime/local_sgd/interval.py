@@ -31,6 +31,7 @@ from whale_nebula.runtime.decisions import agree_on_clusters, measure_in_cluster
 from whale_nebula.runtime.local_sgd.topology import (
     Participants,
     count_encoded_bytes,
+    count_numbers,
     dims_of,
     find_participants,
     weights_of,
@@ -184,9 +185,9 @@ def _count_exchange(
         where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
         why = f"nothing says the rate of the line {'->'.join(unknown)}"
         raise _refuse(apart, why, f"{where}, or whale-nebula bench link")
-    weights = weights_of(captured.program, captured.variables, ())
-    count, codec = sum(math.prod(variable.shape) for variable in weights.values()), parse_way(apart.codec).codec
-    used, dims = fitting(codec, "float32", dims_of(count)), dims_of(count)
+    count = count_numbers(weights_of(captured.program, captured.variables, ()))
+    dims = dims_of(count)
+    used = fitting(parse_way(apart.codec).codec, "float32", dims)
     each = clusters.codecs.get(str(used))
     taken = cost(used, dims) if used is not None else None
     coding = 4 * each if each is not None else 0.0 if taken is None else taken.seconds / count

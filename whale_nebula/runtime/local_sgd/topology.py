@@ -306,6 +306,11 @@ def dims_of(size: int) -> tuple[int, int]:
     return (1, size) if size <= GRAIN else (-(-size // GRAIN), GRAIN)
 
 
+def count_numbers(weights: Mapping[str, Any]) -> int:
+    """The numbers of all weights together."""
+    return sum(math.prod(variable.shape) for variable in weights.values())
+
+
 def count_encoded_bytes(codec: str, count: int) -> int:
     """The bytes of so many numbers in a codec, without headers.
 

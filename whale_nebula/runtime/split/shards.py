@@ -351,17 +351,13 @@ def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledg
     only pieces are drawn, if that is possible. Pieces of earlier programs are already held.
     """
     ledger.exchanges += 1
-    program, trained = shards.cut.program, 0
+    program, variables, trained = shards.cut.program, captured.variables, 0
     known = {variable.path: variable for variable in program.variables}
     for path, stage in parted.stages.items():
         slot, trained = trained, trained + known[path].trainable
         if stage not in shards.stages:
             continue
-        own, layouts, group = (
-            captured.variables[path],
-            shards.cut.layouts[stage],
-            shards.cut.group_of(stage, shards.worker),
-        )
+        own, layouts, group = variables[path], shards.cut.layouts[stage], shards.cut.group_of(stage, shards.worker)
         layout, count = layouts.variables[known[path].op], layouts.count
 
         def take(worker: str, own: Any = own, layout: Layout = layout, stage: int = stage, count: int = count) -> Any:
@@ -382,6 +378,4 @@ def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledg
     for stage in shards.stages:
         for op, layout in shards.cut.layouts[stage].variables.items():
             if layout.kind == SPLIT:
-                shards.pieces[op] = cast(
-                    Piece, ledger.kept[id(captured.variables[program.variable_ops[op].path])].piece
-                )
+                shards.pieces[op] = cast(Piece, ledger.kept[id(variables[program.variable_ops[op].path])].piece)

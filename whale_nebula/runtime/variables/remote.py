@@ -335,7 +335,8 @@ def empty(kept: Kept) -> None:
         release(variable)
     _drop(variable)
     if not isinstance(variable, _Elsewhere):
-        variable.__class__ = _make_class(type(variable))
+        kind: Any = type(variable)
+        variable.__class__ = make_guarded_class(kind, _Elsewhere, f"Elsewhere{kind.__name__}", _read, _write)
     variable.nebula_home = (kept.path, kept.holders)
     variable.nebula_piece = kept.piece
 
@@ -381,16 +382,6 @@ class _Elsewhere:
             "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
             "a tf.train.Checkpoint is written by one while all stand in it: if nb.here().lead: checkpoint.save(path)",
         )
-
-
-_CLASSES: dict[type, type] = {}
-
-
-def _make_class(kind: type) -> type:
-    """The class of emptied variables of a kind."""
-    if kind not in _CLASSES:
-        _CLASSES[kind] = make_guarded_class(kind, _Elsewhere, f"Elsewhere{kind.__name__}", _read, _write)
-    return _CLASSES[kind]
 
 
 def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
