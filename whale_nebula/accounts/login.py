@@ -75,8 +75,7 @@ class Desk(NamedTuple):
         """Issue the certificates that an account requests, with the files that a host needs in addition."""
         about: dict[str, Any] = {"kind": asked.kind, "source": source}
         try:
-            account = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
-            scope = self.registry.find_scope(account.name, asked.kind, asked.secret)
+            account, scope = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
             made = self._certify(account.name, asked, scope)
         except NebulaError as error:
             reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"

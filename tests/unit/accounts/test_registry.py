@@ -214,12 +214,12 @@ def test_what_is_wrong_changes_nothing(act: Callable[[Registry], object], said: 
 
 # ---------------------------------------------------------------------- log in
 def test_each_kind_of_secret_logs_in(registry: Registry, clock: Clock) -> None:
-    assert registry.log_in("ana", PASSWORD, GOOD).name == "ana"
+    assert registry.log_in("ana", PASSWORD, GOOD).account.name == "ana"
     token = registry.make_secret("ana", TOKEN, 1)
-    assert registry.log_in("ana", TOKEN, token).name == "ana"
+    assert registry.log_in("ana", TOKEN, token).account.name == "ana"
     invitation = registry.make_secret("ana", INVITATION, 1)
-    assert registry.log_in("ana", INVITATION, invitation, "another sentence").name == "ana"
-    assert registry.log_in("ana", PASSWORD, "another sentence").name == "ana"
+    assert registry.log_in("ana", INVITATION, invitation, "another sentence").account.name == "ana"
+    assert registry.log_in("ana", PASSWORD, "another sentence").account.name == "ana"
     clock.at += timedelta(days=2)
     with pytest.raises(LoginError):
         registry.log_in("ana", TOKEN, token)
@@ -293,7 +293,7 @@ def test_failures_in_a_row_lock_an_account_for_longer_and_longer(registry: Regis
         assert fail() == "wrong password"
     assert registry.log_in("ana", TOKEN, token)  # who has a token is not kept out by others
     clock.at += timedelta(seconds=16)
-    assert registry.log_in("ana", PASSWORD, GOOD).failures == 0
+    assert registry.log_in("ana", PASSWORD, GOOD).account.failures == 0
     assert [fail() for _ in range(5)] == ["wrong password"] * 5 and fail() != "wrong password"
     registry.set_state("ana", ENABLED)
     assert registry.log_in("ana", PASSWORD, GOOD)
