@@ -260,8 +260,12 @@ REFUSED: dict[str, Refusal] = {
     "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "held by another account"),
     "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "has a certificate already"),
     "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "a gateway it may not be"),
-    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "an? operator it may not be"),
+    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "an operator it may not be"),
     "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role .* is auditor"),
+    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer, and an auditor"),
+    "an auditor by an owner": (
+        become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner, and an auditor"
+    ),
     "another owner's cluster": (lambda s: None, {}, [worker(0, "npu")], AccountError, "and not for npu"),
     "another run": (lambda s: None, {}, [worker(0, run="other")], AccountError, "and not of 'other'"),
     "an owner's tenth": (become(OWNER), {"account": "bob"}, [worker(n) for n in range(10)], AccountError, "have 9"),
