@@ -12,9 +12,7 @@ lets a process that waits try again now and then, and others that change it all 
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -122,12 +120,8 @@ class SignedRows:
         if self._authority is None:
             yield
             return
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, files.SECRET)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with files.hold_lock(self.folder / _LOCK):
             yield
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         """Close the file."""
