@@ -79,7 +79,8 @@ class Walk:
         folder, cluster = Path(words[words.index("--folder") + 1]), words[words.index("--folder") + 1].split("/")[0]
         signs = authority.load(folder)
         if words[1] == "data":
-            self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0, folder))
+            approvals = Path(words[words.index("--approvals") + 1]) if "--approvals" in words else None
+            self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0, folder, approvals))
         else:
             registry = self.services.enter_context(contextlib.closing(Registry(folder, signs)))
             desk = Desk(registry, signs, folder)
@@ -118,7 +119,8 @@ def test_the_page_is_true(walk: Walk, capsys: pytest.CaptureFixture[str], monkey
                 of_page, here = (re.findall(r"\b[0-9a-f]{8}\b", text) for text in (shown, found))
                 walk.said_for.update(zip(of_page, here, strict=True))
     assert "NB-214 train.py is not approved" in trained[0]
-    report = found
+    report = found  # as the auditor was sent it
+    assert "report  eva  allow" in report
     assert "ana  tickets  400 rows, 12800 bytes, in 8 batches" in report
     assert "train.py, approved by " in report and ", reviewed on Monday" in report
     assert report.count("NB-433 bob may not read dataset 'tickets'") == 3

@@ -8,17 +8,23 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from whale_nebula.accounts.members import AUDITOR, OWNER, Account, Certified
+from whale_nebula.accounts.members import AUDITOR, OWNER, TRAINER, Account, Certified
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.scope import Scope
 from whale_nebula.errors import AccountError, LoginError, NebulaError
-from whale_nebula.security import WORKER, Identity, authority, files, issue, owners
+from whale_nebula.security import GATEWAY, OPERATOR, WORKER, Identity, authority, files, issue, owners
 from whale_nebula.security.authority import Authority
 
 HOURS, MOST_HOURS = 12.0, 168.0
 MOST_REQUESTS = 64
 _LONGEST = 4096
 KINDS = (PASSWORD, TOKEN, INVITATION)
+_IDENTITIES = {
+    OWNER: (WORKER, GATEWAY, OPERATOR),
+    TRAINER: (WORKER,),
+    AUDITOR: (AUDITOR,),  # the certificates of auditors have a role of the same name
+}
+"""The roles of certificates that an account can obtain, by the account's role."""
 
 
 class Asked(NamedTuple):
@@ -75,8 +81,7 @@ class Desk(NamedTuple):
         """Issue the certificates that an account requests, with the files that a host needs in addition."""
         about: dict[str, Any] = {"kind": asked.kind, "source": source}
         try:
-            account = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
-            scope = self.registry.find_scope(account.name, asked.kind, asked.secret)
+            account, scope = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
             made = self._certify(account.name, asked, scope)
         except NebulaError as error:
             reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"
@@ -141,9 +146,11 @@ class Desk(NamedTuple):
     def _check(self, account: Account, identity: Identity, present: Sequence[Certified]) -> None:
         """Refuse an account that may not have an identity."""
         self.authority.check(identity)
-        if account.role == AUDITOR or (account.role != OWNER and identity.role != WORKER):
-            what = f"the role of the account is {account.role}, and a {identity.role} it may not be"
-            raise AccountError(what, mend="ask the owner of the cluster")
+        if identity.role not in _IDENTITIES[account.role]:
+            article = "an" if identity.role in (OPERATOR, AUDITOR) else "a"
+            what = f"the role of the account is {account.role}, and {article} {identity.role} it may not be"
+            mend = "whale-nebula login --role auditor" if account.role == AUDITOR else "ask the owner of the cluster"
+            raise AccountError(what, mend=mend)
         for each in present:
             if each.identity == identity.uri and each.account != account.name:
                 what = f"{identity.worker} is held by another account until {each.until}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 
@@ -33,6 +34,13 @@ _FREE_FAILURES, _LONGEST_LOCK = 5, 900.0
 def _hash_nothing() -> str:
     """The hash with which the password of an unknown name is compared, which takes as long."""
     return hash_password(secrets.token_hex(16))
+
+
+class LoggedIn(NamedTuple):
+    """An account that has logged in, and the scope of its token."""
+
+    account: Account
+    scope: Scope
 
 
 class Registry(Accounts):
@@ -64,44 +72,34 @@ class Registry(Accounts):
             found = self.database.execute(query, (name,)).fetchall()
             return [(number, kind, until, str(self._find_scope(number))) for number, kind, until in found]
 
-    def find_scope(self, name: str, kind: str, value: str) -> Scope:
-        """The scope of the token or the password of a login."""
-        with self.look():
-            query = "select number from secret where account = ? and kind = ? and digest = ?"
-            row = self.database.execute(query, (name, kind, digest_secret(value))).fetchone()
-            if kind == TOKEN and row is None:
-                raise refuse_login("a token that is gone")
-            return UNBOUNDED if row is None else self._find_scope(row[0])
-
     def _find_scope(self, number: str) -> Scope:
         text = self.find_note(SCOPE + number)
         return UNBOUNDED if text is None else Scope.decode(text)
 
     # ------------------------------------------------------------------ log in
-    def log_in(self, name: str, kind: str, value: str, new_password: str | None = None) -> Account:
+    def log_in(self, name: str, kind: str, value: str, new_password: str | None = None) -> LoggedIn:
         """Authenticate an account. All failures give the same error after the same work; `reason` is for the owner's
         log.
         """
         with self.look():
-            kept = self.database.execute("select password from account where name = ?", (name,)).fetchone()
-        if kind == PASSWORD:
-            right = verify_password(value, (kept and kept[0]) or _hash_nothing()) and bool(kept and kept[0])
-        else:
-            verify_password(value, _hash_nothing())
-            right = self._is_secret(name, kind, value)
+            row = self.database.execute("select password from account where name = ?", (name,)).fetchone()
+        kept = row[0] if row and kind == PASSWORD else ""
+        scope = UNBOUNDED if verify_password(value, kept or _hash_nothing()) and kept else None
         with self.look():
             account = self.look_up(name)
+            if kind != PASSWORD:
+                scope = self._find_secret(name, kind, value)
         reason = self._refusal(account, kind)
-        if kind == PASSWORD and (reason or not right):
+        if kind == PASSWORD and (reason or scope is None):
             reason = self._note_failure(name) or reason
-        if reason or not right:
+        if reason or scope is None:
             raise refuse_login(reason or f"wrong {kind}")
         if kind == INVITATION:
             self._accept(name, value, new_password or "")
         elif kind == PASSWORD and account is not None and account.failures:
             with self.change():
                 self.database.execute("update account set failures = 0, locked = '' where name = ?", (name,))
-        return self.find(name)
+        return LoggedIn(self.find(name), scope)
 
     def _refusal(self, account: Account | None, kind: str) -> str:
         """Why an account cannot log in at present, with any credentials."""
@@ -120,11 +118,11 @@ class Registry(Accounts):
             raise refuse_login(self._refusal(account, TOKEN))
         return account
 
-    def _is_secret(self, name: str, kind: str, value: str) -> bool:
-        with self.look():
-            query = "select until from secret where account = ? and kind = ? and digest = ?"
-            row = self.database.execute(query, (name, kind, digest_secret(value))).fetchone()
-        return row is not None and row[0] > format_time(self.now())
+    def _find_secret(self, name: str, kind: str, value: str) -> Scope | None:
+        """The scope of a token or an invitation that is valid; None if it is not. Within a transaction."""
+        query = "select number, until from secret where account = ? and kind = ? and digest = ?"
+        row = self.database.execute(query, (name, kind, digest_secret(value))).fetchone()
+        return None if row is None or row[1] <= format_time(self.now()) else self._find_scope(row[0])
 
     def _accept(self, name: str, invitation: str, password: str) -> None:
         """Set a password by an invitation, which is valid once."""

@@ -4,6 +4,9 @@ Every change is one transaction. It increments the registry's number, and the au
 digest of all rows: a file that was changed by other means is refused. So is an older copy, by the highest number on
 this host, which is stored beside it (`accounts.db.highest`). Decisions and changes are recorded as events in a hash
 chain, whose last link is among the signed rows.
+
+Processes change the file in the order in which they asked to, by a lock beside it (`accounts.db.lock`): SQLite alone
+lets a process that waits try again now and then, and others that change it all the time come before it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from whale_nebula.security.files import format_time
 
 FILE = "accounts.db"
 _MEANING = b"whale_nebula accounts 1\0"
+_LOCK = f"{FILE}.lock"
+_BUSY_SECONDS = 60.0
+"""How long SQLite waits for a process that commits or reads, which takes milliseconds on an idle machine."""
 _LONGEST_REASON = 500
 _SCHEMA = """
 create table account (name text primary key, role text not null, state text not null, password text not null,
@@ -64,37 +70,58 @@ class SignedRows:
         self._lock = threading.RLock()
         self._seen = -1
         path = folder / FILE
-        fresh = not path.exists()
-        if fresh and (self._highest() or self._authority is None):
-            highest = self._highest()
-            had = f", and this host has had number {highest}" * bool(highest)
-            raise changed_error(folder, f"{FILE} is gone{had}" if highest else f"there is no {FILE}")
+        if not path.exists() and (self._authority is None or self._highest()):
+            raise self._missing_error()
         try:
-            if fresh:
-                path.touch(files.SECRET)
-            self.database = sqlite3.connect(
-                f"file:{quote(str(path))}?mode={'ro' if self._authority is None else 'rw'}",
-                uri=True,
-                check_same_thread=False,
-                isolation_level=None,
-            )
-            self.database.execute("pragma foreign_keys = on")
-            self.database.execute("pragma synchronous = extra")
+            with self._take_turn():  # no other process makes the file meanwhile
+                if self._authority is not None:
+                    path.touch(files.SECRET)
+                self.database = sqlite3.connect(
+                    f"file:{quote(str(path))}?mode={'ro' if self._authority is None else 'rw'}",
+                    uri=True,
+                    check_same_thread=False,
+                    isolation_level=None,
+                    timeout=_BUSY_SECONDS,
+                )
+                self.database.execute("pragma foreign_keys = on")
+                self.database.execute("pragma synchronous = extra")
+                fresh = self._make_tables()
         except (OSError, sqlite3.Error) as error:
             raise AccountError("the registry cannot be opened", where=str(path), why=str(error)) from None
-        self._make_tables(fresh)
-
-    def _make_tables(self, fresh: bool) -> None:
-        """Create the tables of a new registry; those of datasets also in one that predates them."""
-        if self._authority is None:
-            return
-        try:
-            self.database.executescript(_SCHEMA * fresh + _DATA_SCHEMA)
-        except sqlite3.Error as error:
-            raise _unusable_error(self.folder, error) from None
-        if fresh:
+        if fresh and self._authority is not None:
             with self.change():
                 self.set_note("run", self._authority.run)
+
+    def _make_tables(self) -> bool:
+        """Create the tables of a new registry, and those of datasets in one that predates them; returns whether it is
+        new.
+        """
+        if self._authority is None:
+            return False
+        there = self._list_tables()
+        fresh = "account" not in there
+        if "permission" in there:
+            return False
+        if fresh and self._highest():
+            raise self._missing_error()
+        self.database.executescript(f"begin immediate; {_SCHEMA * fresh} {_DATA_SCHEMA} commit;")
+        return fresh
+
+    def _missing_error(self) -> AccountError:
+        highest = self._highest()
+        had = f"{FILE} is gone, and this host has had number {highest}"
+        return changed_error(self.folder, had if highest else f"there is no {FILE}")
+
+    @contextmanager
+    def _take_turn(self) -> Iterator[None]:
+        """Hold the lock of changes, in the order in which processes ask for it; without a key there is nothing to
+        change.
+        """
+        if self._authority is None:
+            yield
+            return
+        with files.hold_lock(self.folder / _LOCK):
+            yield
 
     def close(self) -> None:
         """Close the file."""
@@ -108,7 +135,7 @@ class SignedRows:
         if self._authority is None:
             mend = "run this where the authority is"
             raise AccountError("this host does not have the authority's key", where=str(self.folder), mend=mend)
-        with self._lock:
+        with self._lock, self._take_turn():
             try:
                 self.database.execute("begin immediate")
                 self._check(self._highest())
@@ -162,13 +189,16 @@ class SignedRows:
     def _message(self) -> bytes:
         """The signed message: the digest of all rows, including the number."""
         digest = hashlib.sha256()
-        query = "select name from sqlite_master where type = 'table'"
-        there = {name for (name,) in self.database.execute(query)}
+        there = self._list_tables()
         for table in (each for each in _TABLES if each in there):
             for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - our own names
                 if (table, row[0]) != ("about", "signature"):
                     digest.update(canonical({"table": table, "row": list(row)}))
         return _MEANING + digest.digest()
+
+    def _list_tables(self) -> set[str]:
+        query = "select name from sqlite_master where type = 'table'"
+        return {name for (name,) in self.database.execute(query)}
 
     @cached_property
     def _signer(self) -> str:

@@ -8,8 +8,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
+from whale_nebula.checkpoint.files import is_local
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Manifest
 from whale_nebula.cli import arguments
@@ -17,6 +19,7 @@ from whale_nebula.cli.arguments import Options, Parser, split, tell
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.errors.text import did_you_mean, escape_foreign_text
 from whale_nebula.plain import to_plain
+from whale_nebula.security.tenant import check_login
 
 _DESCRIPTION = """\
 Look at checkpoints that nb.init(checkpoint="FOLDER") or nb.save has written. FOLDER is the folder of a run, or that of
@@ -27,6 +30,8 @@ one checkpoint in it.
   verify  read every file and compare its digest; the first fault of each checkpoint is named
   prune   remove what is older than the newest whole ones, --keep of them
   export  write the tensors to one file, whole: --to weights.npz, or weights.safetensors
+
+What an account's runs have written is shown to who has logged in as that account (--certs), as its runs alone read it.
 
 In Python nb.restore("FOLDER", model) gives a model the newest weights, with or without scopes, and
 tf.train.load_checkpoint("FOLDER/step-00000120/state") reads single tensors."""
@@ -41,7 +46,7 @@ examples:
 
 exit status:
   0   it was done; for verify: all checkpoints are whole
-  1   verify: one is not; export: it could not be written, or no tensor is called so
+  1   verify: one is not; export: it could not be written, or no tensor is called so; or they are of an account
   2   the command line is wrong
   66  there is no checkpoint"""
 
@@ -49,6 +54,7 @@ _OPTIONS: Options = {
     "--keep": ("N", "prune: how many stay"),
     "--to": ("FILE", "export: where to, .npz or .safetensors"),
     "--only": ("REGEX", "show and export: tensors whose whole name matches"),
+    "--certs": ("FOLDER", 'certificates of the account whose checkpoints these are; "certs" if it is not given'),
     "--json": (None, "print one JSON object"),
 }
 _WORDS = ("list", "show", "verify", "prune", "export")
@@ -72,6 +78,10 @@ def main(argv: Sequence[str]) -> int:
     if len(folders) != 1:
         made.error(f"whale-nebula checkpoints {what} FOLDER")
     try:
+        _check_own(folders[0], given)
+    except NebulaError as error:
+        return tell(error, as_json=given.json, code=arguments.FAILED)
+    try:
         found = _find(folders[0])
         actions: Mapping[str, Callable[[list[Found], argparse.Namespace, Parser], int]] = {
             "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
@@ -79,6 +89,13 @@ def main(argv: Sequence[str]) -> int:
         return actions[what](found, given, made)
     except NebulaError as error:
         return tell(error, as_json=given.json, code=arguments.NO_FILE)
+
+
+def _check_own(path: str, given: argparse.Namespace) -> None:
+    """Refuse the folder of an account, and to write into one, unless this user has logged in as that account."""
+    for each in (path, given.to):
+        if each is not None and is_local(each):
+            check_login(Path(each), Path(given.certs or "certs"))
 
 
 def _find(path: str) -> list[Found]:

@@ -80,6 +80,7 @@ _OPTIONS: Options = {
     "--cluster": ("NAME", "the cluster whose data it is"),
     "--listen": ("HOST:PORT", "where; 127.0.0.1:7300 if it is not given"),
     "--purpose": ("TEXT", "what the rows are for"),
+    "--approvals": ("FOLDER", "approvals of programs, whose approvers the reports of auditors name"),
     "--services": ("FOLDER", "where a gateway of this host finds it, by its --services; that of --folder if not given"),
     "--folder": ("FOLDER", 'where the authority is, or the certificates of an account; "certs" if it is not given'),
     "--json": (None, "print one JSON object"),
@@ -87,7 +88,7 @@ _OPTIONS: Options = {
 _ALWAYS = ("--folder", "--json")
 _TAKES = {
     "grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_ALWAYS),
-    "serve": ("--cluster", "--listen", "--services", "--folder"),
+    "serve": ("--cluster", "--listen", "--services", "--approvals", "--folder"),
     "list": ("--at", "--cluster", *_ALWAYS),
     "request": ("--at", "--purpose", *_ALWAYS),
 }
@@ -166,7 +167,8 @@ def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
     services = find_services(given, folder, DATA, cluster)
-    with open_service(folder, signs, cluster, host, port, services) as bound:
+    approvals = None if given.approvals is None else Path(given.approvals)
+    with open_service(folder, signs, cluster, host, port, services, approvals) as bound:
         print(f"whale-nebula: data of {cluster} is read at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE

@@ -49,7 +49,10 @@ _OPTIONS: Options = {
     "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
     "--count": ("N", "workers 0 to N-1"),
     "--hours": ("HOURS", f"how long the certificates are good: {HOURS:g} if it is not given, {MOST_HOURS:g} at most"),
-    "--role": ("ROLE", "worker if it is not given; accounts of owners may also be gateway"),
+    "--role": (
+        "ROLE",
+        "worker if it is not given; accounts of owners may also be gateway, those of auditors are auditor",
+    ),
     "--keep": (None, "stay: log in again before the certificates end, and keep the deny lists as the owner has them"),
     "--lists": (None, "no certificates, the deny lists alone: for hosts of other owners, with --keep"),
     "--invitation": (None, "set a password first, by an invitation that was given to you"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import ssl
 import time
 import warnings
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.accounts.server import dial, make_client_context
-from whale_nebula.datasets import frames
+from whale_nebula.datasets import frames, report_files
 from whale_nebula.datasets.frames import Frame, read_frame, write_frame
 from whale_nebula.datasets.guard import Asked, Guard, Reader, wait_for_turn
+from whale_nebula.datasets.report import Period, Report
+from whale_nebula.datasets.report_files import Log, decode_report
 from whale_nebula.datasets.schema import Schema, decode_columns, most_bytes, read_schema
 from whale_nebula.errors import AccessError, AccountError, AuditError, IdentityError, NebulaWarning
-from whale_nebula.security import OPERATOR, Files, Identity, files
+from whale_nebula.security import OPERATOR, WORKER, Files, Identity, files
 from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.trust import Trust
 from whale_nebula.transport import handover
@@ -110,6 +113,16 @@ class Remote:
         """Request access to a dataset; returns the number of the request."""
         with self._open() as line:
             return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).said.get("number"))
+
+    def fetch_report(self, period: Period) -> tuple[Report, list[Log]]:
+        """Who has read what of the owner's data in a period: for auditors."""
+        said = {"ask": "report", "since": period.since.isoformat(), "until": period.until.isoformat()}
+        with self._open() as line:
+            data = line.ask(said, report_files.MOST_BYTES).data
+        try:
+            return decode_report(json.loads(bytes(data)))
+        except (ValueError, RecursionError):
+            raise AccessError("the service does not answer as one of ours", where=self._where) from None
 
     def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
@@ -234,10 +247,10 @@ class _Line:
         secured.settimeout(600.0)
         return line
 
-    def ask(self, said: dict[str, Any]) -> Frame:
+    def ask(self, said: dict[str, Any], most_data: int = 0) -> Frame:
         self._number += 1
         write_frame(self._secured, frames.ASK, {**said, "nonce": self._nonce, "request": self._number})
-        return self.take(frames.ANSWER)
+        return self.take(frames.ANSWER, most_data)
 
     def take(self, kind: int, most_data: int = 0) -> Frame:
         frame = read_frame(self._secured, most_data, frames.MOST_JSON << 4)
@@ -249,10 +262,10 @@ class _Line:
         return frame
 
 
-def find_account(folder: Path, run: str | None, cluster: str) -> tuple[Identity, Files]:
-    """The newest certificate in a folder that was issued to an account for a cluster."""
+def find_account(folder: Path, run: str | None, cluster: str, role: str = WORKER) -> tuple[Identity, Files]:
+    """The newest certificate in a folder that was issued to an account for a role in a cluster."""
     found = []
-    for path in sorted(folder.glob(f"{cluster}-worker-*.pem")):
+    for path in sorted(folder.glob(f"{cluster}-{role}-*.pem")):
         with contextlib.suppress(IdentityError):
             peer = files.peer(files.certificate(path.read_bytes(), str(path)))
             if (
@@ -262,16 +275,19 @@ def find_account(folder: Path, run: str | None, cluster: str) -> tuple[Identity,
             ):
                 found.append((bool(peer.account), peer.not_after, peer.identity))
     if not found:
-        mend = f"whale-nebula login --cluster {cluster} --at HOST:PORT --account NAME --folder {folder}"
+        of_role = f" --role {role}" * (role != WORKER)
+        mend = f"whale-nebula login --cluster {cluster}{of_role} --at HOST:PORT --account NAME --folder {folder}"
         raise AccessError(f"there is no certificate of an account of {cluster}", where=str(folder), mend=mend)
     identity = max(found)[2]
     return identity, Files.under(folder, identity)
 
 
-def open_remote(at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY) -> Remote:
+def open_remote(
+    at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY, role: str = WORKER
+) -> Remote:
     """Open an owner's service at an address, for the account whose certificate is in a folder."""
     host, _, port = at.rpartition(":")
-    identity, paths = find_account(folder, run, cluster)
+    identity, paths = find_account(folder, run, cluster, role)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
         raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7100")
     return Remote(host.strip("[]"), int(port), paths, identity, reader)

@@ -1,5 +1,5 @@
 """The service of an owner's data: rows of published datasets over TLS 1.3, for accounts with certificates of this
-owner.
+owner, and the report of who has read them, for auditors.
 
 The account is the one in the certificate, which this owner's own authority must have signed: other owners may have an
 account of the same name. Each connection begins with a random number of this side; a request contains it and its own
@@ -9,6 +9,7 @@ number, so that a replay is detected. No code and no graph is sent: requests are
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 import threading
@@ -20,12 +21,15 @@ from socketserver import BaseRequestHandler
 from typing import Any, NamedTuple
 
 from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.members import ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.server import TlsServer, certify_service, run_server
-from whale_nebula.datasets import frames
+from whale_nebula.datasets import frames, report_files
 from whale_nebula.datasets.frames import read_frame, write_frame
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
 from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader
+from whale_nebula.datasets.report import Period, parse_moment
+from whale_nebula.datasets.report_files import AUDIT, encode_report, report_accesses
 from whale_nebula.datasets.schema import Schema, encode_columns, write_schema
 from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AccessError, NebulaError, NotAllowedError
@@ -34,18 +38,19 @@ from whale_nebula.security import OPERATOR, WORKER, Credentials, Identity, files
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority, certificate_bytes
 from whale_nebula.security.credentials import CurrentCredentials
-from whale_nebula.security.files import Peer
+from whale_nebula.security.files import Peer, format_time
+from whale_nebula.security.identity import AUDITOR, Call, refusal
 from whale_nebula.security.trust import DenyList, Trust, check_live
 from whale_nebula.transport import handover
 from whale_nebula.transport.grpc.limits import Buckets
 
 VERSION = 1
-AUDIT = "audit"
-"""The folder of the logs of reads, within that of the authority."""
 _IDLE_SECONDS = 600.0
 _LIVE_SECONDS = 1.0
 _CONNECTIONS, _OF_ACCOUNT = 128, 32
 _ASK_BURST, _ASK_RATE = 5, 0.1  # rate limit of access requests of one account, each of which is a signed change
+_REPORT_BURST, _REPORT_RATE = 3, 1 / 60  # rate limit of reports of one account, each of which verifies all logs
+_REPORT = "the audit report"
 _LONGEST = 300
 _GOODBYE = (OSError, EOFError, ssl.SSLError)
 
@@ -56,11 +61,14 @@ class DataServer(TlsServer):
     protocol = handover.DATA
     connections = _CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], desk: Desk, identity: Identity, guard: Guard) -> None:
-        self.guard, self.over = guard, threading.Event()
+    def __init__(
+        self, address: tuple[str, int], desk: Desk, identity: Identity, guard: Guard, approvals: Path | None = None
+    ) -> None:
+        self.guard, self.approvals, self.over = guard, approvals, threading.Event()
         own = desk.authority.certificate
         self.trust = Trust([own], DenyList(desk.folder / files.REVOKED, [own]))
-        self.requests = Buckets(_ASK_BURST, _ASK_RATE)
+        self.requests, self.reports = Buckets(_ASK_BURST, _ASK_RATE), Buckets(_REPORT_BURST, _REPORT_RATE)
+        self.reporting = threading.Lock()
         self._streams: set[socket.socket] = set()
         self._of_account: dict[str, int] = {}
         self._counting = threading.Lock()
@@ -84,7 +92,7 @@ class DataServer(TlsServer):
         """Authenticate the other end; raises if it may not send requests."""
         shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
         peer = self.trust.check(files.certificate(shown, "who reads"))
-        if peer.identity.role != WORKER or not peer.account:
+        if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
             what = f"the certificate of {peer.identity.worker} names no account that may read"
             raise NotAllowedError(what, mend=mend)
@@ -154,6 +162,12 @@ class _Handler(BaseRequestHandler):
 
     def _answer(self, peer: Peer, said: dict[str, Any]) -> None:
         with self._note_refusals(peer, said):
+            if said.get("ask") == "report":
+                write_frame(self.request, frames.ANSWER, {}, [memoryview(self._make_report(peer, said))])
+                return
+            if peer.identity.role != WORKER:
+                what = f"the certificate of {peer.identity.worker} is good for the audit report alone"
+                raise NotAllowedError(what, mend=f"whale-nebula login --cluster {peer.identity.cluster} --account NAME")
             if said.get("ask") != "read":
                 write_frame(self.request, frames.ANSWER, self._answer_shortly(peer, said))
                 return
@@ -166,7 +180,7 @@ class _Handler(BaseRequestHandler):
         try:
             yield
         except NebulaError as error:
-            name = escape_foreign_text(said.get("dataset", ""), 64)
+            name = _REPORT if said.get("ask") == "report" else escape_foreign_text(said.get("dataset", ""), 64)
             self.server.guard.refuse(Reader(peer.account, peer.identity.uri), name, error)
             raise
 
@@ -181,6 +195,39 @@ class _Handler(BaseRequestHandler):
             raise AccessError(f"account {peer.account!r} asks too often", mend="try again in a minute")
         made = grants.ask(peer.account, dataset, purpose)
         return {"number": made.number, "state": made.state}
+
+    def _make_report(self, peer: Peer, said: dict[str, Any]) -> bytes:
+        """The access report of a period for an auditor, which is recorded first."""
+        server = self.server
+        self._check_auditor(peer)
+        since, until = (parse_moment(_text(said, part), part) for part in ("since", "until"))
+        if not server.reports.take(peer.account)[1] or not server.reporting.acquire(blocking=False):
+            raise AccessError("too many reports are asked for", mend="try again in a minute")
+        try:
+            registry, period = server.desk.registry, Period(since, until)
+            registry.note("report", peer.account, "allow", "", since=format_time(since), until=format_time(until))
+            report, logs = report_accesses(server.desk.folder, registry, period, (), server.approvals)
+        finally:
+            server.reporting.release()
+        named = [
+            each._replace(path=Path(each.path).name) for each in logs
+        ]  # auditors need not know the owner's folders
+        found = json.dumps(encode_report(report, named)).encode()
+        if len(found) > report_files.MOST_BYTES:
+            why = f"it has {len(found)} bytes, and {report_files.MOST_BYTES} at most are sent"
+            raise AccessError("the report of this period is too large", why=why, mend="a shorter one: --since, --until")
+        return found
+
+    def _check_auditor(self, peer: Peer) -> None:
+        """Refuse who is no auditor, by the certificate and by the registry as it is now."""
+        registry, why = self.server.desk.registry, refusal(peer.identity, Call.REPORT, self.server.identity)
+        with registry.look():
+            account = registry.look_up(peer.account)
+        if not why and (account is None or account.state != ENABLED or account.role != AUDITOR):
+            why = "there is no such account of an auditor, or it is disabled"
+        if why:
+            mend = "ask the owner: whale-nebula accounts add NAME --role auditor"
+            raise NotAllowedError(f"{peer.account} may not read the audit report", why=why, mend=mend)
 
     def _read(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
         """Send batches until the last one; access is decided anew for each."""
@@ -278,19 +325,36 @@ def _refuse(line: ssl.SSLSocket, error: NebulaError) -> None:
 
 
 @contextlib.contextmanager
-def serve(desk: Desk, guard: Guard, cluster: str, host: str, port: int, services: Path | None = None) -> Iterator[int]:
+def serve(
+    desk: Desk,
+    guard: Guard,
+    cluster: str,
+    host: str,
+    port: int,
+    services: Path | None = None,
+    approvals: Path | None = None,
+) -> Iterator[int]:
     """Serve data while the context is open; yields the port. A gateway with the folder `services` hands over
-    connections.
+    connections. Reports name the approvers of programs by the folder `approvals`.
     """
     identity = Identity(desk.authority.run, cluster, OPERATOR)
-    made = run_server(lambda address: DataServer(address, desk, identity, guard), host, port, "nebula-data", services)
-    with made as bound:
+
+    def make(address: tuple[str, int]) -> DataServer:
+        return DataServer(address, desk, identity, guard, approvals)
+
+    with run_server(make, host, port, "nebula-data", services) as bound:
         yield bound
 
 
 @contextlib.contextmanager
 def open_service(
-    folder: Path, signs: Authority, cluster: str, host: str, port: int, services: Path | None = None
+    folder: Path,
+    signs: Authority,
+    cluster: str,
+    host: str,
+    port: int,
+    services: Path | None = None,
+    approvals: Path | None = None,
 ) -> Iterator[int]:
     """Serve data with the registry, the counts and the log in a folder."""
     identity = Identity(signs.run, cluster, OPERATOR)
@@ -299,5 +363,5 @@ def open_service(
         signer = CurrentCredentials(Credentials.of(certify_service(desk, identity)))
         log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, signer)
         guard = Guard(Grants(registry), usage, log)
-        with contextlib.closing(log), serve(desk, guard, cluster, host, port, services) as bound:
+        with contextlib.closing(log), serve(desk, guard, cluster, host, port, services, approvals) as bound:
             yield bound

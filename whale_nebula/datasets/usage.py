@@ -7,6 +7,7 @@ the last ones may be missing, which the audit log then shows.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
@@ -19,6 +20,7 @@ from whale_nebula.security import files
 FILE = "usage.db"
 LONGEST_PAUSE = 300.0
 """The longest wait of a batch in seconds: a longer one would look like a lost connection."""
+_BUSY_SECONDS = 60.0
 ALL = ""
 """The name of all runs together, in place of a run's."""
 _SCHEMA = """
@@ -36,21 +38,25 @@ class Usage:
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), folder / f"{FILE}.lock"
         try:
-            if not path.exists():
+            with files.hold_lock(self._opening):  # SQLite does not wait for others to change the mode of the journal
                 path.touch(files.SECRET)
-            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10.0)
-            self._database.execute("pragma journal_mode = wal")
-            self._database.execute("pragma synchronous = off")
-            self._database.executescript(_SCHEMA)
+                self._database = sqlite3.connect(
+                    path, check_same_thread=False, isolation_level=None, timeout=_BUSY_SECONDS
+                )
+                self._database.execute("pragma journal_mode = wal")
+                self._database.execute("pragma synchronous = off")
+                self._database.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise AccessError("what was read cannot be counted", where=str(path), why=str(error)) from None
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._database.close()
+        with self._lock, contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # the folder is gone
+                held.enter_context(files.hold_lock(self._opening))
+            self._database.close()  # the last one removes the journal
 
     def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
         """Count rows that are about to leave; if that would exceed the limits, nothing is counted."""

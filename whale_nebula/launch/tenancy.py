@@ -93,6 +93,8 @@ _LOOKED_AT = ("memory", "processes")
 _SCAN_SECONDS, _SCAN_SHARE = 0.5, 0.05  # at most this share of a core is used to look for new processes
 _WAITED = 8  # polls for which a start waits until a later one has ended
 _PERIOD = 100_000  # microseconds, for CPUs
+_LEAST_QUOTA = 1000  # microseconds: the kernel takes no less
+_TRIES = 3
 _MAPPED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 _SHARED = re.compile(r"^(?:Pss_Anon|Pss_Shmem):\s+(\d+)", re.MULTILINE)
 _THREADS = re.compile(r"^Threads:\s+(\d+)", re.MULTILINE)
@@ -115,7 +117,7 @@ class Limits:
 
     def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
         self.tenant = tenant
-        self._starts, self._waited = starts, 0
+        self._root, self._starts, self._waited = root, starts, 0
         self._others: frozenset[int] = frozenset()
         self._later = False
         self.wanted = [name for name in _CONTROLLERS if name in tenant.allowance.limits]
@@ -130,22 +132,33 @@ class Limits:
     # ------------------------------------------------------------------ limits of the kernel
     def _open_group(self, root: Path) -> None:
         """Create the control group, and set the limits that the kernel supports."""
-        group = root / PARENT / f"{self.tenant.cluster}-{self.tenant.account}-{self.tenant.authority[:8]}"
-        try:
-            there = (root / "cgroup.controllers").read_text().split()
-            (root / PARENT).mkdir(exist_ok=True)
-            for place in (root, root / PARENT):
-                for name in self.wanted:
-                    if _CONTROLLERS[name] in there:
-                        _write(place / "cgroup.subtree_control", f"+{_CONTROLLERS[name]}")
-            group.mkdir(exist_ok=True)
-        except OSError:
-            _remove(group)
+        group = self._group_path(root)
+        if _is_occupied(root):
             return
-        self.held = tuple(name for name in self.wanted if self._tell(group, name))
-        self.group = group if self.held else None
-        if self.group is None:
-            _remove(group)
+        for _ in range(_TRIES):  # another start of the account, which ends, may remove the group meanwhile
+            try:
+                there = (root / "cgroup.controllers").read_text().split()
+                (root / PARENT).mkdir(exist_ok=True)
+                for place in (root, root / PARENT):
+                    for name in self.wanted:
+                        if _CONTROLLERS[name] in there:
+                            with contextlib.suppress(OSError):  # one that cannot be enabled is missing in the group
+                                _write(place / "cgroup.subtree_control", f"+{_CONTROLLERS[name]}")
+                group.mkdir(exist_ok=True)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                break
+            self.held = tuple(name for name in self.wanted if self._tell(group, name))
+            if self.held and group.exists():
+                self.group = group
+                return
+        self.group, self.held = None, ()
+        _remove(group)
+
+    def _group_path(self, root: Path) -> Path:
+        tenant = self.tenant
+        return root / PARENT / f"{tenant.account}@{tenant.cluster}-{tenant.authority[:8]}"  # no name has an "@" in it
 
     def _tell(self, group: Path, name: str) -> bool:
         value = self.tenant.allowance.limits[name]
@@ -155,7 +168,7 @@ class Limits:
                 with contextlib.suppress(OSError):  # a kernel without swap has none
                     _write(group / "memory.swap.max", "0")
             elif name == "cpus":
-                _write(group / "cpu.max", f"{round(value * _PERIOD)} {_PERIOD}")
+                _write(group / "cpu.max", f"{max(_LEAST_QUOTA, round(value * _PERIOD))} {_PERIOD}")
             else:
                 _write(group / "pids.max", str(value))
         except OSError:
@@ -163,15 +176,28 @@ class Limits:
         return True
 
     def admit(self, process: int) -> None:
-        """Add a process that was just started, and so all its descendants, to the group."""
-        if self.group is not None:
-            try:
-                _write(self.group / "cgroup.procs", str(process))
-            except OSError as error:
-                what = f"the workers of {self.tenant} cannot be held to what it may use"
-                raise AccountError(
-                    what, where=str(self.group), why=error.strerror, mend=f"rmdir {self.group}"
-                ) from None
+        """Add a process that was just started to the group, and what it has started already. What it starts later is in
+        the group from its beginning.
+        """
+        if self.group is None:
+            return
+        group, held = self.group, self.held
+        failure = _enter(group, process)
+        if failure is not None and self._root is not None and not group.exists():
+            self._open_group(self._root)  # another start of the account, which ended, has removed it
+            self._kills = self._count_kills()
+            if self.group is not None and self.held == held:
+                failure = _enter(self.group, process)
+        if failure is not None or self.group is None:
+            what = f"the workers of {self.tenant} cannot be held to what it may use"
+            why = None if failure is None else failure.strerror
+            raise AccountError(what, where=str(group), why=why, mend=f"rmdir {group}")
+        moved = {process}
+        for _ in range(_TRIES):
+            found = set(_find_processes([process])) - moved
+            for each in found:
+                _enter(group, each)  # or it has ended meanwhile
+            moved |= found
 
     def _count_kills(self) -> int:
         """The number of the group's processes that the kernel has killed for their memory."""
@@ -250,6 +276,24 @@ class Limits:
             yield f"{' and '.join(looked)}: looked at four times a second"
         if "cpus" in left:
             yield "cpus: not limited"
+
+
+def _is_occupied(root: Path) -> bool:
+    """Whether processes are in the root of a hierarchy, as in a container: then its groups cannot have controllers. The
+    root of a host, which has no type, may have processes.
+    """
+    with contextlib.suppress(OSError):
+        return (root / "cgroup.type").exists() and bool((root / "cgroup.procs").read_text().strip())
+    return False
+
+
+def _enter(group: Path, process: int) -> OSError | None:
+    """Move a process into a group; returns the error if it cannot be moved."""
+    try:
+        _write(group / "cgroup.procs", str(process))
+    except OSError as error:
+        return error
+    return None
 
 
 def _write(path: Path, text: str) -> None:

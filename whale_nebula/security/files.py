@@ -182,6 +182,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file that other processes use, too, in the order in which they ask for it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, SECRET)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def now() -> datetime:
     """The present time in whole seconds, as in certificates."""
     return datetime.now(UTC).replace(microsecond=0)

@@ -12,13 +12,13 @@ from enum import StrEnum
 
 from whale_nebula.errors import IdentityError, NotAllowedError
 
-WORKER, GATEWAY, OPERATOR = ROLES = ("worker", "gateway", "operator")
+WORKER, GATEWAY, OPERATOR, AUDITOR = ROLES = ("worker", "gateway", "operator", "auditor")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}"
 _INDEX = r"0|[1-9][0-9]{0,4}"
 _URI = re.compile(rf"nebula://({_NAME})/({_NAME})/({'|'.join(ROLES)})/({_INDEX})")
 _RUN = re.compile(rf"nebula://({_NAME})")
 _CLUSTER = re.compile(rf"nebula://({_NAME})/({_NAME})")
-_WORKER = re.compile(rf"({_NAME})/(?:({_INDEX})|({GATEWAY})|{OPERATOR}-({_INDEX}))")
+_WORKER = re.compile(rf"({_NAME})/(?:({_INDEX})|({GATEWAY})|({OPERATOR}|{AUDITOR})-({_INDEX}))")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,8 +55,8 @@ class Identity:
     @property
     def worker(self) -> str:
         """The name within a run: "gpu/0", "gpu/gateway" or "gpu/operator-0"."""
-        short = {WORKER: str(self.index), GATEWAY: GATEWAY, OPERATOR: f"{OPERATOR}-{self.index}"}
-        return f"{self.cluster}/{short[self.role]}"
+        short = {WORKER: str(self.index), GATEWAY: GATEWAY}
+        return f"{self.cluster}/{short.get(self.role, f'{self.role}-{self.index}')}"
 
     @property
     def dns(self) -> str:
@@ -97,9 +97,8 @@ class Identity:
         match = _WORKER.fullmatch(worker)
         if match is None:
             raise IdentityError(f"{worker[:200]!r} is no worker", mend='"gpu/0", or "gpu/gateway"')
-        cluster, index, gateway, operator = match.groups()
-        role = GATEWAY if gateway else OPERATOR if operator else WORKER
-        return cls(run, cluster, role, int(index or operator or 0))
+        cluster, index, gateway, other, number = match.groups()
+        return cls(run, cluster, gateway or other or WORKER, int(index or number or 0))
 
     def __str__(self) -> str:
         return self.uri
@@ -162,6 +161,8 @@ class Call(StrEnum):
     HEALTH = "health"
     AUDIT_HEADS = "audit heads"
     """Store signed heads of an audit log at a peer."""
+    REPORT = "audit report"
+    """Read who has accessed an owner's data, at the owner's service."""
 
 
 ALLOWED = frozenset(
@@ -173,11 +174,18 @@ ALLOWED = frozenset(
         (GATEWAY, Call.HEALTH),
         (GATEWAY, Call.AUDIT_HEADS),
         (OPERATOR, Call.HEALTH),
+        (AUDITOR, Call.REPORT),
     }
 )
-_OWN_CLUSTER = frozenset({(WORKER, Call.RELAY)})
+_OWN_CLUSTER = frozenset({(WORKER, Call.RELAY), (AUDITOR, Call.REPORT)})
 """Calls that are allowed only within one cluster."""
-_SERVES = {Call.OPEN_PAIR: (WORKER,), Call.RELAY: (GATEWAY,), Call.AUDIT_HEADS: (GATEWAY,)}
+_SERVES = {
+    Call.OPEN_PAIR: (WORKER,),
+    Call.RELAY: (GATEWAY,),
+    Call.HEALTH: (WORKER, GATEWAY, OPERATOR),
+    Call.AUDIT_HEADS: (GATEWAY,),
+    Call.REPORT: (OPERATOR,),
+}
 
 
 def check_call(caller: Identity, call: Call, here: Identity) -> None:
@@ -199,7 +207,7 @@ def refusal(caller: Identity, call: Call, here: Identity) -> str:
         return f"it is of run {caller.run!r}, and this is {here.run!r}"
     if (caller.role, call) not in ALLOWED:
         return f"its role is {caller.role}"
-    if here.role not in _SERVES.get(call, ROLES):
+    if here.role not in _SERVES[call]:
         return f"a {here.role} does not serve that"
     if (caller.role, call) in _OWN_CLUSTER and caller.cluster != here.cluster:
         return f"only those of cluster {here.cluster!r} may"

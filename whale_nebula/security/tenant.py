@@ -12,19 +12,20 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 
-from whale_nebula.errors import AccountError, CredentialsError
+from whale_nebula.errors import AccountError, CredentialsError, IdentityError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
 from whale_nebula.security.allowance import UNLIMITED, Allowance, format_bytes
 from whale_nebula.security.chain import canonical
-from whale_nebula.security.files import Peer
+from whale_nebula.security.credentials import Credentials
+from whale_nebula.security.files import Files, Peer
 
 ACCOUNT = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 """The syntax of an account's name."""
@@ -114,13 +115,46 @@ def check_folder(folder: Path, tenant: Tenant | None) -> None:
         return
     place, mark = found
     if tenant is None or mark != tenant.mark:
-        whose = " of ".join(escape_foreign_text(mark.get(part, "?"), 64) for part in ("account", "cluster"))
         raise AccountError(
-            f"{folder} is of account {whose}, and this run is of {tenant or 'no account'}",
+            f"{folder} is of account {_describe_mark(mark)}, and this run is of {tenant or 'no account'}",
             where=str(place),
             why="what an account keeps is read and written by its own runs alone",
             mend="name another folder; or log in as that account: whale-nebula login --account",
         )
+
+
+def check_login(folder: Path, certs: Path) -> None:
+    """Check that this user has logged in as the account of a folder: its valid certificate and key are in `certs`."""
+    found = _find_mark(folder)
+    if found is None:
+        return
+    place, mark = found
+    why = f"there is no certificate of an account in {certs}"
+    for path in sorted(certs.glob("*.pem")):
+        with contextlib.suppress(IdentityError, OSError):  # the authority's
+            peer = files.peer(files.certificate(path.read_bytes(), str(path)))
+            if not peer.account:
+                continue
+            try:
+                credentials = Credentials.of(Files.under(certs, peer.identity))
+                credentials.check_now()
+                tenant = Tenant.of(credentials.peer)
+                if tenant is not None and tenant.mark == mark:
+                    return
+                why = f"{path} is of {tenant}"
+            except NebulaError as error:
+                why = f"{path}: {error.what}"
+    raise AccountError(
+        f"{folder} is of account {_describe_mark(mark)}, as which nobody has logged in here",
+        where=str(place),
+        why=why,
+        mend="--certs FOLDER, in which the certificates of its account are: whale-nebula login --account; "
+        "or name another folder",
+    )
+
+
+def _describe_mark(mark: Mapping[str, Any]) -> str:
+    return " of ".join(escape_foreign_text(mark.get(part, "?"), 64) for part in ("account", "cluster"))
 
 
 def check_room(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.datasets.conftest import Owner, Site, certify, owner, site  # noqa: F401 - fixtures
+from whale_nebula.accounts.members import DISABLED
 from whale_nebula.accounts.rows import FILE
 from whale_nebula.cli.main import main
 from whale_nebula.datasets.grants import GRANTED
+from whale_nebula.datasets.reading import open_remote
 from whale_nebula.errors import AccessError
 from whale_nebula.security import approval
 
@@ -101,6 +105,76 @@ def test_attack_a_registry_that_was_changed(read: Site, capsys: Capture) -> None
         other.commit()
     code, _, err = run(f"{read.guard.log.path} --folder {copy}", capsys)
     assert (code, "was changed by somebody else" in err) == (1, True)
+
+
+# ---------------------------------------------------------------------- over the line
+def asks(site: Site, account: str = "eva", role: str = "auditor") -> str:  # noqa: F811
+    """The command of who has such an account and such a certificate; the log is where a service has its own."""
+    kept = site.owner.home / "certs/audit/data-gpu.jsonl"
+    if not kept.exists():
+        kept.parent.mkdir(exist_ok=True)
+        os.link(site.guard.log.path, kept)
+    if account not in {each.name for each in site.owner.registry.list_accounts()}:
+        site.owner.registry.add(account, role=role)
+    certify(site.owner, account, site.tmp / f"of-{account}", role="auditor")
+    return f"--at 127.0.0.1:{site.port} --cluster gpu --folder {site.tmp}/of-{account}"
+
+
+def test_an_auditor_reads_it_over_the_line(read: Site, capsys: Capture) -> None:
+    command = asks(read)
+    code, out, err = run(f"{command} --since 2026-01-01", capsys)
+    assert (code, err) == (0, "")
+    assert "ana  corpus  100 rows, 800 bytes, in 4 batches" in out and "bob  corpus  2 times" in out
+    assert "report  eva  allow" in out, "what he reads says that he has read it"
+    assert str(read.owner.home) not in out
+    here = run(f"{line(read).partition(' --approvals')[0]} --since 2026-01-01 --json", capsys)[1]
+    there = run(f"{command} --since 2026-01-01 --json", capsys)[1]
+    parts = ("since", "reads", "refusals")
+    assert [json.loads(here)[part] for part in parts] == [json.loads(there)[part] for part in parts]
+    assert run(f"{command} --until 2026-01-01", capsys)[1].count("rows") == 0
+    code, _, err = run(command, capsys)
+    assert (code, "too many reports are asked for" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"role": "trainer"}, "no such account of an auditor"),  # by a certificate of when it was one
+        ({"role": "owner"}, "no such account of an auditor"),
+        ({"account": "ana"}, "no such account of an auditor"),
+        ({"disabled": True}, "or it is disabled"),
+    ],
+)
+def test_attack_the_report_by_somebody_else(read: Site, capsys: Capture, more: dict[str, Any], said: str) -> None:
+    account = more.get("account", "eva")
+    command = asks(read, account, more.get("role", "auditor"))
+    if more.get("disabled"):
+        read.owner.registry.set_state(account, DISABLED)
+    code, out, err = run(command, capsys)
+    assert (code, out) == (1, "") and "may not read the audit report" in err and said in err
+    assert (read.log[-1]["object"], read.log[-1]["decision"]) == ("the audit report", "deny")
+    assert "report" not in {each["action"] for each in read.owner.registry.list_events()}
+
+
+def test_attack_certificates_that_are_for_something_else(read: Site, capsys: Capture) -> None:
+    asks(read)
+    for ask in ({"ask": "list"}, {"ask": "request", "dataset": "corpus", "purpose": "x"}, {"ask": "read"}):
+        auditor = open_remote(f"127.0.0.1:{read.port}", read.tmp / "of-eva", None, "gpu", role="auditor")
+        with auditor._open() as opened, pytest.raises(AccessError, match="good for the audit report alone"):
+            opened.ask(ask)
+    with read.reads("ana")._open() as opened, pytest.raises(AccessError, match="ana may not read the audit report"):
+        opened.ask({"ask": "report", "since": "2026-01-01", "until": "2027-01-01"})
+    code, _, err = run(f"--at 127.0.0.1:{read.port} --cluster gpu --folder {read.tmp}/of-ana", capsys)
+    assert (code, "--role auditor" in err) == (1, True), "who has no such certificate is told how to get one"
+
+
+def test_a_report_that_cannot_be_asked_for(capsys: Capture) -> None:
+    for words in (
+        "--at 127.0.0.1:1",
+        "--at 127.0.0.1:1 --cluster gpu x.jsonl",
+        "--at 127.0.0.1:1 --cluster gpu --lines",
+    ):
+        assert run(words, capsys)[0] == 2
 
 
 def test_without_anything(owner: Owner, capsys: Capture) -> None:  # noqa: F811

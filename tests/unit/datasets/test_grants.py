@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from whale_nebula.accounts.members import DISABLED, ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.rows import FILE
 from whale_nebula.datasets.grants import DENIED, GRANTED, MOST_ASKED, WITHDRAWN, Grants
+from whale_nebula.datasets.interface import Limits
+from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AccessError, AccountError
-from whale_nebula.security import authority
+from whale_nebula.security import authority, files
 
 
 def events(owner: Owner) -> list[tuple[str, str, str]]:
@@ -201,3 +204,17 @@ def test_a_decision_reads_no_more_for_many_changes(owner: Owner) -> None:
     for _ in range(50):
         owner.grants.check("ana", "corpus")
     assert time.process_time() - started < 1
+
+
+def test_counts_that_several_open_at_once_are_opened_in_turn(tmp_path: Path) -> None:
+    """SQLite says at once that the file is locked where two processes change the mode of its journal."""
+    opened: list[Usage] = []
+    thread = threading.Thread(target=lambda: opened.append(Usage(tmp_path)))
+    with files.hold_lock(tmp_path / "usage.db.lock"):
+        thread.start()
+        thread.join(0.2)
+        assert not opened and not (tmp_path / "usage.db").exists()
+    thread.join(30)
+    opened[0].count("corpus", "ana", "run-1", Limits(), 3, 24)
+    assert opened[0].find("corpus", "ana") == (3, 24)
+    opened[0].close()

@@ -26,7 +26,7 @@ from whale_nebula.security.tenant import Tenant, open_home
 
 ALLOWED = Allowance(memory=1 << 30, cpus=1.5, processes=200)
 ANA = Tenant("ana", "gpu", "aabbccddee", ALLOWED)
-GROUP = "whale-nebula/gpu-ana-aabbccdd"
+GROUP = "whale-nebula/ana@gpu-aabbccdd"
 FILES = ("memory.max", "memory.swap.max", "cpu.max", "pids.max", "cgroup.procs")
 
 
@@ -81,6 +81,19 @@ def test_a_group_that_takes_no_process_lets_none_start(hierarchy: Path) -> None:
         limits.admit(os.getpid())
 
 
+def test_where_processes_are_in_the_root_nothing_is_changed(hierarchy: Path) -> None:
+    """As in a container: the kernel would make its root one of threads, and take no process into the group."""
+    (hierarchy / "cgroup.type").write_text("domain\n")
+    (hierarchy / "cgroup.procs").write_text("1\n")
+    limits = Limits(ANA, hierarchy)
+    assert (limits.held, (hierarchy / "cgroup.subtree_control").read_text()) == ((), "")
+
+
+def test_a_controller_that_cannot_be_enabled_leaves_the_others(hierarchy: Path) -> None:
+    (hierarchy / "cgroup.subtree_control").unlink()
+    assert Limits(ANA, hierarchy).held == ("memory", "cpus", "processes")  # whose files are there all the same
+
+
 def test_the_kernel_moves_a_process_into_the_group() -> None:
     """Where this host has such a hierarchy and lets this user write it, with whatever controllers it has."""
     root = find_hierarchy()
@@ -90,12 +103,17 @@ def test_the_kernel_moves_a_process_into_the_group() -> None:
     limits = Limits(ANA, None)
     group.mkdir()
     limits.group = group
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    code = (
+        "import os\nchild = os.fork()\nprint(child, flush=True) if child else None\nos.read(0, 9)\nif child: os.wait()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:  # type: ignore[call-overload]
+        child = int(process.stdout.readline())  # which it has started before it is in the group
         limits.admit(process.pid)
-        where = Path(f"/proc/{process.pid}/cgroup").read_text()
-        process.communicate(b"\n", SOON)
+        where = [Path(f"/proc/{each}/cgroup").read_text() for each in (process.pid, child)]
+        process.communicate(b"", SOON)
     limits.close()
-    assert "0::/whale-nebula-test" in where and not group.exists()
+    assert all("0::/whale-nebula-test" in each for each in where) and not group.exists()
 
 
 TAKE = "import os, subprocess\nblock = bytearray(os.urandom(1 << 20) * 400)\ntime.sleep(300)"

@@ -13,7 +13,7 @@ from whale_nebula.security.identity import ALLOWED, ROLES, Call, check_call, ref
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", fullmatch=True)
 IDENTITIES = st.one_of(
-    st.builds(Identity, NAMES, NAMES, st.sampled_from(["worker", "operator"]), st.integers(0, 99999)),
+    st.builds(Identity, NAMES, NAMES, st.sampled_from(["worker", "operator", "auditor"]), st.integers(0, 99999)),
     st.builds(Identity, NAMES, NAMES, st.just("gateway")),
 )
 
@@ -87,6 +87,7 @@ YES = {
     ("operator", Call.HEALTH, "worker"): "any",
     ("operator", Call.HEALTH, "gateway"): "any",
     ("operator", Call.HEALTH, "operator"): "any",
+    ("auditor", Call.REPORT, "operator"): "own",
 }
 MATRIX = list(itertools.product(ROLES, Call, ROLES, ("own", "other")))
 

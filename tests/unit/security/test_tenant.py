@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.security.made import GPU, Home
+from tests.unit.security.made import GPU, Home, put
+from whale_nebula.cli.checkpoints import main
 from whale_nebula.errors import AccountError, CredentialsError
-from whale_nebula.security import authority, files
+from whale_nebula.security import Files, authority, files
 from whale_nebula.security.tenant import MARK, Tenant, check_folder, claim_folder, open_home
 
 ANA = Tenant("ana", "gpu", "aa")
@@ -100,3 +102,52 @@ def test_what_a_certificate_names_cannot_lead_elsewhere(tmp_path: Path) -> None:
     for name in ("..", "../bob", "a/b", "Ana", "ana\n"):
         with pytest.raises(CredentialsError, match="which is no account"):
             Tenant.of(certify(name))
+
+
+# ---------------------------------------------------------------------- commands
+def log_in(home: Home, account: str, certs: Path, days: float = 1.0) -> Tenant:
+    """Give an account a certificate in a folder."""
+    key, now = authority.make_key(), files.now() - timedelta(days=2)
+    signs, until = home.authority, now + timedelta(days=2 + days)
+    made = authority.process_certificate(GPU, key.public_key(), signs.certificate, signs.key, until, now, account)
+    put(Files.under(certs, GPU), made, authority.key_bytes(key), home.folder)
+    for each in ("ca.pem", "revoked.json"):
+        shutil.copy(home.folder / each, certs)
+    found = Tenant.of(files.peer(made))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def logged_in(tmp_path: Path) -> Path:
+    """Ana's run has a folder; she and bob have logged in, and she once more long ago."""
+    home = Home.at(tmp_path / "authority")
+    open_home(tmp_path, log_in(home, "ana", tmp_path / "of-ana"))
+    log_in(home, "ana", tmp_path / "long-ago", days=-1)
+    log_in(home, "bob", tmp_path / "of-bob")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["list", "show", "verify", "prune --keep 1", "export --to x.npz"])
+def test_attack_the_checkpoints_of_another_account(
+    command: str, logged_in: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(logged_in)
+    what, *options = command.split()
+
+    def ask(certs: str, folder: str = "accounts/gpu/ana/runs", *more: str) -> tuple[int, str]:
+        code = main([what, folder, *options, *([f"--certs={certs}"] if certs else []), *more])
+        return code, capsys.readouterr().err
+
+    for certs, why in {
+        "of-bob": "gpu-worker-0.pem is of account bob of gpu",
+        "long-ago": "has expired",
+        "": "no certificate of an account in certs",
+    }.items():
+        code, said = ask(certs)
+        assert (code, "is of account ana of gpu, as which nobody" in said, why in said) == (1, True, True), said
+    assert ask("of-ana")[0] == 66, "she may look, and there is none yet"
+    (logged_in / "free").mkdir()
+    assert ask("of-bob", "free")[0] == 66, "what is of no account is for everybody"
+    if what == "export":
+        assert ask("of-bob", "free", "--to", "accounts/gpu/ana/x.npz")[0] == 1

@@ -1,0 +1,118 @@
+"""Access reports of an owner: made from the verified logs and the registry beside the authority; and their form as
+JSON, in which an auditor is sent them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.datasets.report import Period, Read, Refusal, Report, make_report, parse_moment
+from whale_nebula.errors import AuditError
+from whale_nebula.security import approval, authority, chain, files
+from whale_nebula.security.audit import pieces
+from whale_nebula.security.code import SCRIPT
+from whale_nebula.security.trust import DenyList, Trust, load
+from whale_nebula.security.verdict import Verdict, verify
+
+AUDIT = "audit"
+"""The folder of the logs of reads, within that of the authority."""
+
+
+MOST_BYTES = 16 << 20
+"""The size of a report that is sent to an auditor, at most."""
+_TRIES = 5
+
+
+class Log(NamedTuple):
+    """A verified log: its path, its number of records, and the last one that is signed, if any is."""
+
+    path: str
+    records: int
+    signed: int | None
+
+
+def report_accesses(
+    folder: Path, registry: Registry, period: Period, logs: Sequence[Path] = (), approvals: Path | None = None
+) -> tuple[Report, list[Log]]:
+    """Make the report of a period from these logs, or from all in the authority's folder. A changed log is an error."""
+    paths = logs or [each for each in sorted((folder / AUDIT).glob("data-*.jsonl")) if each == pieces(each)[-1]]
+    verdicts = [_verify(each, folder) for each in paths]
+    records = [said for each in paths for said in _read_records(each)]
+    report = make_report(period, records, registry.list_events(), _find_approvals(approvals, folder))
+    return report, [Log(each.path, each.records, each.signed) for each in verdicts]
+
+
+def _verify(path: Path, folder: Path) -> Verdict:
+    """Verify a log, which must be unchanged, and signed by a certificate of this authority. While a service writes
+    to it, the last record may be read before it is whole: in the next try another one is then the first wrong one.
+    """
+    known = authority.authorities(folder)
+    denied = folder / files.REVOKED
+    revoked = load(denied, known).revoked if denied.exists() else {}
+    bad = -1
+    for _ in range(_TRIES):
+        found = verify(path, (), None, revoked)
+        if found.ok and found.heads:
+            found = verify(path, (), Trust(known), revoked)
+        if found.ok:
+            return found
+        if found.bad == bad:
+            break
+        bad = -1 if found.bad is None else found.bad
+    raise AuditError(
+        f"{path.name}: record {found.bad} is the first that is wrong", where=str(path), why=found.why,
+        mend=f"whale-nebula audit verify {path} --ca {folder / authority.CA}",
+    )  # fmt: skip
+
+
+def _read_records(path: Path) -> Iterator[dict[str, Any]]:
+    for each in pieces(path):
+        for line in each.read_bytes().split(b"\n"):
+            said = chain.parse(line)
+            if said is not None:
+                yield said
+
+
+def _find_approvals(approvals: Path | None, folder: Path) -> dict[str, str]:
+    """The approvers of scripts by their digests, from all approvals signed by this authority, also expired ones."""
+    if approvals is None:
+        return {}
+    known, denied = authority.authorities(folder), folder / files.REVOKED
+    trust = Trust(known, DenyList(denied if denied.exists() else None, known))
+    found = {}
+    for each in approval.read_all(approvals, trust, None, files.now()):
+        made = each.approval
+        if made is not None:
+            fault = f"; {each.fault}" if each.fault else ""
+            why = f", {made.why}" if made.why else ""
+            found[made.files.get(SCRIPT, "")] = f"{made.script}, approved by {made.by}{why}{fault}"
+    return found
+
+
+# ---------------------------------------------------------------------- as JSON
+def encode_report(report: Report, logs: Sequence[Log]) -> dict[str, Any]:
+    """The report as a JSON object."""
+    return {
+        "since": files.format_time(report.period.since),
+        "until": files.format_time(report.period.until),
+        "reads": [asdict(each) for each in report.reads],
+        "refusals": [asdict(each) for each in report.refusals],
+        "events": list(report.events),
+        "logs": {each.path: each.records for each in logs},
+        "signed": {each.path: each.signed for each in logs},
+    }
+
+
+def decode_report(said: Mapping[str, Any]) -> tuple[Report, list[Log]]:
+    """The report in a JSON object; raises `ValueError` for anything else. It has no records of logs."""
+    try:
+        period = Period(parse_moment(str(said["since"]), "since"), parse_moment(str(said["until"]), "until"))
+        reads, refusals = [Read(**each) for each in said["reads"]], [Refusal(**each) for each in said["refusals"]]
+        logs = [Log(str(path), int(count), said["signed"][path]) for path, count in said["logs"].items()]
+        return Report(period, reads, refusals, [dict(each) for each in said["events"]], ()), logs
+    except (AuditError, KeyError, TypeError, ValueError, AttributeError):
+        raise ValueError("no report of accesses") from None
