@@ -16,8 +16,8 @@ import tensorflow as tf
 from whale_nebula.capture import tracing, undrawn
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.bottlenecks import Bottlenecks
+from whale_nebula.capture.differentiate import explain_late_requests
 from whale_nebula.capture.errors import check_constants, translate_errors
-from whale_nebula.capture.intercept import explain_late_requests
 from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
 from whale_nebula.capture.mirror import COPIED, mirror_spec, order_operations
