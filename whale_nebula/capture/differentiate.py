@@ -1,4 +1,4 @@
-"""Build gradients inside the trace, at the point where the user's tape requests them; elsewhere TensorFlow computes them.
+"""Build gradients inside the trace where a tape requests them; elsewhere TensorFlow computes them.
 
 From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its
 variables and the sources in it; a boundary's gradient enters the stage before through a placeholder. The user's code

@@ -27,7 +27,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture import differentiate, keras_scopes, loss_weights, place_trace, projection
+from whale_nebula.capture import differentiate, keras_scopes, loss_weights, placed, projection
 from whale_nebula.capture.mirror import Donor, mirror, order_operations, plant
 from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
@@ -195,7 +195,7 @@ TRACING = (
     Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
     Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
     Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
-    Patch(tf_private.KerasLayer, "__call__", place_trace.call_placed),
+    Patch(tf_private.KerasLayer, "__call__", placed.call_placed),
     tf_patch.patch_moments(loss_weights.synchronize_moments),
 )
 

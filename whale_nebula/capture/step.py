@@ -22,8 +22,7 @@ from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
 from whale_nebula.capture.mirror import COPIED, mirror_spec, order_operations
 from whale_nebula.capture.patches import install, trace_patched
-from whale_nebula.capture.place_trace import Places
-from whale_nebula.capture.placed import placed_models
+from whale_nebula.capture.placed import Places, placed_models
 from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.scopes_met import adopt_stages, list_constraints
 from whale_nebula.capture.source_lines import find_origin

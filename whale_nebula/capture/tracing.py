@@ -51,7 +51,7 @@ class Flags:
 class Tracing:
     """The record of one trace of a step in `graph`, with the inputs `leaves`, some of them `batched`.
 
-    `places` are those of `place_trace`, if a model is placed. A `plain` trace is that of a step that runs uncut:
+    `places` are those of `placed`, if a model is placed. A `plain` trace is that of a step that runs uncut:
     TensorFlow computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages
     of a step without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
     """
