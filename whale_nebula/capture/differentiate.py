@@ -25,9 +25,8 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.loss_weights import mirror_trace, weigh
-from whale_nebula.capture.mirror import ascend_ops, order_operations
+from whale_nebula.capture.mirror import ascend_ops, find_origin, order_operations
 from whale_nebula.capture.projection import check_nested
-from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.tracing import LiveRequest, Tracing, current
 from whale_nebula.errors import GradientError, PlanError
 from whale_nebula.passes.checks import backwards, check_order

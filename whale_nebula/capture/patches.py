@@ -9,7 +9,7 @@ while a step is traced. Outside of both, TensorFlow and Keras are unchanged, exc
 - `runtime.show`: the begin methods of callbacks, and all saving, while `whale-nebula show` plans a script.
 - `runtime.variables.reads`: reads and saves of single models, and hooks of single callbacks, in several processes.
 - `runtime.variables.remote`: the class of variables that other processes hold.
-- `capture.undrawn`: the class of large variables that are made under `nb.split` in a run of several processes.
+- `capture.splits`: the class of large variables that are made under `nb.split` in a run of several processes.
 - `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
   dispatch; `tf.private.tape_told`: a record on tapes around a step, whose gradient is refused.
 - `tf.collectives`: the start of TensorFlow's runtime, in a worker that has others in its cluster.

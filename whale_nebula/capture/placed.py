@@ -1,4 +1,4 @@
-"""The registry of models given to `nb.place`, the stage of each of their layers, and that of a layer's call in a trace."""
+"""The registry of models given to `nb.place`: the stage of each of their layers, and of a layer's call in a trace."""
 
 from __future__ import annotations
 
