@@ -11,7 +11,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.traced import PLANS, plan
-from whale_nebula.plan.html.layout import WIDTH, layout
+from whale_nebula.plan.html.graph import WIDTH, layout
 from whale_nebula.plan.records import PlanLayer, PlanStage, PlanTied
 
 VOID = {"meta", "input", "br", "link"}
