@@ -16,7 +16,7 @@ from whale_nebula.plan.splits import describe_seconds, list_device_facts
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
 from whale_nebula.report.records import size
-from whale_nebula.schedule.drawing import draw
+from whale_nebula.schedule.simulate import draw
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.sparse import gather, largest, pack, packed_bytes, scatter, unpack
+from whale_nebula.codec.structures import find_largest, gather, pack_positions, packed_bytes, scatter, unpack_positions
 from whale_nebula.errors import RemoteProtocolError
 
 ANY_FLOAT = hnp.arrays(
@@ -33,7 +33,7 @@ def by_sorting(x: np.ndarray, k: int) -> list[list[int]]:
 @given(ANY_FLOAT, st.data())
 def test_the_largest_of_any_rows(x: np.ndarray, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, x.shape[1]))
-    positions = largest(tf.constant(x), k)
+    positions = find_largest(tf.constant(x), k)
     assert (positions.dtype, positions.shape) == (np.int32, (len(x), k))
     assert positions.tolist() == by_sorting(x, k)
 
@@ -41,14 +41,14 @@ def test_the_largest_of_any_rows(x: np.ndarray, data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
 def test_other_element_types(dtype: tf.DType) -> None:
     x = tf.constant([[1.0, -3.0, 2.0, 0.5]], dtype)
-    positions = largest(x, 2)
+    positions = find_largest(x, 2)
     assert positions.tolist() == [[1, 2]]
     values = gather(x, positions)
     assert (values.dtype, scatter(values, positions, 4).dtype) == (dtype, dtype)
 
 
 def test_doubles_that_differ_by_less_than_a_float_are_told_apart() -> None:
-    assert largest(tf.constant([[1.0, 1.0 + 1e-12]], tf.float64), 1).tolist() == [[1]]
+    assert find_largest(tf.constant([[1.0, 1.0 + 1e-12]], tf.float64), 1).tolist() == [[1]]
 
 
 @settings(max_examples=25, deadline=None)
@@ -56,7 +56,7 @@ def test_doubles_that_differ_by_less_than_a_float_are_told_apart() -> None:
 def test_what_is_scattered_is_zero_elsewhere(m: int, n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, n))
     x = np.random.default_rng(n).standard_normal((m, n)).astype(np.float32)
-    positions = largest(tf.constant(x), k)
+    positions = find_largest(tf.constant(x), k)
     back = scatter(gather(tf.constant(x), positions), positions, n).numpy()
     keeps = np.zeros((m, n), bool)
     np.put_along_axis(keeps, positions.astype(np.int64), True, axis=1)
@@ -79,9 +79,9 @@ def test_there_and_back(sizes: tuple[int, int, float], seed: int) -> None:
     m, n, fraction = sizes
     k = round(fraction * n)
     positions = some(m, n, k, seed)
-    data = pack(positions, n)
+    data = pack_positions(positions, n)
     assert (data.dtype, data.shape) == (np.uint8, (packed_bytes(m, n, k),))
-    back = unpack(data, m, n, k)
+    back = unpack_positions(data, m, n, k)
     assert (back.dtype, back.shape) == (np.int32, (m, k))
     assert (back == positions).all()
 
@@ -94,9 +94,9 @@ def test_the_smaller_form_is_used(m: int, n: int, data: st.DataObject) -> None:
 
 def test_the_last_and_the_first_column_of_every_chunk() -> None:
     positions = np.array([[0, 4095, 4096, 8191, 8192, 12287], [4096, 4097, 4098, 4099, 4100, 4101]], np.int32)
-    data = pack(positions, 12288)
+    data = pack_positions(positions, 12288)
     assert data.size == 2 * 2 * 2 + 18
-    assert unpack(data, 2, 12288, 6).tolist() == positions.tolist()
+    assert unpack_positions(data, 2, 12288, 6).tolist() == positions.tolist()
 
 
 @settings(deadline=None)
@@ -105,21 +105,21 @@ def test_bytes_of_a_stranger_are_positions_or_refused(m: int, nk: tuple[int, int
     """Whatever is let through is what `pack` would have made: no two texts for one thing."""
     n, k = nk
     size = packed_bytes(m, n, k)
-    base = bytearray(pack(some(m, n, k), n).tobytes())
+    base = bytearray(pack_positions(some(m, n, k), n).tobytes())
     for _ in range(data.draw(st.integers(0, 3))):
         base[data.draw(st.integers(0, size - 1))] = data.draw(st.integers(0, 255))
     strange = np.frombuffer(bytes(base), np.uint8)
     try:
-        positions = unpack(strange, m, n, k)
+        positions = unpack_positions(strange, m, n, k)
     except RemoteProtocolError:
         return
     assert ((positions >= 0) & (positions < n)).all()
     assert (np.diff(positions, axis=1) > 0).all()
-    assert pack(positions, n).tobytes() == bytes(base)
+    assert pack_positions(positions, n).tobytes() == bytes(base)
 
 
 def changed(positions: list[list[int]], n: int, at: int, value: int) -> np.ndarray:
-    data = pack(np.array(positions), n).copy()
+    data = pack_positions(np.array(positions), n).copy()
     data[at] = value
     return data
 
@@ -142,4 +142,4 @@ def changed(positions: list[list[int]], n: int, at: int, value: int) -> np.ndarr
 )
 def test_what_are_no_positions_is_refused(data: np.ndarray, sizes: tuple[int, int, int], said: str) -> None:
     with pytest.raises(RemoteProtocolError, match=said):
-        unpack(data, *sizes)
+        unpack_positions(data, *sizes)

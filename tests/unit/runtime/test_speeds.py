@@ -16,13 +16,13 @@ from whale_nebula.ir.routing import Seat, order, shares, take_counts
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
-from whale_nebula.runtime.step.speeds import (
+from whale_nebula.runtime.step.measured import (
     EVERY,
     WORTH,
     Look,
     better_orders,
     changes,
-    hear,
+    hear_speeds,
     looked_at,
     replicas,
     slowness,
@@ -79,14 +79,14 @@ def test_what_was_seen_stays_until_the_next_look_is_complete() -> None:
 
 @pytest.mark.parametrize("said", [None, "0.1", float("nan"), float("inf"), -1.0, 0.0, True, [0.1], {}])
 def test_what_is_no_number_of_seconds_is_not_heard(said: Any) -> None:
-    assert hear(plan(), sheets(_0=0.1, _1=0.2)) == {1: {"npu/0": 0.1, "npu/1": 0.2}}
-    assert hear(plan(), sheets(_0=0.1, _1=said)) == {}
+    assert hear_speeds(plan(), sheets(_0=0.1, _1=0.2)) == {1: {"npu/0": 0.1, "npu/1": 0.2}}
+    assert hear_speeds(plan(), sheets(_0=0.1, _1=said)) == {}
 
 
 def test_a_stage_is_known_once_all_of_its_replicas_are() -> None:
-    assert hear(plan(), sheets(_0=0.1)) == {}
-    assert hear(plan(), {**sheets(_0=0.1), "npu/1": {}}) == {}
-    assert hear(plan(), {**sheets(_0=0.1), "npu/1": {"speeds": [0.1]}}) == {}
+    assert hear_speeds(plan(), sheets(_0=0.1)) == {}
+    assert hear_speeds(plan(), {**sheets(_0=0.1), "npu/1": {}}) == {}
+    assert hear_speeds(plan(), {**sheets(_0=0.1), "npu/1": {"speeds": [0.1]}}) == {}
 
 
 def test_who_is_faster_gets_more() -> None:

@@ -5,9 +5,8 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.schedule.drawing import draw, picture
 from whale_nebula.schedule.lines import Hop, Line, Work
-from whale_nebula.schedule.simulate import Span, Timeline, simulate
+from whale_nebula.schedule.simulate import Span, Timeline, draw, picture, simulate
 
 
 def test_a_narrow_drawing_has_digits() -> None:

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.ir.routing import Routing, Seat, enough, order_by_speed
-from whale_nebula.schedule.drawing import draw
 from whale_nebula.schedule.lines import Work, uniform
 from whale_nebula.schedule.schedules import SCHEDULES, limits
-from whale_nebula.schedule.simulate import simulate
+from whale_nebula.schedule.simulate import draw, simulate
 
 
 def test_one_feeds_eight_as_fast_as_it_can() -> None:
