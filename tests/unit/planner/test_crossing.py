@@ -15,7 +15,7 @@ import whale_nebula as nb
 from tests.same import data
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.codec.packing import PREFIX
-from whale_nebula.planner.crossing import Tensor, code_crossings
+from whale_nebula.planner.cluster_costs import Tensor, code_crossings
 from whale_nebula.planner.problem import Candidate, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
