@@ -11,7 +11,6 @@ from whale_nebula.plan.timing import (
     SPEED,
     Assumed,
     assumptions_of,
-    balance_with_line,
     count_held,
     duration,
     step_text,
@@ -68,20 +67,9 @@ def test_a_stage_of_two_phases_computes_half_in_each() -> None:
     assert first.timeline.busy(0) == pytest.approx(second.timeline.busy(0)) == pytest.approx(4 * (1.0 + CALL))
 
 
-def test_stages_may_be_taken_to_compute_as_long_as_a_message_travels() -> None:
-    rate, delay = 8e6, 0.01
-    taken = 8 * wire_bytes(SIZE) / rate + delay
-    given = balance_with_line(plan(rate, delay))
-    assert given == Assumed(seconds=taken, line="a->b")
-    assert str(given).endswith("each stage computes a micro-batch in 110 ms, as long as one travels on a->b")
-    found = times(plan(rate, delay), given)
-    assert found.seconds == pytest.approx(3 * taken + taken + 2 * taken + taken)  # the closed form of eager-1F1B
-
-
 def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
     assert assumptions_of(plan(None, 0.02)) == Assumed(SPEED)
-    assert balance_with_line(plan(None, 0.02)) == Assumed(seconds=0.02, line="a->b")
-    assert assumptions_of(plan(None)) == balance_with_line(plan(None)) == Assumed()
+    assert assumptions_of(plan(None)) == Assumed()
 
 
 def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
@@ -90,11 +78,6 @@ def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
     assert step_text(given) == f"so a step takes about {duration(drawn)}; updates come on top"
     said = step_text(replace(given, exchange_seconds=0.05))
     assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, 50 ms for ")
-
-
-def test_proportions_come_from_flops_if_asked() -> None:
-    (phase,) = times(plan(None), Assumed(by_flops=True)).phases
-    assert phase.timeline.busy(0) == pytest.approx(phase.timeline.busy(1) / 2)
 
 
 def test_what_is_held_follows_the_schedule() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from whale_nebula.plan.html import Markup, element, join_markup
 from whale_nebula.plan.html.graph import Arrow, color, graph, layout
-from whale_nebula.plan.html.timeline import scenes
+from whale_nebula.plan.html.timeline import draw_schedule
 from whale_nebula.plan.records import PlanBoundary, PlanLayer, PlanStage, RateCurves
 from whale_nebula.plan.splits import list_device_facts
 from whale_nebula.plan.text import (
@@ -141,11 +141,11 @@ Drag to move, Ctrl and wheel to zoom.</p>
 </section>
 <section>
 <h2>Schedule</h2>
-<div class="row">$choices
+<div class="row">
 <p class="legend"><span class="key forward">forward</span><span class="key backward">backward</span>$weights
 <span class="key message">a message holds the line</span></p>
 </div>
-$scenes
+$schedule
 </section>
 $sections
 </main>
@@ -176,8 +176,14 @@ def plan_html(plan: Plan) -> str:
         sections=join_markup(
             *_candidates(plan), [_section(plan, title, each) for title, each in sections(plan).items()]
         ),
-        **_schedule(plan),
+        schedule=draw_schedule(plan),
+        weights=element("span", "gradients of weights", class_="key weights") if _divides(plan) else Markup(),
     )
+
+
+def _divides(plan: Plan) -> bool:
+    """Whether gradients of weights are functions of their own."""
+    return any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
 
 
 def _read_asset(name: str) -> str:
@@ -208,25 +214,6 @@ def _candidates(plan: Plan) -> Iterator[Markup]:
         table = _table("candidates", CANDIDATE, candidate_rows(plan.considered), range(1, 6))
         note = element("p", "Found by nb.auto_parallel; the first one was chosen.", class_="note")
         yield element("section", element("h2", "Candidates"), note, table, draw_curves(plan))
-
-
-def _schedule(plan: Plan) -> dict[str, Markup]:
-    """The drawings of the schedule, with a switch between them."""
-    drawn = scenes(plan)
-    choices, shown = [], []
-    for number, scene in enumerate(drawn):
-        name = f"scene-{number}"
-        choices.append(element("input", type="radio", name="scene", id=name, checked=number == 0, data_scene=number))
-        choices.append(element("label", scene.title, for_=name))
-        label = f"schedule: {scene.title}"
-        drawings = list(scene.drawings)
-        clocks = element("div", drawings, class_="scroll clocks", tabindex=0, role="region", aria_label=label)
-        note = element("p", scene.note, class_="note")
-        shown.append(element("div", note, clocks, class_="scene", data_scene=number))
-    picker = element("fieldset", element("legend", "a stage computes"), choices, class_="segments")
-    apart = any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
-    weights = element("span", "gradients of weights", class_="key weights") if apart else Markup()
-    return {"choices": picker if len(drawn) > 1 else Markup(), "scenes": join_markup(shown), "weights": weights}
 
 
 # ---------------------------------------------------------------------- sections of the plan's text
