@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.capture.step import signature
+from whale_nebula.errors import LinkClosedError
 from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.step.results import Later
+from whale_nebula.runtime.step.step import Step, takes, widen_signature
+from whale_nebula.spec import Spec
 
 X = np.ones((8, 4), "float32")
 Y = X[:, :1]
@@ -153,3 +161,99 @@ def test_a_compress_scope_without_a_say_does_not_make_steps_incomparable() -> No
     with nb.pipeline(2, coupled="allow"), nb.compress(fp16=True, backward=None), nb.compress(bf16=True, backward=None):
         found = nb.verify(trained, X, Y)
     assert found.comparable, found
+
+
+# -------------------- Batches of many lengths run by one program, if the step does not depend on sizes
+def _form(*shape: int, dtype: str = "float32", **plain: Any) -> Any:
+    return signature([("x", np.zeros(shape, dtype)), *plain.items()])[0]
+
+
+def test_axes_that_differ_are_free_and_others_stay() -> None:
+    wide = widen_signature(_form(2, 5, 3), [_form(4, 7, 3)])
+    assert wide is not None
+    assert wide.specs == (tf.TensorSpec([None, None, 3], tf.float32),)
+    assert takes(wide, _form(8, 9, 3))
+    assert not takes(wide, _form(8, 9, 4))
+
+
+@pytest.mark.parametrize("other", [_form(4, 7, dtype="int32"), _form(4, 7, 3), _form(4, 7, flag=True)])
+def test_forms_that_differ_in_more_than_sizes_are_not_widened(other: Any) -> None:
+    assert widen_signature(_form(4, 5), [other]) is None
+    assert not takes(other, _form(4, 5))
+
+
+def _ran(fn: Callable[[Any], Any], *, widens: bool) -> tuple[Step, list[np.ndarray]]:
+    step = Step(fn, name="step", widens=widens)
+    lengths = (3, 5, 4, 6, 5)
+    return step, [np.array(step.run([("x", tf.ones((4, n)) * n)])) for n in lengths]
+
+
+def _sums(x: Any) -> Any:
+    with nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
+        hidden = tf.cumsum(x, axis=1)
+    with nb.stage(cluster="b"):
+        return tf.reduce_sum(hidden, axis=1)
+
+
+def _counted(x: Any) -> Any:
+    """Needs to know how long its rows are while it is traced."""
+    with nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
+        hidden = tf.add_n([x[:, n] * (n + 1) for n in range(x.shape[1])])
+    with nb.stage(cluster="b"):
+        return hidden * 2.0
+
+
+@pytest.mark.parametrize(("fn", "widens", "programs"), [(_sums, True, 2), (_sums, False, 4), (_counted, True, 4)])
+def test_many_lengths(fn: Callable[[Any], Any], widens: bool, programs: int) -> None:
+    """A step is captured for its first length and then once more, or for each length if it must be."""
+    step, found = _ran(fn, widens=widens)
+    assert len(step.forms) == programs
+    rows = {_sums: lambda n: n * n * (n + 1) / 2, _counted: lambda n: n * n * (n + 1)}[fn]
+    np.testing.assert_allclose(np.stack(found), [[rows(n)] * 4 for n in (3, 5, 4, 6, 5)])
+
+
+# -------------------- Lazy numbers: what is known without their value, what waits for it, and the effect of a fa
+@pytest.fixture
+def promise() -> Future[Any]:
+    return Future()
+
+
+@pytest.fixture
+def loss(promise: Future[Any]) -> Later:
+    return Later(promise, 0, Spec("float32", ()))
+
+
+def test_its_kind_is_known_before_it_comes(loss: Later) -> None:
+    assert (loss.dtype, loss.shape.rank) == (tf.float32, 0)
+    assert len({loss, loss}) == 1
+
+
+READS = {
+    "float": float,
+    "numpy": lambda loss: loss.numpy(),
+    "array": np.asarray,
+    "format": lambda loss: f"{loss:.1f}",
+    "sum": lambda loss: loss + 1.0,
+    "sum from the left": lambda loss: 1.0 + loss,
+    "comparison": lambda loss: loss < 3.0,
+    "op": tf.sqrt,
+    "cast": lambda loss: tf.convert_to_tensor(loss, tf.float64),
+    "metric": lambda loss: keras.metrics.Mean()(loss),
+    "repr": repr,
+    "text": str,
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_it_reads_as_the_tensor_does(promise: Future[Any], loss: Later, read: Any) -> None:
+    tensor = tf.constant(2.25)
+    promise.set_result([tensor])
+    cast = tf.cast(tensor, tf.float64) if read is READS["cast"] else read(tensor)
+    assert np.all(np.asarray(read(loss)) == np.asarray(cast))
+
+
+@pytest.mark.parametrize("read", [READS["float"], READS["op"], READS["repr"], READS["numpy"], READS["array"]])
+def test_what_kept_it_from_coming_is_raised_where_it_is_read(promise: Future[Any], loss: Later, read: Any) -> None:
+    promise.set_exception(LinkClosedError("worker 'npu/0' is gone"))
+    with pytest.raises(LinkClosedError, match="'npu/0' is gone"):
+        read(loss)
