@@ -13,6 +13,8 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.same import data
+from whale_nebula.capture.placed import spots
 from whale_nebula.errors import BatchCoupledError, NebulaWarning, StageOrderError
 
 layers = keras.layers
@@ -164,3 +166,81 @@ def test_too_few_rows_are_told_at_the_users_line() -> None:
         fit()
     (found,) = [each for each in caught if each.category is NebulaWarning]
     assert f"{found.filename}:{found.lineno}" == line_of(fit, "# here")
+
+
+# -------------------- `nb.place` with `nb.split` for layers whose code is not the user's: the same plan as with
+def model() -> keras.Model:
+    inner = keras.Sequential([layers.Dense(12, name="wide"), layers.Dense(6, name="narrow")], name="body")
+    inputs = keras.Input((4,))
+    found = keras.Model(inputs, layers.Dense(8, name="head")(inner(inputs)))
+    found.compile("sgd", "mse")
+    return found
+
+
+def test_patterns_divide_the_variables_of_layers() -> None:
+    placed = model()
+    with nb.cluster():
+        nb.place(placed, {"body": "gpu", "head": "npu", "body/wide": nb.split(2), "he.+": nb.split(2, axis=0)})
+    plan = nb.plan(placed, data(6, 4), data(6, 8))
+    kernels = {path: layout for path, layout in plan.layouts.items() if path.endswith("kernel")}
+    assert kernels == {"body/wide/kernel": "split(1)", "head/kernel": "split(0)", "body/narrow/kernel": "split(0)"}
+
+
+def test_it_trains_as_the_whole_model() -> None:
+    keras.utils.set_random_seed(1)
+    placed = model()
+    before = placed.get_weights()
+    expected = placed.fit(data(12, 4), data(12, 8), batch_size=6, shuffle=False, verbose=0).history["loss"]
+    placed.set_weights(before)
+    with nb.cluster():
+        nb.place(placed, {"body": "gpu", "body/wide": nb.split(2)})
+    found = placed.fit(data(12, 4), data(12, 8), batch_size=6, shuffle=False, verbose=0).history["loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert nb.last_report().stages.keys() == {"gpu"}
+
+
+def test_a_pattern_without_layers_is_an_error() -> None:
+    with nb.cluster(), pytest.raises(nb.errors.PlacementError, match="matches 'heat'"):
+        nb.place(model(), {"body": "gpu", "heat": nb.split(2)})
+
+
+# -------------------- Paths are names from the model to the layer, however the model was built
+class Cell(layers.Layer):
+    def __init__(self, *inside: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.inside = list(inside)
+
+
+def paths(model: Any) -> list[str]:
+    return [spot.path for spot in spots(model)]
+
+
+def test_inputs_are_left_out_and_what_is_inside_comes_after() -> None:
+    inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="a")], name="inner")
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, layers.Dense(1, name="b")(inner(inputs)))
+    assert paths(model) == ["inner", "inner/a", "b"]
+
+
+def test_they_do_not_depend_on_what_is_built() -> None:
+    model = keras.Sequential([layers.Dense(2, name="a"), layers.Dropout(0.1, name="drop")], name="model")
+    before = paths(model)
+    model.build((None, 2))
+    assert paths(model) == before == ["a", "drop"]
+    assert [layer.path for layer in model.layers] != before
+
+
+def test_neighbours_of_one_name_are_told_apart() -> None:
+    assert paths(Cell(*(layers.Dense(2, name="dense") for _ in range(3)))) == ["dense", "dense#2", "dense#3"]
+
+
+def test_a_shared_layer_stands_in_each_of_its_places_and_a_circle_ends() -> None:
+    shared = layers.Dense(2, name="shared")
+    first, second = Cell(shared, name="first"), Cell(shared, name="second")
+    model = Cell(first, second, name="model")
+    first.around = model
+    found = list(spots(model))
+    assert [spot.path for spot in found] == ["first", "first/shared", "second", "second/shared"]
+    assert [spot.around for spot in found] == ["", "first", "", "second"]
+    assert found[1].layer is found[3].layer
+    assert found[3].parent is second
