@@ -286,7 +286,7 @@ def added(x: Any, seed: Any) -> Any:
 def test_two_stages_cannot_share_one_with_micro_batches() -> None:
     with pytest.raises(PlacementError, match="seed_generator") as caught:
         noisy(2, shared=True, draw=added)(ROWS)
-    assert "test_shared.py" in caught.value.where
+    assert "test_checks.py" in caught.value.where
     assert "SeedGenerator" in caught.value.mend
 
 

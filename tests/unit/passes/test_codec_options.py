@@ -11,10 +11,11 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
-from tests.unit.passes.programs import alone, apart, program_of
+from tests.unit.passes.programs import alone, apart, cut, program_of
 from whale_nebula.errors import AbsentInputError, OptionError
-from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Program
+from whale_nebula.passes.codec_options import lane_notes
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import check_here, readers_of, readings
 
@@ -154,3 +155,30 @@ def test_one_that_nothing_crosses_under_says_so() -> None:
 
 def test_one_that_counts_says_nothing() -> None:
     assert notes(consumer) == []
+
+
+# -------------------- Notes of a plan on codecs with state for each pair of workers
+ALONE = (Worker("a/0", "a", (0,)), Worker("b/0", "b", (1,)))
+SEVERAL = (*ALONE, Worker("b/1", "b", (1,)))
+
+
+def notes_on_lanes(codecs: str, workers: tuple[Worker, ...]) -> list[str]:
+    text = f"codecs {codecs}\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT
+    plan = cut(text, apart)
+    return list(lane_notes(plan.program, plan.boundaries, workers))
+
+
+@pytest.mark.parametrize("codec", ["none", "int8", "topk(0.5)", "fp16"])
+def test_what_remembers_nothing_needs_no_note(codec: str) -> None:
+    assert notes_on_lanes(f"{codec} {codec}", SEVERAL) == []
+
+
+def test_a_basis_is_that_of_two_workers() -> None:
+    assert notes_on_lanes("rank(4) none", ALONE) == []
+    assert notes_on_lanes("rank(4) none", SEVERAL) == [
+        "b0: each pair of workers has a basis of its own, so results depend on how many workers there are"
+    ]
+
+
+def test_it_is_said_once_of_both_directions() -> None:
+    assert len(notes_on_lanes("rank(4) rank(4)", SEVERAL)) == 1

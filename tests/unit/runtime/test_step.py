@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,7 +15,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.capture.step import signature
-from whale_nebula.errors import LinkClosedError
+from whale_nebula.errors import AbsentInputError, LinkClosedError
+from whale_nebula.runtime.keras import _arguments
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.results import Later
 from whale_nebula.runtime.step.step import Step, takes, widen_signature
@@ -257,3 +258,64 @@ def test_what_kept_it_from_coming_is_raised_where_it_is_read(promise: Future[Any
     promise.set_exception(LinkClosedError("worker 'npu/0' is gone"))
     with pytest.raises(LinkClosedError, match="'npu/0' is gone"):
         read(loss)
+
+
+# -------------------- The structure of a Keras batch, if the config's `inputs` names parts that are None
+FORM = {"shape": [None, 2]}
+BATCH_X, BATCH_Y, W = tf.zeros([4, 2]), tf.ones([4, 2]), tf.ones([4])
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Iterator[None]:
+    with nb.init({"inputs": dict.fromkeys(request.param, FORM)}):
+        yield
+
+
+CASES: list[tuple[list[str], str, Any, list[str]]] = [
+    ([], "train", BATCH_X, ["x"]),
+    ([], "train", (BATCH_X, BATCH_Y), ["x", "y"]),
+    ([], "train", (BATCH_X, None, W), ["x", "sample_weight"]),
+    (["y"], "train", BATCH_X, ["x", "y"]),
+    (["y"], "test", (BATCH_X,), ["x", "y"]),
+    (["y"], "predict", BATCH_X, ["x"]),
+    (["y/a", "y/b"], "train", BATCH_X, ["x", "y"]),
+    (["y"], "train", (BATCH_X, None), ["x", "y"]),
+    (["x"], "train", (None, BATCH_Y), ["x", "y"]),
+    (["sample_weight"], "train", (BATCH_X, BATCH_Y), ["x", "y", "sample_weight"]),
+    (["y"], "train", (BATCH_X, None, W), ["x", "y", "sample_weight"]),
+    (["yonder"], "train", BATCH_X, ["x"]),
+]
+
+
+@pytest.mark.parametrize(("run", "kind", "data", "names"), CASES, indirect=["run"])
+@pytest.mark.usefixtures("run")
+def test_parts_that_the_config_names_are_there(kind: str, data: Any, names: list[str]) -> None:
+    arguments, unpack = _arguments(data, kind)
+    assert [name for name, _ in arguments] == names
+    (given,), _ = unpack([name.upper() for name in names])
+    parts = given if isinstance(given, tuple) else (given,)
+    assert [part for part in parts if part is not None] == [name.upper() for name in names]
+
+
+@pytest.mark.parametrize("run", [["y"]], indirect=True)
+@pytest.mark.usefixtures("run")
+def test_an_optional_that_is_empty_is_a_none() -> None:
+    arguments, _ = _arguments((BATCH_X, tf.experimental.Optional.empty(None)), "train")
+    assert arguments[1] == ("y", None)
+
+
+@pytest.mark.parametrize("run", [["x/b", "y"]], indirect=True)
+@pytest.mark.usefixtures("run")
+def test_in_one_process_all_of_a_batch_is_given() -> None:
+    inputs = {name: keras.Input((2,), name=name) for name in ("a", "b")}
+    with nb.cluster(), nb.stage(cluster="gpu"):
+        outputs = keras.layers.Dense(2)(inputs["a"] + inputs["b"])
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    array = np.ones((4, 2), "float32")
+    with pytest.raises(AbsentInputError, match="input 'x/b' is None, and all clusters are in this process"):
+        model.fit({"a": array, "b": None}, array, verbose=0)
+    with pytest.raises(AbsentInputError, match="input 'y' is None"):
+        model.fit({"a": array, "b": array}, verbose=0)
+    assert model.predict({"a": array, "b": array}, verbose=0).shape == (4, 2)
+    assert np.isfinite(model.fit({"a": array, "b": array}, array, verbose=0).history["loss"][0])

@@ -1,7 +1,8 @@
-"""Random ops with a seed draw anew for each micro-batch and each step, and the same in every way to run."""
+"""A tf.function that a step calls is inlined in the thread that traces, and nowhere else."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,73 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.capture.patches import STATE, trace_patched
-from whale_nebula.errors import BatchCoupledError, NebulaError
+from whale_nebula.errors import BatchCoupledError, BoundaryInBodyError, NebulaError
 
-ROWS = np.ones((8, 16), "float32")
+ROWS = np.ones((4, 2), "float32")
+
+
+def sine(x: Any) -> Any:
+    return tf.sin(x)
+
+
+def calls(step: Any, *args: Any) -> int:
+    """The calls that are left in a captured step."""
+    program = step.step.plan(*step.arguments(*args)).cut.program
+    return sum(op.type.endswith("PartitionedCall") for op in program.graph.ops)
+
+
+def around(inner: Any) -> Any:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return inner(x)
+
+    return step
+
+
+def test_what_is_called_becomes_part_of_the_step() -> None:
+    assert calls(around(tf.function(sine)), tf.constant(ROWS)) == 0
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {"experimental_implements": "tests.own"}])
+def test_what_means_more_than_its_python_stays_a_call(options: dict[str, Any]) -> None:
+    assert calls(around(tf.function(sine, **options)), tf.constant(ROWS)) == 1
+
+
+def test_what_a_loop_calls_stays_in_its_body() -> None:
+    inner = tf.function(sine)
+    found = around(lambda x: tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, inner(v)), [0, x])[1])
+    np.testing.assert_allclose(found(tf.constant(ROWS)), np.sin(np.sin(ROWS)), rtol=1e-6)
+
+
+def test_another_thread_keeps_its_calls() -> None:
+    inner, found = tf.function(sine), []
+    with trace_patched():
+        thread = threading.Thread(target=lambda: found.append(float(inner(0.0))))
+        thread.start()
+        thread.join(timeout=30)
+    assert found == [0.0]
+    assert inner.experimental_get_tracing_count() == 1
+
+
+def test_a_scope_in_a_concrete_function_is_refused() -> None:
+    """It is traced by itself before it is called, so it cannot be run inline."""
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return tf.sin(x)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        return inner.get_concrete_function(tf.TensorSpec([None, 2]))(x)
+
+    with pytest.raises(BoundaryInBodyError, match=r"nested tf\.function"):
+        step(ROWS)
+
+
+# -------------------- Random ops with a seed draw anew for each micro-batch and each step, and the same in every
+DRAWN = np.ones((8, 16), "float32")
 Drawn = Callable[[Any], Any]
 
 
@@ -40,7 +105,7 @@ def steps(noise: Drawn, micro_batch: int, links: str | None = None) -> list[Any]
     """Three steps; the second has fewer rows."""
     nb.init(links=links)
     step = nb.function(body(noise, micro_batch))
-    found = [step(tf.constant(ROWS[:rows])).numpy() for rows in (8, 5, 8)]
+    found = [step(tf.constant(DRAWN[:rows])).numpy() for rows in (8, 5, 8)]
     nb.shutdown()
     return found
 
@@ -71,7 +136,7 @@ def test_each_micro_batch_and_each_step_draws_anew_alike_in_every_way_to_run(noi
 def test_one_micro_batch_draws_what_the_uncut_step_draws() -> None:
     uncut = tf.function(lambda x: noisy(x * 2.0), input_signature=[tf.TensorSpec([None, 16])])
     for rows, found in zip((8, 5, 8), steps(noisy, 1), strict=True):
-        np.testing.assert_array_equal(found, uncut(tf.constant(ROWS[:rows])))
+        np.testing.assert_array_equal(found, uncut(tf.constant(DRAWN[:rows])))
 
 
 def test_a_step_that_fails_has_drawn_nothing() -> None:
@@ -81,16 +146,16 @@ def test_a_step_that_fails_has_drawn_nothing() -> None:
         return drawn
 
     step, again = nb.function(body(checked, 4)), nb.function(body(checked, 4))
-    first, second = step(tf.constant(ROWS)), step(tf.constant(ROWS))
-    np.testing.assert_array_equal(again(tf.constant(ROWS)), first)
+    first, second = step(tf.constant(DRAWN)), step(tf.constant(DRAWN))
+    np.testing.assert_array_equal(again(tf.constant(DRAWN)), first)
     with pytest.raises(NebulaError, match="NB-301"):
-        again(tf.constant(9.0 * ROWS))
-    np.testing.assert_array_equal(again(tf.constant(ROWS)), second)
+        again(tf.constant(9.0 * DRAWN))
+    np.testing.assert_array_equal(again(tf.constant(DRAWN)), second)
 
 
 def test_the_count_is_a_variable_of_the_plan_that_names_its_seeds() -> None:
     step = nb.function(body(dropped, 4))
-    program = step.step.plan(*step.arguments(tf.constant(ROWS))).cut.program
+    program = step.step.plan(*step.arguments(tf.constant(DRAWN))).cut.program
     (path,) = (variable.path for variable in program.variables)
     assert f"/{STATE}_" in path and path.endswith("_4")
 
@@ -107,7 +172,7 @@ def test_what_has_a_kernel_of_its_own_in_each_micro_batch_is_refused() -> None:
         with pytest.raises(BatchCoupledError, match=r"(?s)its seed is the same.*SeedGenerator") as caught:
             steps(noise, 4)
         nb.shutdown()
-        assert "test_counted_draws.py" in caught.value.where
+        assert "test_patches.py" in caught.value.where
 
 
 def test_a_number_that_is_drawn_once_is_the_same_for_all_rows() -> None:
