@@ -2,7 +2,7 @@
 
 The time of a message is known if a line has a rate or a delay; that of a stage is not. If some line is slow, stages are
 assumed to compute their FLOPs at `SPEED`, and each call to cost `CALL`; if all lines are free a stage takes one unit.
-The seconds of codecs on one core are known (`codec.costs`), and count if lines take time.
+The seconds of codecs on one core are known (`codec.sizes.cost`), and count if lines take time.
 """
 
 from __future__ import annotations

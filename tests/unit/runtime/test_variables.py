@@ -63,7 +63,7 @@ def test_every_way_of_reading_is_refused(read: Callable[[Any], Any]) -> None:
     empty(kept(variable))
     with pytest.raises(CollectiveReadError, match=r"'layer/square' is on npu/0, not in this process") as caught:
         read(variable)
-    assert re.search(r"test_elsewhere\.py:\d+$", caught.value.where)
+    assert re.search(r"test_variables\.py:\d+$", caught.value.where)
     assert "with nb.gathered():" in caught.value.mend and "get_weights" in caught.value.mend
 
 
