@@ -7,17 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.report.making import full
-from whale_nebula.errors import StateError
 from whale_nebula.report.records import EXCHANGE, ONCE
-from whale_nebula.report.report import read
-from whale_nebula.report.saved import programs, summary_text
 from whale_nebula.runtime.step.results import scalar_results
 from whale_nebula.runtime.tensorboard import EventFiles
 
@@ -260,68 +255,3 @@ def test_a_profile_has_our_names(tmp_path: Path) -> None:
     profile = path.read_bytes()
     names = [b"whale_nebula", b"gpu: forward", b"gpu: backward", b"npu: fused", b"once a step: update"]
     assert [name for name in names if name not in profile] == []
-
-
-# -------------------- Reports of a Keras model in a chain of three clusters: of every program, each with its bot
-BATCH, LAYER_WIDTH = 8, 4
-
-
-@pytest.fixture(autouse=True)
-def closed_run() -> None:
-    """The tests of this module look at one run."""
-
-
-def chain() -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    hidden = inputs = keras.Input((LAYER_WIDTH,))
-    with nb.cluster():
-        for name in "abc":
-            with nb.stage(cluster=name):
-                hidden = keras.layers.Dense(LAYER_WIDTH)(hidden)
-    model = keras.Model(inputs, hidden, name="chain")
-    model.compile("sgd", "mse", metrics=["mae"])
-    return model
-
-
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two epochs with a validation after each, and a prediction."""
-    nb.shutdown()
-    path = tmp_path_factory.mktemp("metrics") / "run.jsonl"
-    x = np.ones((3 * BATCH, LAYER_WIDTH), "float32")
-    nb.init(links="1gbit,2ms", metrics=str(path))
-    model = chain()
-    model.fit(x, x, batch_size=BATCH, epochs=2, verbose=0, validation_data=(x, x))
-    model.predict(x, batch_size=BATCH, verbose=0)
-    yield path
-    nb.shutdown()
-
-
-def test_the_last_training_step_is_had_after_a_validation(metrics: Path) -> None:
-    assert nb.last_report().program == "chain.predict_step"
-    assert (nb.last_report("train_step").step, nb.last_report("test_step").program) == (6, "chain.test_step")
-    with pytest.raises(StateError, match=r"'chain.train_step', 'chain.test_step', 'chain.predict_step'"):
-        nb.last_report("training")
-
-
-@pytest.mark.parametrize("program", ["train_step", "test_step", "predict_step"])
-def test_every_report_can_be_printed(metrics: Path, program: str) -> None:
-    assert "bottleneck: " in str(nb.last_report(program))
-
-
-def test_steps_that_only_go_forward_wait_for_no_update(metrics: Path) -> None:
-    for program in ("test_step", "predict_step"):
-        (exchange, *_) = nb.last_report(program).basis.exchange
-        assert not any("gradients" in word for one in exchange for word in one.what)
-    (exchange,) = nb.last_report("predict_step").basis.exchange
-    assert {one.what for one in exchange} == {("results",)}
-
-
-def test_the_file_of_metrics_tells_the_same(metrics: Path) -> None:
-    reports = read(metrics)[0]
-    assert [(each.program, len(each.reports)) for each in programs(reports)] == [
-        ("chain.train_step", 6), ("chain.test_step", 6), ("chain.predict_step", 3)
-    ]  # fmt: skip
-    assert summary_text(reports).count("bottleneck: ") == 3
-    told = {report.program: report.basis.exchange for report in reports if report.basis is not None}
-    assert told == {name: nb.last_report(name).basis.exchange for name in told}

@@ -1,0 +1,63 @@
+"""The documentation's user-defined codecs: its programs run, and the codecs train."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.parity.crossing import Left, crossed
+from whale_nebula.codec import CODECS
+
+PAGE = Path(__file__).parents[3] / "docs" / "codecs.md"
+
+
+@pytest.fixture(autouse=True)
+def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The programs of the section run, one after the other, as those of one module."""
+    before = dict(CODECS)
+    nb.shutdown()
+    nb.init(links="10gbit,0ms")
+    section = PAGE.read_text("utf-8").partition("## Your own codec")[2].partition("\n## ")[0]
+    page = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", page)
+    programs = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        exec(compile(program, str(PAGE), "exec"), vars(page))
+    yield
+    nb.shutdown()
+    CODECS.clear()
+    CODECS.update(before)
+
+
+@functools.cache
+def uncompressed() -> Left:
+    """What is left where nothing is compressed, once for all."""
+    return crossed({})
+
+
+@pytest.mark.parametrize(
+    "text", ["sign", "pooled(4) >> int8", pytest.param("pooled(2) >> sign", marks=pytest.mark.grid)]
+)
+def test_it_trains_and_takes_the_bytes_that_its_plan_says(text: str) -> None:
+    found, plain = crossed({"codec": text}, plan=True), uncompressed()
+    assert found.codecs[-1]["b0 gpu->npu"] == text
+    assert np.isfinite(found.losses).all()
+    assert found.losses == pytest.approx(plain.losses, rel=0.5)
+    assert found.plan is not None
+    for link in ("gpu->npu", "npu->gpu"):
+        assert found.links[-1][link].payload_bytes == found.plan.links[link].bytes
+        assert found.links[-1][link].payload_bytes < 0.6 * plain.links[-1][link].payload_bytes
+
+
+def test_a_gradient_returns_pooled() -> None:
+    found = crossed({"codec": "pooled(4)", "backward": None}, plan=True)
+    assert found.codecs == [{"b0 gpu->npu": "pooled(4)", "b0 npu->gpu": "pooled(4)"}] * 3
