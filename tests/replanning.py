@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from whale_nebula.planner.correction import Observed, Offer
+from whale_nebula.planner.decision import Observed, Offer
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import Found

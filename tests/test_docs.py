@@ -130,7 +130,7 @@ def test_the_units_of_the_page_are_those_that_are_read() -> None:
 
 
 def test_the_pictures_of_schedules_are_what_is_drawn() -> None:
-    from whale_nebula.schedule.drawing import picture
+    from whale_nebula.schedule.simulate import picture
 
     page = (DOCS / "how-a-step-crosses.md").read_text()
     for name in ("gpipe", "1f1b", "eager-1f1b", "zero-bubble"):

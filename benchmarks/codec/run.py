@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from common import machine, parser, verdict, write
 
-from whale_nebula.codec import Coded, axes, sparse
+from whale_nebula.codec import Coded, axes, structures
 from whale_nebula.codec import blocks as rounding
 from whale_nebula.codec import low_rank as lowrank
 from whale_nebula.codec.blocks import dequantise, quantise
@@ -109,11 +109,13 @@ def largest(fraction: float) -> Row:
     k = lowrank.kept_count(COLUMNS, fraction)
 
     def encode(x: Any) -> Any:
-        at = sparse.largest(x, k)
-        return sparse.gather(x, at), sparse.pack(at, COLUMNS)
+        at = structures.find_largest(x, k)
+        return structures.gather(x, at), structures.pack_positions(at, COLUMNS)
 
     def decode(sent: Any) -> Any:
-        return sparse.scatter(sent[0], sparse.unpack(sent[1], int(sent[0].shape[0]), COLUMNS, k), COLUMNS)
+        return structures.scatter(
+            sent[0], structures.unpack_positions(sent[1], int(sent[0].shape[0]), COLUMNS, k), COLUMNS
+        )
 
     return Row(f"topk({fraction})", encode, decode)
 

@@ -9,7 +9,7 @@ import pytest
 import whale_nebula as nb
 from tests.golden.files import FOLDER, check_golden
 from tests.golden.programs import PROGRAMS
-from whale_nebula.passes.pipeline import CAPTURE, PIPELINE
+from whale_nebula.passes.pipeline import CAPTURED, PIPELINE
 
 
 def list_passes(make: Callable[[], nb.Plan]) -> list[str]:
@@ -18,7 +18,7 @@ def list_passes(make: Callable[[], nb.Plan]) -> list[str]:
     plan = make()
     portable = replace(plan, versions={}, threads={})
     head = [f"program digest {plan.program_digest}", f"plan digest, without versions and threads, {portable.digest}"]
-    texts = [f"\n{plan.text_after(name)}" for name in (CAPTURE, *(each.name for each in PIPELINE))]
+    texts = [f"\n{plan.text_after(name)}" for name in (CAPTURED, *(each.name for each in PIPELINE))]
     return [f"program {make.__name__}: {(make.__doc__ or '').splitlines()[0]}", *head, *texts]
 
 

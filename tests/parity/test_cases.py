@@ -18,7 +18,7 @@ import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES, KERAS, SCHEDULES, ways
 from tests.same import Case, Cut, Outcome, assert_same, run_uncut
 from tests.scripts.keras.script import SCRIPTS, Script
-from whale_nebula.passes import update_order
+from whale_nebula.runtime.step import compiled
 
 SAMPLE = {"zoo": 1, "keras": 72, "loops": 24, "place": 6}
 """Of each module of a family, every n-th case is in the sample, from the middle on."""
@@ -85,7 +85,7 @@ def test_a_cut_case_leaves_what_the_uncut_one_leaves(
     name: str, cut: Cut, line: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cut.stages % 2 == 0:
-        monkeypatch.setattr(update_order, "LEAST", 1)  # every variable counts as a large one
+        monkeypatch.setattr(compiled, "LEAST_ORDERED", 1)  # every variable counts as a large one
     whole = pytestconfig.getoption("--grid")
     case, expected = case_of(name, whole), plain(name, whole)
     nb.shutdown()  # what reads a whole model opens a run

@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.parity.splits import MODELS, SIBLINGS, STAGES, WHOLE_BATCH, Split
 from tests.same import Case, Cut, Outcome, assert_same, data, run_uncut
-from whale_nebula.passes import update_order
+from whale_nebula.runtime.step import compiled
 
 SAMPLE = frozenset((
     "translator over 2: 1 stages, 1 micro-batches",
@@ -53,7 +53,7 @@ def test_a_split_model_leaves_what_the_whole_one_leaves(
     name: str, count: int, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if count % 2 == 0:
-        monkeypatch.setattr(update_order, "LEAST", 1)  # every variable counts as a large one
+        monkeypatch.setattr(compiled, "LEAST_ORDERED", 1)  # every variable counts as a large one
     expected = plain(name)
     nb.shutdown()
     assert_same(expected, MODELS[name](Split(cut, count)), "sums", LENGTH)

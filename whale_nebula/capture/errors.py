@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture.source_lines import find_origin, foreign
+from whale_nebula.capture.mirror import find_origin, foreign
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import CaptureError, DataDependentError, NebulaError, StaticBatchError
 from whale_nebula.passes.rules.verdict import free

@@ -12,9 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import SUMMED, mirror, order_operations
+from whale_nebula.capture.mirror import SUMMED, find_origin, mirror, order_operations
 from whale_nebula.capture.scopes_met import paths_of_handles, stamp_readers
-from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import name_siblings
 from whale_nebula.capture.tracing import Tracing, current_here
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph

@@ -4,12 +4,12 @@
 while a step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single features:
 
 - `tf.keras_import`: one inert wrapper of Keras's `make_train_function` and similar methods.
-- `capture.intercept`: the methods of a tape that a step opens, on that object.
+- `capture.differentiate`: the methods of a tape that a step opens, on that object.
 - `runtime.step.step`: `keras.Model.__call__`, while a step is traced, to see which models it calls.
 - `runtime.show`: the begin methods of callbacks, and all saving, while `whale-nebula show` plans a script.
 - `runtime.variables.reads`: reads and saves of single models, and hooks of single callbacks, in several processes.
 - `runtime.variables.remote`: the class of variables that other processes hold.
-- `capture.undrawn`: the class of large variables that are made under `nb.split` in a run of several processes.
+- `capture.splits`: the class of large variables that are made under `nb.split` in a run of several processes.
 - `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
   dispatch; `tf.private.tape_told`: a record on tapes around a step, whose gradient is refused.
 - `tf.collectives`: the start of TensorFlow's runtime, in a worker that has others in its cluster.
@@ -27,7 +27,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection
+from whale_nebula.capture import differentiate, keras_scopes, loss_weights, placed, projection
 from whale_nebula.capture.mirror import Donor, mirror, order_operations, plant
 from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
@@ -183,11 +183,11 @@ BUILDING = (
     Patch(tf_private.KerasSequential, "add", keras_scopes.add_layer),
 )
 TRACING = (
-    Patch(tf.GradientTape, "gradient", intercept.answer_tape),
-    Patch(tf.GradientTape, "__enter__", intercept.enter_tape),
-    Patch(tf_private.parallel_for, "_pfor_impl", intercept.vectorize_plainly),
-    tf_private.patch_gradients(intercept.answer_gradients),
-    tf_private.patch_masks(intercept.note_mask),
+    Patch(tf.GradientTape, "gradient", differentiate.answer_tape),
+    Patch(tf.GradientTape, "__enter__", differentiate.enter_tape),
+    Patch(tf_private.parallel_for, "_pfor_impl", differentiate.vectorize_plainly),
+    tf_private.patch_gradients(differentiate.answer_gradients),
+    tf_private.patch_masks(differentiate.note_mask),
     Patch(tf_private.PolymorphicFunction, "__call__", call_inlined),
     tf_private.patch_cond(split_condition),
     tf_private.patch_ops(projection.find_inputs),
@@ -195,7 +195,7 @@ TRACING = (
     Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
     Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
     Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
-    Patch(tf_private.KerasLayer, "__call__", place_trace.call_placed),
+    Patch(tf_private.KerasLayer, "__call__", placed.call_placed),
     tf_patch.patch_moments(loss_weights.synchronize_moments),
 )
 

@@ -21,9 +21,8 @@ import tensorflow as tf
 
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home, find_factors
-from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, order_operations
+from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, find_origin, order_operations
 from whale_nebula.capture.scopes_met import number_in
-from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
 from whale_nebula.errors import GradientError, NotYetError

@@ -13,23 +13,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture import tracing, undrawn
+from whale_nebula.capture import splits, tracing
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.bottlenecks import Bottlenecks
+from whale_nebula.capture.differentiate import explain_late_requests
 from whale_nebula.capture.errors import check_constants, translate_errors
-from whale_nebula.capture.intercept import explain_late_requests
-from whale_nebula.capture.keras_copies import stages_of
+from whale_nebula.capture.keras_scopes import stages_of
 from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
-from whale_nebula.capture.mirror import COPIED, mirror_spec, order_operations
+from whale_nebula.capture.mirror import COPIED, find_origin, mirror_spec, order_operations
 from whale_nebula.capture.patches import install, trace_patched
-from whale_nebula.capture.place_trace import Places
-from whale_nebula.capture.placed import placed_models
+from whale_nebula.capture.placed import Places, placed_models
 from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.scopes_met import adopt_stages, list_constraints
-from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import add_splits
-from whale_nebula.capture.surroundings import check_surroundings
-from whale_nebula.capture.tracing import LiveRequest, Tracing
+from whale_nebula.capture.tracing import LiveRequest, Tracing, check_surroundings
 from whale_nebula.codec.way import ways
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.checks import absent_in
@@ -267,11 +264,11 @@ def capture(
         for each in created:
             each.begin(wanted)
         for own in filter(wanted, variables.values()):
-            undrawn.draw_value(own)
+            splits.draw_value(own)
 
     def draw_part(variable: Any, axis: int, start: int, size: int) -> Any:
-        if undrawn.is_undrawn(variable):
-            return undrawn.draw_part(variable, axis, start, size)
+        if splits.is_undrawn(variable):
+            return splits.draw_part(variable, axis, start, size)
         parts = (each.draw_part(variable, axis, start, size) for each in created)
         return next((part for part in parts if part is not None), None)
 

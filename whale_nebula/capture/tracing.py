@@ -1,10 +1,14 @@
-"""State of the trace in progress: the scopes that it has met, and its gradient requests."""
+"""State of the trace in progress: the scopes that it has met, and its gradient requests.
+
+Contexts around a step that change what it computes, such as a distribution strategy, are refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +18,77 @@ from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.mirror import COMPRESS, COPIED, SPLIT, STAGE
 from whale_nebula.capture.scopes_met import ScopesMet, number_in
 from whale_nebula.capture.splits import mark_variables
-from whale_nebula.capture.surroundings import check_strategy
-from whale_nebula.errors import BoundaryInBodyError
+from whale_nebula.errors import BoundaryInBodyError, StateError, UnsupportedError
 from whale_nebula.ir.program import Assignment
 from whale_nebula.scopes.frames import Frame, open_frames
+from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
+
+_started_before_fork = False
+
+
+def _note_fork() -> None:
+    global _started_before_fork
+    _started_before_fork = tf_private.runtime_started()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_surroundings() -> None:
+    """Refuse a step in a TensorFlow context that a plan cannot reproduce."""
+    if _started_before_fork:
+        raise StateError(
+            "this process was forked from one where TensorFlow runs already",
+            where=_line(),
+            why="TensorFlow's threads are not copied with a process, and a step would wait for them forever",
+            mend='multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
+        )
+    if tf.config.functions_run_eagerly():
+        raise UnsupportedError(
+            "tf.config.run_functions_eagerly(True) does not go with scopes",
+            where=_line(),
+            why="an eager step is never traced, so it cannot be cut",
+            mend="tf.config.run_functions_eagerly(False); to debug eagerly, take the scopes out",
+        )
+    if tf_private.ops_watched():
+        raise UnsupportedError(
+            "tf.debugging.enable_check_numerics() (or a debugger like it) does not go with scopes",
+            where=_line(),
+            why="it adds an op to every op that is traced, to those of the plan too",
+            mend="tf.debugging.disable_check_numerics(), and tf.debugging.check_numerics(tensor, message) in a layer",
+        )
+    check_strategy(_line)
+    if not tf.executing_eagerly():
+        raise UnsupportedError(
+            "a step is called inside a tf.function, or in a dataset's map",
+            where=_line(),
+            why="a plan runs its step piece by piece, which a function of TensorFlow's cannot hold",
+            mend="@nb.function on the outer function as well, or instead: what it calls becomes part of its step",
+        )
+
+
+def check_strategy(where: Callable[[], str]) -> None:
+    """Refuse a `tf.distribute` strategy around a scope; `where` gives the line of the scope, for the error."""
+    if tf.distribute.has_strategy():
+        raise foreign_strategy(tf.distribute.get_strategy(), where())
+
+
+def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> UnsupportedError:
+    """The error for a TensorFlow strategy around scopes of this package."""
+    name = type(strategy).__name__
+    return UnsupportedError(
+        f"tf.distribute.{name} stands around scopes",
+        where=where,
+        why="both would say where the step runs: the strategy copies it, and a plan cuts it",
+        mend=f"leave {name}.scope() and {name}.run out; scopes alone say which cluster runs what",
+    )
+
+
+def _line() -> str:
+    """The user's source line, or "" in a thread that a strategy has started."""
+    site = script_site()
+    return str(site) if site.line else ""
 
 
 @dataclass
@@ -51,7 +121,7 @@ class Flags:
 class Tracing:
     """The record of one trace of a step in `graph`, with the inputs `leaves`, some of them `batched`.
 
-    `places` are those of `place_trace`, if a model is placed. A `plain` trace is that of a step that runs uncut:
+    `places` are those of `placed`, if a model is placed. A `plain` trace is that of a step that runs uncut:
     TensorFlow computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages
     of a step without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
     """

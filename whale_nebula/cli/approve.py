@@ -118,10 +118,9 @@ class Program:
 
     def parse_plans(self, where: str) -> Sequence[Plan]:
         """The plans of its steps."""
-        from whale_nebula.plan.file import parse
-        from whale_nebula.plan.plan import Plan
+        from whale_nebula.plan.plan import parse_plan
 
-        return [parse(Plan, text, where) for text in self.plans]
+        return [parse_plan(text, where) for text in self.plans]
 
 
 RECORD = "whale_nebula program 1"
@@ -179,14 +178,13 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
 def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program | int:
     """Run the script in this process; returns the program, or the exit status if it makes no step."""
     from whale_nebula.cli.show_script import Onlooker, collect_plans, tell_nothing
-    from whale_nebula.plan.file import to_text
     from whale_nebula.security import code
 
     onlooker = Onlooker(math.inf if given.steps is None else int(given.steps), given.config, None)
     ending = collect_plans(path, words.arguments, onlooker)
     if not onlooker.plans or ending.error is not None:
         return tell_nothing(path, ending, onlooker, given.json, "approve")
-    return Program(code.list_files(path), code.list_packages(), [to_text(plan) for plan in onlooker.plans])
+    return Program(code.list_files(path), code.list_packages(), [plan.to_file() for plan in onlooker.plans])
 
 
 def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program | int:

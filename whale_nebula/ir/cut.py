@@ -143,7 +143,7 @@ EVERY = "*"
 @dataclass(frozen=True)
 class InputCrossing:
     """A value that goes from one cluster to another in a step, and how it depends on the inputs of the step, by their
-    names (`passes.dependences`). For an input that a cluster reads, `source` is empty.
+    names (`passes.exchange`). For an input that a cluster reads, `source` is empty.
     """
 
     name: str

@@ -38,31 +38,10 @@ from whale_nebula.passes.facts import ASSIGNS, COOPERATIVE, SCATTERS, Facts, Ste
 from whale_nebula.passes.rules.registry import Axes, Fold, Labels
 from whale_nebula.spec import Spec, Value
 
-_LINEAR = frozenset(
-    [
-        "Identity",
-        "StopGradient",
-        "PreventGradient",
-        "Snapshot",
-        "Neg",
-        "Cast",
-        "Transpose",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "Sum",
-        "BroadcastTo",
-        "AddV2",
-        "Add",
-        "AddN",
-        "Sub",
-        "Pack",
-        "ConcatV2",
-        "Tile",
-        "Split",
-        "Unpack",
-    ]
-)
+_LINEAR = frozenset({
+    "Identity", "StopGradient", "PreventGradient", "Snapshot", "Neg", "Cast", "Transpose", "Reshape", "ExpandDims",
+    "Squeeze", "Sum", "BroadcastTo", "AddV2", "Add", "AddN", "Sub", "Pack", "ConcatV2", "Tile", "Split", "Unpack",
+})  # fmt: skip
 """Ops that are linear in all inputs together: partial sums of these give a partial sum."""
 _PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
 """Ops that are linear in one input if the others are whole; a quotient in its first."""

@@ -1,14 +1,26 @@
-"""Values that updates on separate clusters exchange, derived from a plan with one worker per cluster."""
+"""Values that updates on separate clusters exchange, derived from a plan with one worker per cluster.
+
+Also the dependences of all values that cross on the inputs of a step. An input is followed through the graph, forward
+and backward. Values of inputs alone count as the input itself, as do results of ops that only move numbers. Values
+written to a variable are followed to its reads, also in the next step; except for gradients and values made with them,
+as weights depend on all data that a model was trained on. Ops that read or write state outside the graph (Python,
+files) are assumed to read all inputs of such ops in their cluster. Sizes of tensors are not followed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
-from whale_nebula.ir.cut import Crossing, Cut, Exchange, PhasePlan, Worker
+from whale_nebula.config.schema import DEPENDS, GRADIENT, ITSELF, NUMBER
+from whale_nebula.ir.cut import EVERY, Crossing, Cut, Exchange, InputCrossing, PhasePlan, Worker
+from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, Op
 from whale_nebula.ir.program import GradientPart, PartKey, Program
+from whale_nebula.passes.effects import SHAPES, is_effect, touches_outside, written_handles
+from whale_nebula.passes.readings import readings
 from whale_nebula.passes.replicas import spread
 from whale_nebula.spec import Spec, Value
 
@@ -167,3 +179,188 @@ def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, 
         for part in request.ordered_parts:
             if part.stage == stage:
                 yield request.key_of(part), part
+
+
+# ---------------------------------------------------------------------- dependences on inputs
+_MOVES = frozenset(
+    {
+        *("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "ReadVariableOp", "Cast", "Bitcast"),
+        *("Reshape", "Squeeze", "ExpandDims", "Transpose", "ConcatV2", "Concat", "Pack", "Unpack", "Split", "SplitV"),
+        *("StridedSlice", "Slice", "Tile", "Pad", "PadV2", "BroadcastTo", "Reverse", "ReverseV2"),
+    }
+)
+"""Ops that only move numbers."""
+_SIZES = SHAPES | {"ZerosLike", "OnesLike", "VariableShape", "BroadcastGradientArgs"}
+"""Ops that read only the size of a tensor."""
+_Kinds = tuple[int, int, int]
+"""Sets of inputs that a value consists of, is derived from, and is a gradient of: bit n is input n."""
+_NONE: _Kinds = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Dependences:
+    """The dependences of all values of a program."""
+
+    program: Program
+
+    def of(self, value: Value) -> Mapping[str, str]:
+        """The dependence of a value on inputs, by their names."""
+        found: dict[str, str] = {}
+        kinds = self._known[value.op]
+        scalar = self.program.graph.spec(value).scalar
+        for number, leaf in enumerate(self.program.leaves):
+            how = next((DEPENDS[kind] for kind in range(3) if kinds[kind] >> number & 1), None)
+            if how is not None:
+                found[leaf.name] = NUMBER if scalar and how != ITSELF else how
+        return found
+
+    @cached_property
+    def _known(self) -> Sequence[_Kinds]:
+        """The dependences of each op, as a fixed point over values from later stages and variables kept for the next
+        step.
+        """
+        graph, program = self.program.graph, self.program
+        found = [_NONE] * len(graph.ops)
+        if not program.leaves:
+            return found
+        weighted = graph.descend(op.index for op in graph.ops if op.role in (CAPTURE, FEED, HOLDER))
+        arriving = {feed: [*self._flows(*arrival)] for feed, arrival in self._arrivals.items()}
+        writers: dict[int, list[Op]] = {}
+        for op in graph.ops:
+            for handle in written_handles(op, graph) if is_effect(op, graph) else ():
+                writers.setdefault(handle, []).append(op)
+        outside = self._outside
+        known = dict.fromkeys(outside, _NONE)
+        changed = True
+        while changed:
+            changed = False
+            for op in graph.ops:
+                if op.index in writers:
+                    given = (_merge(found[value.op] for value in writer.inputs) for writer in writers[op.index])
+                    now = _merge(each for each in given if not each[2])
+                else:
+                    read = [known[cluster] for cluster, (_, readers) in outside.items() if op.index in readers]
+                    now = self._look(op, found, op.index in weighted, arriving, read)
+                changed = changed or (now != found[op.index] and (op.index in arriving or op.index in writers))
+                found[op.index] = now
+            before = known
+            known = {cluster: _merge(found[value.op] for value in given) for cluster, (given, _) in outside.items()}
+            changed = changed or known != before
+        return found
+
+    @cached_property
+    def _outside(self) -> Mapping[str, tuple[Sequence[Value], frozenset[int]]]:
+        """By cluster: the inputs of ops that read or write state outside the graph, and these ops. Those without stage
+        may run in any cluster.
+        """
+        graph, program = self.program.graph, self.program
+        touching = [op for op in graph.ops if touches_outside(op, graph)]
+        found = {}
+        for cluster in {stage.cluster for stage in program.stages} if touching else ():
+            stages = {number for number, stage in enumerate(program.stages) if stage.cluster == cluster}
+            own = [op for op in touching if program.labels.get(op.index) in {None, *stages}]
+            found[cluster] = [value for op in own for value in op.inputs], frozenset(op.index for op in own)
+        return found
+
+    def _look(
+        self,
+        op: Op,
+        found: Sequence[_Kinds],
+        weighted: bool,
+        arriving: Mapping[int, Sequence[Value]],
+        read: Sequence[_Kinds],
+    ) -> _Kinds:
+        number = self.program.leaf_ops.get(op.index)
+        if number is not None:
+            return 1 << number, 0, 0
+        if op.type in _SIZES:
+            return _NONE
+        given = (found[value.op] for value in (*op.inputs, *arriving.get(op.index, ())))
+        itself, derived, gradient = _merge([*given, *read])
+        if op.index in arriving:  # the indices of a sparse gradient may be an input
+            return (itself, 0, derived | gradient) if op.role == HOLDER else (0, 0, itself | derived | gradient)
+        if op.type in _MOVES or not weighted:
+            return itself, derived, gradient
+        if self.program.request_of(op.index) is not None:
+            return 0, 0, itself | derived | gradient
+        return 0, itself | derived, gradient
+
+    @cached_property
+    def _arrivals(self) -> Mapping[int, tuple[int, Value]]:
+        """By the placeholder of a gradient: the request, and the value whose gradient it is."""
+        program = self.program
+        found = {op: (number, arrival.boundary) for op, (number, arrival) in program.arrivals.items()}
+        held = ((op, number, each) for op, (number, holder) in program.holders.items() for each in holder.values)
+        return {**found, **{op: (number, each) for op, number, each in held if each.op == op}}
+
+    def _flows(self, request: int, value: Value) -> Iterator[Value]:
+        """The values that a gradient's placeholder is filled with."""
+        asked = self.program.requests[request]
+        yield from (flow.gradient for flow in asked.flows if flow.boundary == value)
+        for holder in asked.holders:
+            for place, own in enumerate(holder.values):
+                if own == value:
+                    parts = (part for part in asked.parts if part.source == holder.source)
+                    yield from (_piece(part, place) for part in parts)
+
+
+def _merge(each: Iterable[_Kinds]) -> _Kinds:
+    itself = derived = gradient = 0
+    for one in each:
+        itself, derived, gradient = itself | one[0], derived | one[1], gradient | one[2]
+    return itself, derived, gradient
+
+
+def _piece(part: GradientPart, place: int) -> Value:
+    return part.values[min(place, len(part.values) - 1)]
+
+
+def list_crossings(cut: Cut) -> tuple[InputCrossing, ...]:
+    """All values that go from one cluster to another in a step, with the inputs that they depend on. Each cluster is a
+    process of its own in `cut`.
+    """
+    clusters = {worker.name: worker.cluster for worker in cut.workers}
+    apart = cut.program.apart
+    if apart is not None and apart.copies == 1 and cut.program.requests:
+        return (
+            InputCrossing("differences of weights", "", EVERY, {leaf.name: GRADIENT for leaf in cut.program.leaves}),
+        )
+    if len(set(clusters.values())) < 2:
+        return ()
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for what, source, destination, depends in _list_crossings(cut, clusters, Dependences(cut.program)):
+        if source != destination:
+            known = found.setdefault((what, source, destination), {})
+            for name, how in depends.items():
+                known[name] = min(how, known.get(name, how), key=DEPENDS.index)
+    return tuple(InputCrossing(*key, depends) for key, depends in found.items() if depends)
+
+
+def _list_crossings(
+    cut: Cut, clusters: Mapping[str, str], dependences: Dependences
+) -> Iterator[tuple[str, str, str, Mapping[str, str]]]:
+    program, home = cut.program, [stage.cluster for stage in cut.program.stages]
+    for worker, cluster in clusters.items():
+        for reading in readings(cut, worker):
+            if not reading.rows:
+                name = program.leaves[reading.leaf].name
+                yield f"input {name}", "", cluster, {name: ITSELF}
+    flows = [flow for request in program.requests for flow in request.flows]
+    for boundary in cut.boundaries:
+        name, source = f"b{boundary.slot}", home[boundary.source]
+        for stage in boundary.destinations:
+            yield name, source, home[stage], dependences.of(boundary.value)
+        for flow in flows if boundary.backward else ():
+            if flow.boundary == boundary.value:
+                yield f"gradient of {name}", home[flow.stage], source, dependences.of(flow.gradient)
+    for phase in cut.phases:
+        for shared in shared_parts(cut, phase):
+            part = program.gradient_parts[shared.key]
+            for destination in shared.destinations:
+                ends = clusters[shared.source], clusters[destination]
+                yield "gradients of tied variables", *ends, dependences.of(part.values[shared.piece])
+        for each in phase.crossings:
+            for destination in each.destinations:
+                scalar = program.graph.spec(each.value).scalar
+                what = "losses, metrics and other numbers" if scalar else "results and other tensors"
+                yield what, clusters[each.source], clusters[destination], dependences.of(each.value)

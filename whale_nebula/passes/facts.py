@@ -124,21 +124,10 @@ class SameSizes:
 ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 SCATTERS = frozenset(f"ResourceScatter{what}" for what in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update"))
 """Ops that change some rows of a variable, by index."""
-COOPERATIVE = frozenset(
-    [
-        "Softmax",
-        "LogSoftmax",
-        "SparseSoftmaxCrossEntropyWithLogits",
-        "SoftmaxCrossEntropyWithLogits",
-        "ArgMax",
-        "ArgMin",
-        "InTopK",
-        "InTopKV2",
-        "TopKV2",
-        "Max",
-        "Min",
-    ]
-)
+COOPERATIVE = frozenset({
+    "Softmax", "LogSoftmax", "SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits", "ArgMax", "ArgMin",
+    "InTopK", "InTopKV2", "TopKV2", "Max", "Min",
+})  # fmt: skip
 """Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
 _UNLIKE = "DepthwiseConv2dNative"
 """The op that gives an axis another size than it has in its operands."""

@@ -1,22 +1,229 @@
-"""Build the records of a Plan from a Cut, with counts."""
+"""Build the records of a Plan from a Cut, with counts; and warn of codecs that make a step longer, by simulated steps.
+
+A codec whose computing overlaps with transfers causes no warning; one that costs more time than the transfers it
+saves does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from whale_nebula.codec.objects import Cost
+from whale_nebula.codec.packing import Dims
+from whale_nebula.codec.sizes import cost, payload_bytes, renewing, used_codec
+from whale_nebula.codec.way import NONE, has_open_size, parse_way
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan
 from whale_nebula.ir.program import GradientPart, Request, Variable
 from whale_nebula.ir.sizes import Exchanged
 from whale_nebula.plan import splits
-from whale_nebula.plan.codec_advice import CodecAdvice, Direction, holds, judge_codecs, slowest
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
-from whale_nebula.plan.timing import assumptions_of, times
+from whale_nebula.plan.timing import assumptions_of, duration, times
 from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
+from whale_nebula.spec import Spec
+from whale_nebula.wire.frame import wire_bytes
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Direction:
+    """How a boundary's tensor, or its gradient, crosses: sizes, lines and codec.
+
+    `way` is the text of its encoding, `counts` are the rows of each micro-batch, and `lines` those that carry it. For a
+    gradient, `forward` is the encoding of the tensor itself.
+    """
+
+    spec: Spec
+    way: str
+    counts: Sequence[int]
+    lines: Sequence[tuple[str, str]]
+    forward: str | None = None
+    links: Links = field(default_factory=Links)
+
+    @property
+    def each(self) -> list[int | None]:
+        """Bytes of each micro-batch; None if known only in a step."""
+        return [self._payload(self.way, rows) for rows in self.counts]
+
+    def _payload(self, way: str, rows: int) -> int | None:
+        shape = self.spec.shape
+        open_size = shape is None or None in shape[1:]
+        return None if open_size else payload_bytes(way, self.spec.dtype, self.spec.sized(rows), self.forward)
+
+    @property
+    def used(self) -> str:
+        """The encoding used for a micro-batch: if the codec would not make it smaller, its precision alone, or none."""
+        way, shape = parse_way(self.way), self.spec.shape
+        if not way.coded or way.auto or way.lossless or not self.counts:
+            return self.way
+        if not shape or None in shape[1:]:
+            return self.way
+        forward = None if self.forward is None else parse_way(self.forward)
+        used = used_codec(way, self.spec.dtype, self.spec.sized(self.counts[0]), forward)
+        if used == way.codec:
+            return self.way
+        return str(replace(way, codec=used) if used is not None else replace(way, codec=None, ladder=(), start=0))
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Bytes of the first micro-batch on each rung of a ramp but the last, to which all other numbers refer; empty
+        without a ramp, or if known only in a step.
+        """
+        way = parse_way(self.way)
+        if not way.ladder or way.auto or not self.counts:
+            return ()
+        ways = (str(replace(way, codec=codec)) for codec in way.rungs[:-1])
+        sizes = [self._payload(each, self.counts[0]) for each in ways]
+        return tuple(size for size in sizes if size is not None) if None not in sizes else ()
+
+    @property
+    def total(self) -> int | None:
+        """Bytes that a step puts on lines."""
+        known = [size for size in self.each if size is not None]
+        return sum(known) * len(self.lines) if len(known) == len(self.counts) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds a step on the slowest line; None without a rate."""
+        if self.total is None:
+            return None
+        held: dict[tuple[str, str], list[int]] = {}
+        for line in self.lines:
+            held.setdefault(line, []).extend(size for size in self.each if size is not None)
+        return slowest(holds(self.links, *line, sizes) for line, sizes in held.items())
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """Seconds a step of one core, to encode and to decode; None if nothing crosses or costs are unknown."""
+        if not self.lines or self.total is None or parse_way(self.way).auto:
+            return None
+        by_rows = {rows: self._cost(self.spec.sized(rows)) for rows in set(self.counts)}
+        known = [each for rows in self.counts if (each := by_rows[rows]) is not None]
+        if len(known) < len(self.counts):
+            return None
+        encoded, renewed = 1 if self.forward is None else len(self.lines), 0.0
+        if self.forward is None and self.counts:  # a structure is renewed once a step, with the first micro-batch
+            dims = self.spec.sized(self.counts[0])
+            renewed = renewing(used_codec(parse_way(self.way), self.spec.dtype, dims), dims)
+        decoded = len(self.lines) * sum(one.decode for one in known)
+        return Cost(encoded * sum(one.encode for one in known) + renewed, decoded)
+
+    @property
+    def codec_seconds(self) -> float | None:
+        """Seconds a step to encode and decode; None if unknown, or without a codec."""
+        return None if self.cost is None or parse_way(self.way).plain else self.cost.seconds
+
+    @property
+    def encode_seconds(self) -> float | None:
+        """The sender's part of `codec_seconds`."""
+        return None if self.codec_seconds is None or self.cost is None else self.cost.encode
+
+    def fields(self) -> dict[str, object]:
+        """The plan's fields of a boundary for this direction, by name."""
+        return {
+            "codec": self.way,
+            "bytes": self.each[0],
+            "step_bytes": self.total,
+            "seconds": self.seconds,
+            "codec_seconds": self.codec_seconds,
+            "encode_seconds": self.encode_seconds,
+            "used": self.used if self.used != self.way else "",
+            "rungs": self.rungs,
+        }
+
+    def crossing_by(self, way: str) -> Direction:
+        """The same tensors with another codec."""
+        return replace(self, way=way, forward=None if self.forward is None else way)
+
+    def _cost(self, dims: Dims) -> Cost | None:
+        way, forward = parse_way(self.way), None if self.forward is None else parse_way(self.forward)
+        used = way.codec if way.lossless else used_codec(way, self.spec.dtype, dims, forward)
+        return cost(used, dims, back=forward is not None, delta=way.delta is not None and forward is None)
+
+
+def holds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
+    """Seconds for which tensors of this size occupy the line from a to b; None without a rate."""
+    rate = links.between(a, b).rate
+    return sum(8 * wire_bytes(size) for size in sizes) / rate if rate else None
+
+
+def slowest(seconds: Iterable[float | None]) -> float | None:
+    """The maximum of the known numbers."""
+    return max((each for each in seconds if each is not None), default=None)
+
+
+_ROUNDING = 1e-9
+
+Step = Callable[[Sequence[Direction]], float]
+"""A function from the encodings of a boundary to the seconds of a step."""
+
+
+class CodecAdvice(NamedTuple):
+    """A codec, or a part of it, that makes a step longer: what to leave out, and seconds of a step with and without."""
+
+    what: str
+    step: float
+    other: float
+
+    def text(self, names: Sequence[str], where: str) -> str:
+        """The warning for all boundaries of one line of the script; its numbers are those of the first.
+
+        >>> CodecAdvice("nb.compress", 2.5, 2.0).text(["b0, gpu to npu", "b1, gpu to npu"], "t.py:3")
+        'warning: b0, gpu to npu: a step takes 2.5 s, and 2 s without nb.compress: leave it out, t.py:3 (for b1, too)'
+        """
+        others = ", ".join(name.partition(",")[0] for name in names[1:])
+        mend = f"leave it out{f', {where}' if where else ''}{f' (for {others}, too)' if others else ''}"
+        steps = f"a step takes {duration(self.step)}, and {duration(self.other)} without {self.what}"
+        return f"warning: {names[0]}: {steps}: {mend}"
+
+
+def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
+    """Advice on codecs that make a step longer: none may be better, or one without its structure.
+
+    `ways` are those of the tensor and, if it crosses back, of its gradient. A codec whose saving depends on values (a
+    mask) is not compared with none, and one whose seconds are unknown with nothing.
+    """
+    structure, others = parse_way(ways[0].way).structure, dict[str, list[Direction]]()
+    if not has_open_size(ways[0].way):
+        others["nb.compress"] = [each.crossing_by(NONE) for each in ways]
+    if structure is not None and structure.shrinks:
+        others[structure.name] = [each.crossing_by(_drop_structure(each.way)) for each in ways]
+    known = {what: step(each) for what, each in others.items() if _are_known(ways, each)}
+    best = min(known, key=lambda what: known[what], default="")
+    longer = bool(best) and known[best] < (1.0 - _ROUNDING) * step(ways)
+    return CodecAdvice(best, step(ways), known[best]) if longer else None
+
+
+def _are_known(ways: Sequence[Direction], others: Sequence[Direction]) -> bool:
+    """Whether the seconds of all encodings that differ are known."""
+    changed = [each for pair in zip(ways, others, strict=True) if pair[0].way != pair[1].way for each in pair]
+    return all(each.seconds is not None and each.cost is not None for each in changed)
+
+
+def _drop_structure(way: str) -> str:
+    """The way without its codec's structure."""
+    given = parse_way(way)
+    return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
+
+
+def fallbacks(plan: Plan) -> Iterator[str]:
+    """A sentence for each boundary or gradient that does not use the requested codec, as that would
+    increase its size.
+    """
+    for each in plan.boundaries:
+        dims = [plan.rows[0] if size is None else size for size in each.shape or ()]
+        ways = ("", each.used, each.codec), (" gradient", each.backward_used, each.backward_codec)
+        for what, used, asked in ways:
+            if used:
+                codec = parse_way(used).codec
+                how = f"as {codec}" if codec is not None else "as it is"
+                yield f"{each.name}{what} {dims} crosses {how}: {parse_way(asked).codec} would not be fewer bytes"
 
 
 @dataclass(frozen=True)
@@ -60,23 +267,19 @@ class Overview:
         return tuple(self._crossing(each, *self._directions(each)) for each in self.cut.boundaries)
 
     def advice(self, plan: Plan) -> tuple[str, ...]:
-        """Advice on codecs that cost more time than they save, by simulated steps; one for each line of the script,
-        on the boundary with the largest loss.
+        """Warnings of codecs that make a step longer, by simulated steps; one for each line of the script, on the
+        boundary with the largest loss.
         """
-        stages = self.cut.program.stages
-        found: dict[tuple[str, str], list[tuple[CodecAdvice, str]]] = {}
+        stages, found = self.cut.program.stages, dict[tuple[str, str], list[tuple[CodecAdvice, str]]]()
         for each in self.cut.boundaries:
-            there, back = self._directions(each)
-            one = judge_codecs((there, back)[: 1 + each.backward], partial(self._step, plan, each))
+            one = judge_codecs(self._directions(each)[: 1 + each.backward], partial(self._step, plan, each))
             if one is not None:
                 readers = " and ".join(stages[number].key for number in each.destinations)
-                told = one, f"{_name(each)}, {stages[each.source].key} to {readers}"
-                found.setdefault((each.where, one.mend), []).append(told)
-        notes = []
-        for (where, _), together in found.items():
-            together.sort(key=lambda told: -told[0].lost)
-            notes.append(together[0][0].text([name for _, name in together], where))
-        return tuple(notes)
+                name = f"{_name(each)}, {stages[each.source].key} to {readers}"
+                found.setdefault((each.where, one.what), []).append((one, name))
+        for own in found.values():
+            own.sort(key=lambda one: one[0].other - one[0].step)
+        return tuple(own[0][0].text([name for _, name in own], where) for (where, _), own in found.items())
 
     def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
         """Seconds of a step in which a boundary has other encodings than planned, on the same assumption."""

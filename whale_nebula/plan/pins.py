@@ -11,8 +11,7 @@ from typing import Any
 
 from whale_nebula.errors import NotApprovedError, OptionError, PlanError, PlanMismatchError
 from whale_nebula.errors.text import list_names
-from whale_nebula.plan.file import parse, plan_difference
-from whale_nebula.plan.plan import Plan
+from whale_nebula.plan.plan import Plan, parse_plan
 from whale_nebula.security.approval import Found, check_process, read_plan
 from whale_nebula.site import Site, script_site, warn_at
 
@@ -52,7 +51,7 @@ class Pins:
         """Refuse a plan that is not the pinned one."""
         pinned, source = self.plans[pin]
         self.met.add(pin)
-        difference = plan_difference(plan, pinned, ("now", "in the pinned plan"))
+        difference = plan.difference(pinned, ("now", "in the pinned plan"))
         if difference is not None:
             raise PlanMismatchError(
                 f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
@@ -156,8 +155,8 @@ class Approvals:
                 why=f"the steps that were approved are {list_names(steps)}",
             )
         pins.met.add(step)
-        approved = parse(Plan, read_plan(chosen, step), str(chosen.folder))
-        difference = plan_difference(plan, approved, ("here", "in the approved plan"))
+        approved = parse_plan(read_plan(chosen, step), str(chosen.folder))
+        difference = plan.difference(approved, ("here", "in the approved plan"))
         if difference is not None:
             raise NotApprovedError(
                 f"{plan.name} is not planned as it was approved", where=str(chosen.folder), why=difference

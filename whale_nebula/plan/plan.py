@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from whale_nebula.config.schema import Forbid
-from whale_nebula.errors import OptionError, StateError
+from whale_nebula.errors import OptionError, PlanError, StateError
 from whale_nebula.errors.text import Named, did_you_mean
-from whale_nebula.ir.canonical import digest_lines
+from whale_nebula.ir.canonical import HERE, THERE, Words, digest_lines, first_difference
 from whale_nebula.ir.cut import InputCrossing
-from whale_nebula.plan import file
-from whale_nebula.plan.file import plan_difference
+from whale_nebula.plain import from_plain, to_plain
 from whale_nebula.plan.records import (
     Considered,
     PlanBoundary,
@@ -26,7 +27,19 @@ from whale_nebula.plan.records import (
     Predicted,
 )
 from whale_nebula.plan.text import plan_mermaid, plan_text
+from whale_nebula.plan.timing import times
+from whale_nebula.spec import Spec
 
+_ALONE = "local/0"
+"""The worker of all stages if one process runs every cluster; then placement is not compared."""
+
+
+FORMAT = "whale_nebula plan 1"
+SHOWN = "whale_nebula shown plan 1"
+"""The format of printed plans: without the program's text, so they cannot be loaded and compared."""
+
+
+_MEND = "nb.plan(model, *example).save(path) writes one, and so does: whale-nebula show train.py --save plan.json"
 _ANEW = "nb.plan(model, ...)"
 
 
@@ -112,10 +125,12 @@ class Plan:
         yield from (f"version {name} {version}" for name, version in sorted(self.versions.items()))
         yield from (f"threads {name} {count}" for name, count in sorted(self.threads.items()))
 
-    def difference(self, other: Plan) -> str | None:
-        """The first difference between this plan ("here") and another ("there") in words, or None.
+    def difference(self, other: Plan, words: Words = (HERE, THERE)) -> str | None:
+        """The first difference between this plan ("here") and another ("there") in words, causes before consequences;
+        None if they are equal.
 
-        Properties of the place where it was made are not compared: rows of the example, rates of links, single workers.
+        Properties of the place where a plan was made are not compared: rows of its example, rates of links, and workers
+        if one of the plans is of a single process.
 
         >>> import tensorflow as tf
         >>> import whale_nebula as nb
@@ -130,7 +145,19 @@ class Plan:
         >>> planned(4).difference(planned(4)) is None
         True
         """
-        return plan_difference(self, other)
+        alone = any(stage.worker == _ALONE for plan in (self, other) for stage in plan.stages.values())
+        for own, theirs in zip(*(_list_facts(plan, workers=not alone) for plan in (self, other)), strict=True):
+            for name in dict.fromkeys([*own, *theirs]):
+                if name not in own or name not in theirs:
+                    there, not_there = words if name in own else words[::-1]
+                    return f"{name} exists {there}, and not {not_there}"
+                if own[name] != theirs[name]:
+                    return f"{name} is {own[name]} {words[0]}, {theirs[name]} {words[1]}"
+        found = first_difference(self.lines, other.lines, words)
+        for one, two in zip(self.boundaries, other.boundaries, strict=True):
+            if found and one.maker != two.maker:  # a different name alone is ignored, as Keras numbers models
+                return f"boundary {one.name} is made by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"
+        return found or None
 
     def to_text(self) -> str:
         """The plan as text, about 100 columns wide."""
@@ -174,17 +201,36 @@ class Plan:
     _repr_svg_ = to_svg
 
     def to_json(self) -> str:
-        """The plan as JSON: the content of `save` without the program's text, which is long."""
-        return file.to_json(self)
+        """The plan as JSON for other programs: without the program's text, which is long, and with derived numbers."""
+        document = _document(self, SHOWN)
+        del document["lines"]
+        for name, stage in self.stages.items():
+            document["stages"][name]["memory_bytes"] = stage.memory_bytes
+        for name, link in self.links.items():
+            document["links"][name]["seconds"] = link.seconds
+        drawn = times(self)
+        seconds = drawn.seconds + self.exchange_seconds if drawn.assumed.timed else None
+        document["predicted"] = {"assuming": str(drawn.assumed), "seconds": seconds}
+        if self.predicted is not None:
+            document["predicted"] = {"assuming": "what the planner went by", **to_plain(self.predicted)}
+        return json.dumps(document, indent=1)
+
+    def to_file(self) -> str:
+        """The text of the file that `save` writes."""
+        return json.dumps(_document(self, FORMAT), indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, to be loaded and compared later."""
-        file.save(self, path)
+        Path(path).write_text(self.to_file(), encoding="utf-8")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a file of `save`. It has everything but the graphs."""
-        return file.load(Plan, path)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise PlanError("this file holds no plan", where=str(path), why=_explain_error(error), mend=_MEND) from None
+        return parse_plan(text, str(path))
 
     def graph_def(self, stage: str) -> Any:
         """The TensorFlow GraphDef of a stage's forward, with its backward if the two are one function."""
@@ -196,3 +242,67 @@ class Plan:
 
     def __str__(self) -> str:
         return self.to_text()
+
+
+def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:
+    """Named facts of a plan, causes before consequences."""
+    stages: dict[str, str] = {}
+    crossing: dict[str, str] = {}
+    for stage in plan.stages.values():
+        order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else ""
+        copies = f", in {stage.replicas} replicas{order}" if stage.replicas > 1 else ""
+        stages[f"stage {stage.name!r}"] = f"on cluster {stage.cluster!r}{copies}"
+    for each in plan.boundaries:
+        name = f"boundary {each.name}, from {each.source} to {' and '.join(each.destinations)},"
+        crossing |= {name: str(Spec(each.dtype, each.shape)), f"the codec of {name}": each.codec}
+        crossing[f"the backward codec of {name}"] = each.backward_codec
+    said = [line.split(" ", 2) for line in plan.lines if line.startswith(("input ", "variable "))]
+    return [
+        {**stages, "the order of the stages": ", ".join(plan.stages)},
+        dict(word.split("=", 1) for line in plan.lines[:1] for word in line.split()[1:]),
+        {f"the version of {name}": version for name, version in plan.versions.items()},
+        {f"input {name}": rest for kind, name, rest in said if kind == "input"},
+        crossing,
+        {f"variable {name}": rest for kind, name, rest in said if kind == "variable"},
+        {f"the worker of stage {name!r}": stage.worker for name, stage in plan.stages.items() if workers},
+        {f"the number of threads {name}": str(count) for name, count in plan.threads.items()},
+    ]
+
+
+def _document(plan: Plan, form: str) -> dict[str, Any]:
+    """A plan as a JSON object, without its functions."""
+    without = {"definition", "passes", "decision", *["considered"] * (not plan.considered)}
+    names = (name for name in plan.__dataclass_fields__ if name not in without)
+    digests = {"digest": plan.digest, "program_digest": plan.program_digest}
+    return {"format": form, **digests, **{name: to_plain(getattr(plan, name)) for name in names}}
+
+
+def parse_plan(text: str | bytes, where: str) -> Plan:
+    """The plan in the text of a file, whose digest is verified."""
+    try:
+        document = json.loads(text)
+        if (found := document.pop("format")) == SHOWN:
+            raise ValueError("it is what show --json prints, which has no program in it")
+        if found != FORMAT:
+            raise ValueError(f"the format is not {FORMAT!r}")
+        plan, digest = from_plain(Plan, document), document["digest"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PlanError("this file holds no plan", where=where, why=_explain_error(error), mend=_MEND) from None
+    if plan.digest != digest:
+        raise PlanError("this plan was changed after it was saved", where=where, mend=_MEND)
+    return plan
+
+
+def _explain_error(error: Exception) -> str:
+    """The reason why a file is invalid, in words.
+
+    >>> _explain_error(KeyError("format")), _explain_error(json.JSONDecodeError("Expecting value", "plan", 0))
+    ("it has no 'format'", 'it is no JSON: Expecting value: line 1 column 1 (char 0)')
+    """
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON: {error}"
+    return str(error) if isinstance(error, ValueError) else "what it holds does not lie as in a plan"

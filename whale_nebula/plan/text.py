@@ -11,12 +11,12 @@ from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
 from whale_nebula.errors.text import align_columns
 from whale_nebula.ir.routing import take_counts, times_of_shares
 from whale_nebula.plan.forbidden import find_breaches
-from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
+from whale_nebula.plan.records import Considered, PlanBoundary, PlanLink, PlanOnce, PlanStage
 from whale_nebula.plan.splits import describe_seconds, list_device_facts
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
 from whale_nebula.report.records import size
-from whale_nebula.schedule.drawing import draw
+from whale_nebula.schedule.simulate import draw
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:
@@ -90,6 +90,23 @@ def micro_batches(plan: Plan) -> str:
 def limit_text(plan: Plan) -> str:
     """The user's own limit of micro-batches in flight."""
     return "" if plan.in_flight is None else f", at most {plan.in_flight} in flight"
+
+
+CANDIDATE = ("", "a step", "of best", "micro-batches", "most memory", "on lines", "waits for", "stages")
+"""The columns of the table of the planner's candidates."""
+
+
+def candidate_rows(considered: Sequence[Considered]) -> list[tuple[str, ...]]:
+    """The rows of the table of candidates, the chosen one first."""
+    best = considered[0].predicted.seconds
+    return [
+        (
+            str(number), duration(each.predicted.seconds), f"{each.predicted.seconds / best:.2f}",
+            str(each.micro_batches), size(max(each.predicted.memory.values())),
+            size(sum(each.predicted.bytes.values())), each.binds, each.stages,
+        )
+        for number, each in enumerate(considered, 1)
+    ]  # fmt: skip
 
 
 def _wrap(lines: Iterable[str]) -> list[str]:

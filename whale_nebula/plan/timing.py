@@ -2,8 +2,7 @@
 
 The time of a message is known if a line has a rate or a delay; that of a stage is not. If some line is slow, stages are
 assumed to compute their FLOPs at `SPEED`, and each call to cost `CALL`; if all lines are free a stage takes one unit.
-The seconds of codecs on one core are known (`codec.costs`), and count if lines take time.
-A page can show other speeds, and stages that compute as long as a message takes: faster stages wait for lines.
+The seconds of codecs on one core are known (`codec.sizes.cost`), and count if lines take time.
 """
 
 from __future__ import annotations
@@ -66,31 +65,21 @@ _BACKWARD = 2.0
 
 @dataclass(frozen=True)
 class Assumed:
-    """The assumed computing time of a stage for a micro-batch, and its source.
-
-    Stages compute at `speed` in FLOPs a second, or all take the same `seconds` a micro-batch, the time of one on
-    `line`. With neither, lines are free and only proportions count: stages are equal, or proportional to FLOPs
-    (`by_flops`).
+    """The assumed computing time of a stage for a micro-batch: stages compute at `speed` in FLOPs a second. Without one
+    lines are free, stages are equal, and only proportions count.
     """
 
     speed: float | None = None
-    seconds: float | None = None
-    line: str = ""
-    by_flops: bool = False
 
     @property
     def timed(self) -> bool:
         """Whether the drawing is in seconds; else it is in units, and lines are free."""
-        return self.speed is not None or self.seconds is not None
+        return self.speed is not None
 
     def __str__(self) -> str:
         if self.speed is not None:
             return f"assuming that stages compute {speed_text(self.speed)}, and {duration(CALL)} more for each call"
-        if self.seconds is not None:
-            each = f"each stage computes a micro-batch in {duration(self.seconds)}"
-            return f"assuming that {each}, as long as one travels on {self.line}"
-        share = "stages compute in proportion to their FLOPs" if self.by_flops else "equal stages"
-        return f"assuming {share}: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
+        return f"assuming equal stages: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
 
 
 def speed_text(speed: float) -> str:
@@ -163,26 +152,14 @@ def step_text(plan: Plan, given: Assumed | None = None) -> str:
 
 def assumptions_of(plan: Plan) -> Assumed:
     """The assumptions of a plan's drawn schedule."""
-    return Assumed(SPEED) if _travels(plan) else Assumed()
+    return Assumed(SPEED) if _takes_time(plan) else Assumed()
 
 
-def balance_with_line(plan: Plan) -> Assumed:
-    """The assumption that stages compute a micro-batch as long as its transfer on the slowest line takes."""
-    taken = _travels(plan)
-    slowest = max(taken, key=lambda name: taken[name], default="")
-    return Assumed(seconds=taken[slowest], line=slowest) if taken else Assumed()
-
-
-def _travels(plan: Plan) -> dict[str, float]:
-    """Seconds of the transfer of a micro-batch on each line that takes time."""
-    taken: dict[str, float] = {}
-    for phase in range(count_phases(plan)):
-        stages = [stage.name for stage in plan.stages.values() if stage.runs[phase]]
-        for hop in _hops(plan, stages).values():
-            for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
-                if line is not None and size:
-                    taken[line.name] = taken.get(line.name, line.delay) + line.seconds(size)
-    return {name: seconds for name, seconds in taken.items() if seconds}
+def _takes_time(plan: Plan) -> bool:
+    """Whether the transfer of a micro-batch takes time on any line."""
+    every = [stage.name for stage in plan.stages.values() if any(stage.runs)]
+    ways = [way for hop in _hops(plan, every).values() for way in ((hop.there, hop.forward), (hop.back, hop.backward))]
+    return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
 
 
 def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) -> Times:
@@ -245,14 +222,10 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
 def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
     """Simulated work of the stages, for their fastest replicas."""
     codecs = coding(plan, [stage.name for stage in stages]) if given.timed else {}
-    most = max(stage.flops for stage in stages) if given.by_flops else 0
     for stage in stages:
+        taken = {"F": 1.0, "B": _BACKWARD, "W": _BACKWARD / 2}
         if given.speed is not None:
             taken = _divide_flops(stage, phase, len(plan.rows), given.speed)
-        else:  # in proportion to the slowest; at least visible in the drawing
-            share = max(stage.flops / most, 0.01) if most else 1.0
-            unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * share
-            taken = {"F": unit, "B": _BACKWARD * unit, "W": _BACKWARD * unit / 2}
         forward, backward, weights = (taken[letter] if letter in stage.runs[phase] else 0.0 for letter in "FBW")
         slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
         yield Work(

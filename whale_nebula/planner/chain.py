@@ -21,9 +21,8 @@ from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, w
 from whale_nebula.passes.parting import ascend, is_movement
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.work import memory_of
-from whale_nebula.planner.crossing import Tensor
 from whale_nebula.planner.problem import Array, Chain
-from whale_nebula.spec import Value
+from whale_nebula.spec import Spec, Value
 
 MOST_CROSSING = 4
 """The maximum number of tensors that cross at a cut."""
@@ -32,6 +31,20 @@ _GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
 
 Pace = Callable[[str, float, float], float]
 """Seconds of one op: its kernel, its FLOPs, and the bytes that it reads and writes."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a batch that crosses at a cut: its type and sizes, and whether its gradient crosses back."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    returns: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes without a codec."""
+        return Spec(self.dtype, self.dims).nbytes()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from whale_nebula.plan.records import RateCurves
+from whale_nebula.plan.text import CANDIDATE, candidate_rows
 from whale_nebula.plan.timing import duration
 from whale_nebula.planner.cluster_costs import Grounds
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
@@ -137,20 +138,10 @@ def _grounds_text(grounds: Grounds) -> str:
 
 
 # ---------------------------------------------------------------------- the candidates
-_HEAD = ("", "a step", "of best", "micro-batches", "most memory", "on lines", "waits for", "stages")
-
-
 def _candidate_lines(decision: Decision) -> Iterator[str]:
     best = decision.considered[0].predicted.seconds
     listed = [each for each in decision.considered if each.predicted.seconds <= SLOWER * best]
-    rows = []
-    for number, each in enumerate(listed, 1):
-        memory, crossing = max(each.predicted.memory.values()), sum(each.predicted.bytes.values())
-        rows.append((
-            str(number), duration(each.predicted.seconds), f"{each.predicted.seconds / best:.2f}",
-            str(each.micro_batches), size(memory), size(crossing), each.binds, each.stages,
-        ))  # fmt: skip
-    yield from _table((_HEAD, *rows))
+    yield from _table((CANDIDATE, *candidate_rows(listed)))
     if left := len(decision.considered) - len(listed):
         yield f"{left} more would take over {SLOWER:g} times as long"
 

@@ -23,10 +23,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whale_nebula.planner.costs import DEEPEST, Costs
-from whale_nebula.planner.moves import Moves, code_otherwise
 from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Way
 from whale_nebula.planner.score import score
-from whale_nebula.planner.space import Order, find_kinds, group_blocks, list_orders, ungroup_parts
+from whale_nebula.planner.space import (
+    Moves,
+    Order,
+    code_otherwise,
+    find_kinds,
+    group_blocks,
+    list_orders,
+    ungroup_parts,
+)
 
 SCORED = 48
 """The number of candidates that are simulated; in addition the best `FEW` of each number of micro-batches."""

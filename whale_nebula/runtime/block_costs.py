@@ -22,7 +22,7 @@ from whale_nebula.hardware.timing import Timed, time_calls
 from whale_nebula.ir.graph import INPUT
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.planner.chain import Layers
-from whale_nebula.planner.measured_blocks import WHOLE, MeasuredBlocks, Points, Subgraph, subgraphs_of
+from whale_nebula.planner.cluster_costs import WHOLE, MeasuredBlocks, Points, Subgraph, subgraphs_of
 from whale_nebula.runtime.step.compiled import Function, Workshop
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private

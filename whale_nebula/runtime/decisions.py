@@ -21,11 +21,9 @@ from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
 from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, layers_of, size_values
-from whale_nebula.planner.cluster_costs import grounds_of, problem_of, told_by_nobody
-from whale_nebula.planner.correction import slow_down
+from whale_nebula.planner.cluster_costs import MeasuredBlocks, grounds_of, problem_of, slowest_of, told_by_nobody
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.decision import Decision, describe_excess
-from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
+from whale_nebula.planner.decision import Decision, describe_excess, slow_down
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
 from whale_nebula.planner.space import fix_stages

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.surroundings import foreign_strategy
+from whale_nebula.capture.tracing import foreign_strategy
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.report.published import note_skipped
 from whale_nebula.runtime.checkpoint.fitting import name_variables, to_tensors

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture import keras_copies, keras_scopes
+from whale_nebula.capture import keras_scopes
 from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.capture.patches import install as install
@@ -68,7 +68,7 @@ def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) 
     if inside or bears_scopes(model):
         setattr(model, f"{kind}_function", _stepper(model, kind))
         return
-    keras_copies.tell_if_copy(model)
+    keras_scopes.tell_if_copy(model)
     if _may_bear(model, kind):
         setattr(model, f"{kind}_function", _Probe(model, kind, original))
     else:

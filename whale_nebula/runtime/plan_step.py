@@ -20,9 +20,8 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Apart, Program
 from whale_nebula.passes.pipeline import run_passes, text_after
 from whale_nebula.passes.readings import check_here
-from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.forbidden import forbidden_inputs
-from whale_nebula.plan.overview import Overview
+from whale_nebula.plan.overview import Overview, fallbacks
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
 from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, tell_costs

@@ -14,8 +14,7 @@ from typing import Any
 
 from whale_nebula.hardware.measured import keep_slowness
 from whale_nebula.ir.program import Leaf
-from whale_nebula.planner.correction import Observed, Offer, correct, find_better, find_slowness
-from whale_nebula.planner.decision import Decision
+from whale_nebula.planner.decision import Decision, Observed, Offer, correct, find_better, find_slowness
 from whale_nebula.planner.explanation import describe_shape, stage_names
 from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score

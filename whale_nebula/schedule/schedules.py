@@ -4,7 +4,7 @@ The schedules differ in how many micro-batches a stage may have in flight; one o
 
 "gpipe" is all forwards, then all backwards: each stage but the last holds the activations of the whole batch.
 
->>> from whale_nebula.schedule.drawing import picture
+>>> from whale_nebula.schedule.simulate import picture
 >>> print(picture("gpipe", stages=3, micro_batches=4))
 stage 0 |F0-F1-F2-F3-.........B0====...B1====...B2====...B3====|
 stage 1 |...F0-F1-F2-F3-B0====...B1====...B2====...B3====......|

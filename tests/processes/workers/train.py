@@ -29,7 +29,7 @@ from tests.processes.lesson import hexed
 from tests.processes.running import act, reopen
 from tests.processes.telling import bits, left, sent, tell
 from tests.same import Cut, data
-from whale_nebula.capture.undrawn import is_undrawn
+from whale_nebula.capture.splits import is_undrawn
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step import measured

@@ -6,7 +6,7 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula import site
-from whale_nebula.capture import keras_copies
+from whale_nebula.capture import keras_scopes
 from whale_nebula.scopes import hints
 
 
@@ -14,8 +14,8 @@ from whale_nebula.scopes import hints
 def no_run_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hints, "_said", set())
     monkeypatch.setattr(site, "_said", set())
-    monkeypatch.setattr(keras_copies, "_given", set())
-    monkeypatch.setattr(keras_copies, "_cloned", set())
+    monkeypatch.setattr(keras_scopes, "_given", set())
+    monkeypatch.setattr(keras_scopes, "_cloned", set())
     nb.shutdown()
     yield
     nb.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
+from whale_nebula.runtime.keras_hook import _form
+from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 
 ROWS, WIDTH = 8, 3
 X = np.random.default_rng(1).random((ROWS, WIDTH), np.float32)
@@ -160,3 +164,92 @@ def test_it_is_built_as_keras_builds_it(kind: str, way: str, first: str, tmp_pat
 def test_its_weights_have_the_initial_values_of_the_uncut_model() -> None:
     plain, cut = (trained("drawn", way, "fit", 0.0).get_weights() for way in ("plain", "scopes"))
     assert [each.tobytes() for each in cut] == [each.tobytes() for each in plain]
+
+
+# -------------------- The wrapper on Keras handles models with scopes, and no others
+layers = keras.layers
+INPUTS, TARGETS = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+
+
+def _hook() -> Any:
+    return importlib.import_module("whale_nebula.runtime.keras_hook")
+
+
+@pytest.fixture
+def unwrapped() -> Any:
+    unwrap_keras()
+    yield
+    wrap_keras(_hook)
+
+
+def plain() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+
+class Subclass(keras.Model):
+    def __init__(self, scoped: bool = False) -> None:
+        super().__init__()
+        self.dense, self.scoped = layers.Dense(2), scoped
+
+    def call(self, x: Any) -> Any:
+        if not self.scoped:
+            return self.dense(x)
+        with nb.cluster(), nb.stage(cluster="a"):
+            return self.dense(x)
+
+
+def test_a_batch_with_parts_that_are_not_here_has_the_form_in_the_config() -> None:
+    nb.shutdown()
+    batch = {"a": INPUTS, "b": None}
+    with nb.init({"inputs": {"x/b": {"shape": [16, None], "dtype": "int32"}}}):
+        found = _form(batch)
+        assert (found["a"].shape, found["b"].shape, found["b"].dtype) == ((None, 3), (None, None), "int32")
+        assert _form({"a": INPUTS, "c": None})["c"] is None
+        assert _form(None)["b"].shape == (None, None)
+
+
+def functions(model: keras.Model) -> list[Any]:
+    model.fit(INPUTS, TARGETS, verbose=0)
+    model.evaluate(INPUTS, TARGETS, verbose=0)
+    model.predict(INPUTS, verbose=0)
+    return [model.train_function, model.test_function, model.predict_function]
+
+
+def test_models_without_scopes_get_keras_own_functions(unwrapped: Any) -> None:
+    own = {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())}
+    wrap_keras(_hook)
+    assert {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())} == own
+
+
+def test_subclasses_without_scopes_get_keras_own_functions() -> None:
+    model = Subclass()
+    model.compile("sgd", "mse")
+    assert not any("whale_nebula" in f.__module__ for f in functions(model))
+
+
+def test_the_wrapper_is_reversible(unwrapped: Any) -> None:
+    trainer = vars(tf_private.TensorFlowTrainer)
+    originals = {kind: trainer[f"make_{kind}_function"] for kind in ("train", "test", "predict")}
+    assert not any(hasattr(f, "nebula_original") for f in originals.values())
+    wrap_keras(_hook)
+    wrap_keras(_hook)
+    for kind, original in originals.items():
+        wrapper = vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"]
+        assert wrapper.nebula_original is original
+        assert wrapper.__doc__ == original.__doc__
+    unwrap_keras()
+    assert {kind: vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"] for kind in originals} == originals
+
+
+@pytest.mark.parametrize("kind", ["train", "test", "predict"])
+def test_a_subclass_with_scopes_is_found_on_its_first_batch(kind: str) -> None:
+    nb.shutdown()
+    model = Subclass(scoped=True)
+    model.compile("sgd", "mse")
+    {"train": lambda: model.fit(INPUTS, TARGETS, verbose=0), "test": lambda: model.evaluate(INPUTS, TARGETS, verbose=0),
+     "predict": lambda: model.predict(INPUTS, verbose=0)}[kind]()  # fmt: skip
+    assert tuple(nb.last_report().stages) == ("a",)
+    nb.shutdown()

@@ -10,8 +10,9 @@ from whale_nebula.plan.timing import (
     CALL,
     SPEED,
     Assumed,
+    Coding,
     assumptions_of,
-    balance_with_line,
+    coding,
     count_held,
     duration,
     step_text,
@@ -68,20 +69,9 @@ def test_a_stage_of_two_phases_computes_half_in_each() -> None:
     assert first.timeline.busy(0) == pytest.approx(second.timeline.busy(0)) == pytest.approx(4 * (1.0 + CALL))
 
 
-def test_stages_may_be_taken_to_compute_as_long_as_a_message_travels() -> None:
-    rate, delay = 8e6, 0.01
-    taken = 8 * wire_bytes(SIZE) / rate + delay
-    given = balance_with_line(plan(rate, delay))
-    assert given == Assumed(seconds=taken, line="a->b")
-    assert str(given).endswith("each stage computes a micro-batch in 110 ms, as long as one travels on a->b")
-    found = times(plan(rate, delay), given)
-    assert found.seconds == pytest.approx(3 * taken + taken + 2 * taken + taken)  # the closed form of eager-1F1B
-
-
 def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
     assert assumptions_of(plan(None, 0.02)) == Assumed(SPEED)
-    assert balance_with_line(plan(None, 0.02)) == Assumed(seconds=0.02, line="a->b")
-    assert assumptions_of(plan(None)) == balance_with_line(plan(None)) == Assumed()
+    assert assumptions_of(plan(None)) == Assumed()
 
 
 def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
@@ -90,11 +80,6 @@ def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
     assert step_text(given) == f"so a step takes about {duration(drawn)}; updates come on top"
     said = step_text(replace(given, exchange_seconds=0.05))
     assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, 50 ms for ")
-
-
-def test_proportions_come_from_flops_if_asked() -> None:
-    (phase,) = times(plan(None), Assumed(by_flops=True)).phases
-    assert phase.timeline.busy(0) == pytest.approx(phase.timeline.busy(1) / 2)
 
 
 def test_what_is_held_follows_the_schedule() -> None:
@@ -116,3 +101,50 @@ def test_a_boundary_for_two_stages_of_a_cluster_crosses_once() -> None:
     found = times(replace(given, stages=stages, boundaries=(both,)))
     (phase,) = found.phases
     assert len([span for span in phase.timeline.of("a->b") if span.seconds]) == 4
+
+
+# -------------------- The stages of a plan to which codec times are charged
+TAKEN = {"codec_seconds": 0.8, "encode_seconds": 0.6, "backward_codec_seconds": 0.4, "backward_encode_seconds": 0.1}
+
+
+def coded(given: nb.Plan, **more: object) -> nb.Plan:
+    return replace(given, boundaries=(replace(given.boundaries[0], **TAKEN, **more),))
+
+
+def near(found: Coding) -> object:
+    return pytest.approx(tuple(found))
+
+
+def test_who_sends_encodes_and_who_reads_decodes_both_ways() -> None:
+    found = coding(coded(plan(8e6)), ["a", "b"])
+    assert found["a"] == near(Coding(0.15, 0.075))
+    assert found["b"] == near(Coding(0.05, 0.025))
+
+
+def test_two_clusters_decode_apart_and_two_stages_of_one_once() -> None:
+    given = coded(plan(8e6), destinations=("b", "c", "d"))
+    stages = {**given.stages, "c": stage("c"), "d": replace(stage("d"), cluster="b")}
+    found = coding(replace(given, stages=stages), list(stages))
+    assert found["b"] == near(Coding(0.025, 0.025 / 3)) and found["c"] == near(found["b"])
+    assert found["d"] == near(Coding(0.0, 0.025 / 3))
+    assert sum(each.forward for each in found.values()) == pytest.approx(0.2)
+    assert sum(each.backward for each in found.values()) == pytest.approx(0.1)
+
+
+def test_nothing_is_encoded_within_a_cluster_nor_for_a_stage_that_takes_no_part() -> None:
+    given = coded(plan(8e6))
+    same = replace(given, stages={"a": stage("a"), "b": replace(stage("b"), cluster="a")})
+    assert not any(map(any, coding(same, ["a", "b"]).values()))
+    assert coding(given, ["a"]) == {"a": Coding()}
+    assert not any(map(any, coding(plan(8e6), ["a", "b"]).values()))
+
+
+def test_the_drawing_and_the_step_count_it_where_lines_take_time() -> None:
+    slow, free = plan(8e6), plan(None)
+    (before,), (after,) = times(slow).phases, times(coded(slow)).phases
+    assert after.timeline.busy(0) == pytest.approx(before.timeline.busy(0) + 4 * (0.15 + 0.075))
+    assert after.timeline.busy(1) == pytest.approx(before.timeline.busy(1) + 4 * (0.05 + 0.025))
+    assert times(coded(slow)).seconds > times(slow).seconds
+    assert ", with codecs; " in step_text(coded(slow)) and "codecs" not in step_text(slow)
+    assert times(coded(free)).seconds == times(free).seconds and not assumptions_of(free).timed
+    assert " with codecs, " in step_text(replace(coded(slow), exchange_seconds=0.1))

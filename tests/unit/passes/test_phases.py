@@ -5,12 +5,14 @@ which ops wait for merged values (`# parts.once 7`).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.unit.passes.examples import TWO_DENSE
 from tests.unit.passes.programs import cases, check, program_of
-from whale_nebula.passes.phases import Parts, split_parts
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.phases import FORWARD, UPDATE, Parts, split_parts
 
 KINDS = ("prologue", "forward", "update")
 
@@ -38,3 +40,74 @@ def test_each_op_has_its_time(text: str) -> None:
     parts = split_parts(program_of(text), once)
     check(text, lambda program: lambda op: words(parts, op))
     assert {name: describe(getattr(parts, name)) for name in said} == said
+
+
+# -------------------- A loss with another stage's weight penalty is deferred to the update, where the penalty cr
+PENALISED = (
+    TWO_DENSE
+    + """\
+%8 = Mean(%6, %7) float32[]                            => forward
+%9 = ReadVariableOp(%1) float32[4,8] stateful          => any time
+%10 = L2Loss(%9) float32[]                             => any time
+%11 = AddV2(%8, %10) float32[]                         => update
+request of %11 for %1, %2
+%12 = Const {value=(1)} float32[]
+%13 = MatMul(%4, %6) {transpose_a=true} float32[8,2]
+part b: %13 for %2
+%14 = MatMul(%6, %5) {transpose_b=true} float32[?,8]
+flow b: %14 for %4
+%15 = feed arrival float32[?,8]
+arrival %15 of %4
+%16 = MatMul(%0, %15) {transpose_a=true} float32[4,8]
+%17 = Mul(%9, %12) float32[4,8]
+%18 = AddV2(%16, %17) float32[4,8]
+part a: %18 for %1
+end
+%19 = holder ga float32[4,8]
+gradient %19 of %1
+%20 = holder gb float32[8,2]
+gradient %20 of %2
+%21 = AssignSubVariableOp(%1, %19) stateful
+%22 = AssignSubVariableOp(%2, %20) stateful
+returns %11
+"""
+)
+
+
+def said(program: Program) -> Callable[[int], str]:
+    parts = split_parts(program)
+    words = {FORWARD: "forward", UPDATE: "update"}
+    return lambda op: words.get(parts.part[op], "prologue") if op in parts.part else "any time"
+
+
+def test_the_sum_waits_and_the_loss_does_not() -> None:
+    check(PENALISED, said)
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param("%12 = OnesLike(%11) float32[]", id="read by its gradient"),
+        pytest.param("%12 = Const {value=(1)} float32[]\narrival %15 of %10", id="its gradient arrives from b"),
+    ],
+)
+def test_a_sum_that_is_needed_before_the_update_does_not_wait(reader: str) -> None:
+    text = PENALISED.replace("%12 = Const {value=(1)} float32[]", reader.partition("\n")[0])
+    text = text.replace("arrival %15 of %4", f"arrival %15 of %4\n{reader.partition(chr(10))[2]}")
+    parts = split_parts(program_of(text))
+    assert parts.part[11] == FORWARD
+    assert not parts.late.sums
+
+
+def test_the_sum_of_a_stages_own_penalty_stays_in_the_forward() -> None:
+    own = PENALISED.replace("%9 = ReadVariableOp(%1) float32[4,8]", "%9 = ReadVariableOp(%2) float32[8,2]")
+    assert split_parts(program_of(own)).part[11] == FORWARD
+
+
+def test_what_is_made_of_the_sum_waits_with_it() -> None:
+    scaled = PENALISED.replace("request of %11", "%30 = Neg(%11) float32[]\nrequest of %30").replace(
+        "returns %11", "returns %30"
+    )
+    parts = split_parts(program_of(scaled))
+    assert (sorted(parts.late.sums), sorted(parts.late.terms)) == ([11, 12], [10])
+    assert {parts.part[op] for op in parts.late.sums} == {UPDATE}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,20 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.unit.passes.programs import cases
+from tests.unit.passes.rules.states import batched, read
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.cut import Worker
-from whale_nebula.ir.layout import count_bytes
+from whale_nebula.ir.layout import SPLIT, Layout, Layouts, count_bytes
 from whale_nebula.models import SwitchFeedForward
+from whale_nebula.passes.completion import Completion, Question, complete_layouts
+from whale_nebula.passes.facts import Step
 from whale_nebula.passes.pipeline import cut_program
+from whale_nebula.passes.rules import fold
 from whale_nebula.passes.split import check_devices
 from whale_nebula.runtime.split.groups import LocalGroup
 from whale_nebula.runtime.split.lowering import Part
+from whale_nebula.spec import Value
 
 ROWS, CLASSES, WIDTH, COUNT = 12, 1000, 6, 3
 LOGITS = ROWS * CLASSES * 4
@@ -269,3 +278,52 @@ def test_what_a_loop_is_given_stays_whole_beside_what_is_divided() -> None:
     assert {*plan.notes} >= {f"gru/gru_cell/{part} is not divided: While needs all of it" for part in parts}
     assert plan.layouts["dense/kernel"] == "split(1)"
     assert nb.verify(model, x, y).ok
+
+
+# -------------------- Completion of layouts: the graphs of `layouts.txt`, and behind `=>` the layouts of what ea
+def remarks(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^# (split|count|wholes|crosses|together|notes) (.*)$", text, re.MULTILINE))
+
+
+def ask(text: str) -> Question:
+    """What is to be completed of a graph."""
+    graph, said = read(text), remarks(text)
+    split = dict(map(int, each.split(":")) for each in said["split"].split())
+    variables = {op: Layout(SPLIT, axis) for op, axis in split.items()}
+    ends = [Value(int(op)) for op in said.get("wholes", "").split()]
+    folds = fold(graph, batched(graph)).folds
+    count = int(said.get("count", 2))
+    return Question(graph, range(len(graph)), count, variables, folds=folds, wholes=ends)
+
+
+def complete(text: str) -> Layouts:
+    return complete_layouts(ask(text))
+
+
+@pytest.mark.parametrize("text", cases("layouts"))
+def test_each_value_has_the_layout_that_is_said_of_it(text: str) -> None:
+    found, graph, said = complete(text), read(text), remarks(text)
+    lines = [line for line in textwrap.dedent(text).splitlines() if line.startswith("%")]
+    for op, line in zip(graph.ops, lines, strict=True):
+        crossing = [f"{each.value} {each.kind}" for each in found.reshards.get(op.index, ())]
+        got = ", ".join([*(str(found.layout(value)) for value in op.values), *crossing])
+        expected = line.partition("=>")[2].strip() or got
+        assert f"%{op.index} {op.type} => {got}" == f"%{op.index} {op.type} => {expected}"
+    assert ", ".join(f"{each.value} {each.kind}" for each in found.collectives) == said.get("crosses", "")
+    assert found.together == set(map(int, said.get("together", "").split()))
+    assert "; ".join(found.notes) == said.get("notes", "")
+
+
+def test_what_crosses_has_its_bytes() -> None:
+    (pair, *_) = (case.values[0] for case in cases("layouts"))
+    assert [each.nbytes for each in complete(pair).collectives] == [count_bytes("all-reduce", 32 * 16 * 4, 2)] * 2
+
+
+@pytest.mark.parametrize("text", cases("layouts"))
+def test_what_a_change_concerns_is_visited_again(text: str) -> None:
+    """Nothing is divided first, then all that is, one variable after the other."""
+    question = ask(text)
+    run = Completion.start(replace(question, variables={}))
+    for variable, layout in question.variables.items():
+        run = run.follow(Step({variable: layout}, {}))
+    assert run.list_layouts() == Completion.start(question).list_layouts()

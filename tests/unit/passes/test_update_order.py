@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.ir.graph import Graph
-from whale_nebula.passes.update_order import order_updates
+from whale_nebula.runtime.step.compiled import order_updates
 
 WIDE, NARROW = (512, 1024), (4,)
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.unit.passes.programs import alone, program_of
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.passes.pipeline import Compilation, run_passes
-from whale_nebula.passes.verifier import InvalidProgramError, find_faults, verify
+from whale_nebula.passes.pipeline import Compilation, InvalidProgramError, find_faults, run_passes, verify
 from whale_nebula.spec import Value
 
 TEXT = """

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.planner.test_explanation import make_problem, shape
-from whale_nebula.planner.correction import Observed, correct, find_better, find_slowness, slow_down
+from whale_nebula.planner.decision import Observed, correct, find_better, find_slowness, slow_down
 from whale_nebula.planner.problem import Candidate, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search

@@ -1,13 +1,16 @@
 """Differences of samples between two ends of a boundary, without a model: bytes, and caches of both sides."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import whale_nebula as nb
 from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import INT4, INT8, deltas
 from whale_nebula.codec.deltas import LIMIT, Cache, most_bytes
@@ -15,6 +18,7 @@ from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.state import At, States, Tally
+from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.protocol import Packed
 
 EVERY_WAY = INT8_WAY, INT4_WAY = [Way(codec(), delta="ids") for codec in (INT8, INT4)]
@@ -304,3 +308,65 @@ def test_whatever_samples_come_both_sides_hold_the_same_bits(
         made, size = ends.cross(x, ids, marks if masked else None)
         assert size <= x.nbytes and held(ends.here, OUT).nbytes <= ends.limit
         assert not marks.any() or error(made[marks], x[marks]) < 1
+
+
+# -------------------- Training with differences in one process: bytes, caches of both sides, and excluded cases
+TRAINED_SAMPLES, BATCH, PARTS, WIDTH, EPOCHS = 24, 8, 2, 64, 3
+ROWS = BATCH // PARTS
+WHOLE = PARTS * (4 + 1 + ROWS * WIDTH * 2)
+CHANGES = PARTS * payload_bytes("int8, delta ids", "float32", (ROWS, WIDTH))
+THERE = "b0 a->b"
+DRAWN = np.random.default_rng(0)
+X, TRUE = DRAWN.standard_normal((TRAINED_SAMPLES, 6)).astype("float32"), DRAWN.standard_normal((6, 2)).astype("float32")
+Y = np.tanh(X @ TRUE)
+DATA = {"x": X, "ids": np.arange(100, 100 + TRAINED_SAMPLES)}
+
+
+@pytest.fixture(autouse=True)
+def run() -> Iterator[None]:
+    with nb.init(seed=1):
+        yield
+
+
+def held_in_training() -> list[dict[str, bytes]]:
+    """What each side holds of samples."""
+    states = current_run().channels.values()
+    return [{k: v.tobytes() for k, v in s.held.as_arrays().items()} for s in states if s.held is not None]
+
+
+def crossed() -> int:
+    return nb.last_report().boundaries[THERE].payload_bytes
+
+
+class TestKeras:
+    def model(self, **options: Any) -> keras.Model:
+        keras.utils.set_random_seed(0)
+        x, ids = keras.Input((6,), name="x"), keras.Input((), dtype="int64", name="ids")
+        with nb.cluster(), nb.pipeline(PARTS), nb.compress(**options):
+            with nb.stage(cluster="a"):
+                hidden = keras.layers.Dense(WIDTH, activation="tanh")(x)
+            with nb.stage(cluster="b"):
+                model = keras.Model({"x": x, "ids": ids}, keras.layers.Dense(2)(hidden))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    def fit(self, model: keras.Model) -> tuple[list[float], list[int]]:
+        sizes: list[int] = []
+        seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: sizes.append(crossed()))
+        done = model.fit(DATA, Y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[seen])
+        return done.history["loss"], sizes
+
+    def test_three_epochs_with_differences_and_evaluation_between(self) -> None:
+        model = self.model(int8=True, delta="x/ids")
+        losses, sizes = self.fit(model)
+        steps = TRAINED_SAMPLES // BATCH
+        assert sizes == [WHOLE] * steps + [CHANGES] * (EPOCHS - 1) * steps
+        first, second = held_in_training()
+        assert first == second and len(first["ids"]) == TRAINED_SAMPLES * 8
+        model.evaluate(DATA, Y, batch_size=BATCH, verbose=0)
+        assert crossed() == PARTS * payload_bytes("int8", "float32", (ROWS, WIDTH))
+        model.predict({**DATA, "ids": np.arange(TRAINED_SAMPLES)}, batch_size=BATCH, verbose=0)
+        assert held_in_training() == [first, second]
+        exact, _ = self.fit(self.model(fp16=True, backward=None))
+        np.testing.assert_allclose(losses, exact, rtol=0.02)
+        assert losses[-1] < losses[0]

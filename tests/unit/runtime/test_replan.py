@@ -17,7 +17,7 @@ import whale_nebula as nb
 from tests.replanning import plan_anew
 from tests.unit.planner.test_explanation import decide, make_problem
 from whale_nebula.errors import NebulaWarning, PlanError
-from whale_nebula.planner.correction import Offer
+from whale_nebula.planner.decision import Offer
 from whale_nebula.planner.search import search
 from whale_nebula.runtime import auto
 from whale_nebula.runtime.replan import PlanWatch

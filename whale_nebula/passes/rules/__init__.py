@@ -21,8 +21,7 @@ computes the states of its outputs from those of its inputs. Ops without a rule 
 """
 
 from whale_nebula.passes.rules import control, elementwise, layout, linear, making, reductions, slicing
-from whale_nebula.passes.rules.fixes import SHAPED, Edge
-from whale_nebula.passes.rules.interpret import Folding, fold
+from whale_nebula.passes.rules.interpret import SHAPED, Edge, Folding, fold
 from whale_nebula.passes.rules.making import SAME_SEED
 from whale_nebula.passes.rules.registry import COUPLED, ROWS, WHOLE, Fold
 from whale_nebula.passes.rules.verdict import merge_rule, verdict

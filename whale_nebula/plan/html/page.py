@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from importlib.resources import files
 from math import prod
@@ -10,16 +12,16 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from whale_nebula.plan.html import Markup, element, join_markup
-from whale_nebula.plan.html.candidates import HEAD, candidate_rows, draw_curves
-from whale_nebula.plan.html.graph import color, graph
-from whale_nebula.plan.html.layout import Arrow, layout
-from whale_nebula.plan.html.timeline import scenes
-from whale_nebula.plan.records import PlanBoundary, PlanStage
+from whale_nebula.plan.html.graph import Arrow, color, graph, layout
+from whale_nebula.plan.html.timeline import draw_schedule
+from whale_nebula.plan.records import PlanBoundary, PlanLayer, PlanStage, RateCurves
 from whale_nebula.plan.splits import list_device_facts
 from whale_nebula.plan.text import (
+    CANDIDATE,
     Section,
     amount,
     busiest_line,
+    candidate_rows,
     codec_lines,
     crossing_facts,
     limit_text,
@@ -33,11 +35,6 @@ from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
-
-
-from dataclasses import dataclass, field, fields, replace
-
-from whale_nebula.plan.records import PlanLayer
 
 _COUNTS = [each.name for each in fields(PlanLayer) if each.name != "name"]
 _HEAD = ("layer", "ops", "parameters", "FLOPs a step", "keeps")
@@ -144,11 +141,11 @@ Drag to move, Ctrl and wheel to zoom.</p>
 </section>
 <section>
 <h2>Schedule</h2>
-<div class="row">$choices
+<div class="row">
 <p class="legend"><span class="key forward">forward</span><span class="key backward">backward</span>$weights
 <span class="key message">a message holds the line</span></p>
 </div>
-$scenes
+$schedule
 </section>
 $sections
 </main>
@@ -179,8 +176,14 @@ def plan_html(plan: Plan) -> str:
         sections=join_markup(
             *_candidates(plan), [_section(plan, title, each) for title, each in sections(plan).items()]
         ),
-        **_schedule(plan),
+        schedule=draw_schedule(plan),
+        weights=element("span", "gradients of weights", class_="key weights") if _divides(plan) else Markup(),
     )
+
+
+def _divides(plan: Plan) -> bool:
+    """Whether gradients of weights are functions of their own."""
+    return any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
 
 
 def _read_asset(name: str) -> str:
@@ -208,28 +211,9 @@ def _figures(plan: Plan) -> Iterator[Markup]:
 def _candidates(plan: Plan) -> Iterator[Markup]:
     """The planner's candidates, if it has chosen this plan."""
     if plan.considered:
-        table = _table("candidates", HEAD, candidate_rows(plan), range(1, 6))
+        table = _table("candidates", CANDIDATE, candidate_rows(plan.considered), range(1, 6))
         note = element("p", "Found by nb.auto_parallel; the first one was chosen.", class_="note")
         yield element("section", element("h2", "Candidates"), note, table, draw_curves(plan))
-
-
-def _schedule(plan: Plan) -> dict[str, Markup]:
-    """The drawings of the schedule, with a switch between them."""
-    drawn = scenes(plan)
-    choices, shown = [], []
-    for number, scene in enumerate(drawn):
-        name = f"scene-{number}"
-        choices.append(element("input", type="radio", name="scene", id=name, checked=number == 0, data_scene=number))
-        choices.append(element("label", scene.title, for_=name))
-        label = f"schedule: {scene.title}"
-        drawings = list(scene.drawings)
-        clocks = element("div", drawings, class_="scroll clocks", tabindex=0, role="region", aria_label=label)
-        note = element("p", scene.note, class_="note")
-        shown.append(element("div", note, clocks, class_="scene", data_scene=number))
-    picker = element("fieldset", element("legend", "a stage computes"), choices, class_="segments")
-    apart = any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
-    weights = element("span", "gradients of weights", class_="key weights") if apart else Markup()
-    return {"choices": picker if len(drawn) > 1 else Markup(), "scenes": join_markup(shown), "weights": weights}
 
 
 # ---------------------------------------------------------------------- sections of the plan's text
@@ -354,3 +338,111 @@ def _crossing(each: PlanBoundary) -> Markup:
 
 def _facts(*facts: tuple[str, str]) -> Markup:
     return element("dl", [join_markup(element("dt", name), element("dd", value)) for name, value in facts])
+
+
+WIDTH, HEIGHT = 920, 330
+LEFT, RIGHT, TOP, BOTTOM = 70, 16, 14, 54
+
+
+def draw_curves(plan: Plan) -> Markup:
+    """The plot with its legend; empty if all lines are free, or for a plan from a file."""
+    curves = plan.decision.curves() if plan.decision is not None else None
+    if curves is None:
+        return Markup()
+    keys = [element("span", "the best plan at each rate", class_="key best")]
+    keys += [element("span", f"{number}: {name}", class_=f"key c{number}") for number, name in _number_plans(curves)]
+    rows = [
+        (f"{_times(factor)}", duration(seconds), name)
+        for factor, seconds, name in zip(curves.factors, curves.best, curves.best_plans, strict=True)
+        if _is_power(factor)
+    ]
+    return join_markup(
+        element("p", "Seconds of a step where all lines were so many times as fast; both axes are logarithmic.",
+                class_="note"),
+        element("div", _plot(curves), class_="clocks"),
+        element("p", keys, class_="legend"),
+        element("details", element("summary", "the best plan at each rate, as a table"),
+                _table("rates", ("rate", "a step", "plan"), rows, ())),
+    )  # fmt: skip
+
+
+def _number_plans(curves: RateCurves) -> Iterator[tuple[int, str]]:
+    return enumerate(curves.plans, 1)
+
+
+def _plot(curves: RateCurves) -> Markup:
+    """The curves as SVG: the best plan as a broad band, the candidates as lines on it."""
+    every = [each for line in (curves.best, *curves.plans.values()) for each in line if math.isfinite(each)]
+    margin = max(1.1, math.sqrt(1.6 * min(every) / max(every)))
+    low, high = min(every) / margin, max(every) * margin
+    first, last = math.log(curves.factors[0]), math.log(curves.factors[-1])
+
+    def x(factor: float) -> float:
+        return LEFT + (math.log(factor) - first) / (last - first) * (WIDTH - LEFT - RIGHT)
+
+    def y(seconds: float) -> float:
+        return TOP + (math.log(high) - math.log(seconds)) / math.log(high / low) * (HEIGHT - TOP - BOTTOM)
+
+    def line(values: Sequence[float], kind: str, title: str) -> Markup:
+        points = [(x(f), y(v)) for f, v in zip(curves.factors, values, strict=True) if math.isfinite(v)]
+        path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
+        return element("path", element("title", title), d=path, class_=kind)
+
+    drawn = [
+        element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(tick), y2=y(tick), class_="tick") for tick in _ticks(low, high)
+    ]
+    drawn += [
+        element("text", duration(tick), x=LEFT - 10, y=y(tick) + 4, class_="tick end") for tick in _ticks(low, high)
+    ]
+    for factor in filter(_is_power, curves.factors):
+        kind = "tick now" if factor == 1 else "tick"
+        drawn.append(element("line", x1=x(factor), x2=x(factor), y1=TOP, y2=HEIGHT - BOTTOM, class_=kind))
+        place = "end" if factor == curves.factors[-1] else "middle"
+        drawn.append(element("text", _times(factor), x=x(factor), y=HEIGHT - BOTTOM + 18, class_=f"tick {place}"))
+        if curves.rate is not None:
+            said = f"{curves.rate * factor / 1e6:.4g} Mbit/s"
+            drawn.append(element("text", said, x=x(factor), y=HEIGHT - BOTTOM + 34, class_=f"tick {place}"))
+    drawn.append(element("text", "rate of the lines", x=LEFT, y=HEIGHT - 3, class_="tick"))
+    drawn.append(line(curves.best, "best", "the best plan at each rate"))
+    drawn += [
+        line(curves.plans[name], f"curve c{number}", f"{number}: {name}") for number, name in _number_plans(curves)
+    ]
+    for factor, seconds, name in zip(curves.factors, curves.best, curves.best_plans, strict=True):
+        if _is_power(factor) and math.isfinite(seconds):
+            title = element("title", f"{_times(factor)}: {duration(seconds)}, {name}")
+            drawn.append(element("circle", title, cx=x(factor), cy=y(seconds), r=4, class_="best"))
+    label = "seconds of a step by the rate of the lines, of the best candidates"
+    return element("svg", drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="clock curves", role="img", aria_label=label)
+
+
+def _is_power(factor: float) -> bool:
+    return math.log2(factor).is_integer()
+
+
+def _times(factor: float) -> str:
+    """Format a multiple of the configured rate.
+
+    >>> _times(0.125), _times(1.0), _times(8.0)
+    ('1/8', 'as configured', '8 times')
+    """
+    if factor == 1:
+        return "as configured"
+    return f"1/{1 / factor:g}" if factor < 1 else f"{factor:g} times"
+
+
+_STEPS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), (1, 1.2, 1.4, 1.6, 2, 2.4, 2.8, 3.2, 4, 4.8, 5.6, 6.4, 8))
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two, at least three of them if possible.
+
+    >>> _ticks(0.03, 0.6), _ticks(0.09, 0.15)
+    ([0.05, 0.1, 0.2, 0.5], [0.1, 0.12, 0.14])
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for steps in _STEPS:
+        found = [each for power in powers for step in steps if low <= (each := float(f"{step}e{power}")) <= high]
+        if len(found) >= 3:
+            break
+    return found

@@ -156,15 +156,7 @@
   document.getElementById("close").addEventListener("click", close);
   drawing.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
 
-  // ---- the schedule: one drawing at a time; a micro-batch is followed through all rows
-  const scenes = all(".scene");
-  const choose = (number) => scenes.forEach((scene) => scene.classList.toggle("open", scene.dataset.scene === number));
-  all("input[data-scene]").forEach((input) => {
-    input.addEventListener("change", () => choose(input.dataset.scene));
-    if (input.checked) choose(input.dataset.scene);
-  });
-  if (!all("input[data-scene]").length && scenes.length) choose(scenes[0].dataset.scene);
-
+  // ---- the schedule: a micro-batch is followed through all rows
   const tip = document.getElementById("hover");
   all(".clocks").forEach((clocks) => {
     const follow = (number) => {

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from whale_nebula.plan.html import Markup, element
+from whale_nebula.plan.html import Markup, element, join_markup
 from whale_nebula.plan.html.graph import color
-from whale_nebula.plan.timing import (
-    SPEED,
-    Assumed,
-    PhaseTimes,
-    Row,
-    assumptions_of,
-    balance_with_line,
-    duration,
-    speed_text,
-    step_text,
-    times,
-)
+from whale_nebula.plan.timing import Assumed, PhaseTimes, Row, duration, step_text, times
 from whale_nebula.schedule.simulate import Span
 
 if TYPE_CHECKING:
@@ -33,42 +21,17 @@ _BLOCKS = 480
 _MOST = 24
 
 
-@dataclass(frozen=True)
-class Scene:
-    """One drawing of the schedule, with its assumptions and results."""
-
-    title: str
-    note: str
-    drawings: tuple[Markup, ...]
-
-
-def scenes(plan: Plan) -> list[Scene]:
-    """The schedule under the plan's own assumption, and under alternative ones."""
-    return [_scene(plan, title, given) for title, given in _choices(plan)]
-
-
-def _choices(plan: Plan) -> Iterator[tuple[str, Assumed]]:
-    base = assumptions_of(plan)
-    if base.timed:
-        yield from ((speed_text(SPEED * times), Assumed(SPEED * times)) for times in (1, 10, 0.1))
-        yield "as long as a message takes", balance_with_line(plan)
-        return
-    yield "as the others do", base
-    if len({stage.flops for stage in plan.stages.values()}) > 1:
-        yield "by its FLOPs", Assumed(by_flops=True)
-
-
-def _scene(plan: Plan, title: str, given: Assumed) -> Scene:
-    most = max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1)))
-    drawn = times(plan, given, most=most)
-    notes = [str(given)]
+def draw_schedule(plan: Plan) -> Markup:
+    """The schedule as the plan's text assumes it, with the assumption and its result."""
+    drawn = times(plan, most=max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1))))
+    notes = [str(drawn.assumed)]
     if drawn.micro_batches < len(plan.rows):
         notes.append(f"the first {drawn.micro_batches} of {len(plan.rows)} micro-batches")
-    if given.timed:
-        notes.append(step_text(plan, given))
-    several = len(drawn.phases) > 1
-    drawings = (_Clock(plan, phase, given).figure(several) for phase in drawn.phases)
-    return Scene(title, " ".join(f"{note[:1].upper()}{note[1:]}." for note in notes), tuple(drawings))
+    if drawn.assumed.timed:
+        notes.append(step_text(plan))
+    figures = [_Clock(plan, phase, drawn.assumed).figure(len(drawn.phases) > 1) for phase in drawn.phases]
+    clocks = element("div", figures, class_="scroll clocks", tabindex=0, role="region", aria_label="schedule")
+    return join_markup(element("p", " ".join(f"{n[:1].upper()}{n[1:]}." for n in notes), class_="note"), clocks)
 
 
 @dataclass(frozen=True)

@@ -12,5 +12,5 @@
 7. `gradients` adds up gradients of micro-batches and stages, in an order independent of the schedule.
 8. `once` sends the values that updates of other workers need (`peers`), and applies the update, round by round.
 9. `rollback` restores variables after a step that failed, or was voted to be skipped.
-10. `clock`, `measured`, `speeds` and `traffic` measure and predict times and bytes for the step's report.
+10. `clock`, `measured` and `traffic` measure and predict times and bytes for the step's report.
 """

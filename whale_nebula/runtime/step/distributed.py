@@ -30,11 +30,21 @@ from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, weigh_worker
-from whale_nebula.runtime.step.measured import LineRates, Medians, paces_of_trips
+from whale_nebula.runtime.step.measured import (
+    LineRates,
+    Look,
+    Medians,
+    Speeds,
+    better_orders,
+    changes,
+    hear_speeds,
+    looked_at,
+    paces_of_trips,
+    replicas,
+    slowness,
+)
 from whale_nebula.runtime.step.peers import Wires
 from whale_nebula.runtime.step.rollback import Guard
-from whale_nebula.runtime.step.speeds import Look, Speeds, better_orders, changes, looked_at, replicas, slowness
-from whale_nebula.runtime.step.speeds import hear as hear_speeds
 from whale_nebula.runtime.variables.checksums import is_due, sums
 
 PeerReport = Mapping[str, Any]

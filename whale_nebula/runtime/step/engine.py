@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from whale_nebula.capture import patches, tracing
-from whale_nebula.capture.mirror import order_operations
-from whale_nebula.capture.source_lines import find_origin
+from whale_nebula.capture.mirror import find_origin, order_operations
 from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text

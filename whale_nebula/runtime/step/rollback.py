@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.errors import baked_reshape
-from whale_nebula.capture.source_lines import find_origin
+from whale_nebula.capture.mirror import find_origin
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.ir.program import Stage
 from whale_nebula.tf import private as tf_private

@@ -18,7 +18,7 @@ import tensorflow as tf
 from whale_nebula.capture.arguments import Declared, alive
 from whale_nebula.capture.placed import changes
 from whale_nebula.capture.step import Captured, Signature, signature
-from whale_nebula.capture.surroundings import check_surroundings
+from whale_nebula.capture.tracing import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.runtime.plan_step import capture_step, check_pinned

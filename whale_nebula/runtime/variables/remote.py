@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.capture.undrawn import is_undrawn, release
+from whale_nebula.capture.splits import is_undrawn, release
 from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
 from whale_nebula.ir.layout import WHOLE_LAYOUT, Layout
 from whale_nebula.runtime.replicas.collectives import Collectives

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.passes.rules.states import batched, folding, read
 from whale_nebula.passes.rules import Edge, fold
-from whale_nebula.passes.rules.fixes import Recount
+from whale_nebula.passes.rules.interpret import Recount
 from whale_nebula.spec import Value
 
 

@@ -1,0 +1,312 @@
+"""Codecs between given stages: none, the requested one, or the mildest that hides."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.same import data
+from tests.unit.planner.problems import draw_problem
+from whale_nebula.codec.packing import PREFIX
+from whale_nebula.hardware.measured import BlockTime, blocks_path, keep_blocks, read_blocks
+from whale_nebula.planner.cluster_costs import Tensor, code_crossings
+from whale_nebula.planner.costs import Costs
+from whale_nebula.planner.decision import Decision
+from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Part, Problem, Shape
+from whale_nebula.planner.score import score
+from whale_nebula.planner.search import search
+from whale_nebula.runtime import block_costs
+from whale_nebula.runtime.run import current_run
+
+CLUSTERS = {"clusters": {name: {"flops": "2M"} for name in ("a", "b", "c")}}
+WIDTH, COUNT = 32, 4
+
+
+def model(parts: Any = ()) -> keras.Model:
+    """Dense layers, without scopes, or those of each part in a stage on its cluster."""
+    keras.utils.set_random_seed(3)
+    hidden = inputs = keras.Input((WIDTH,))
+    for number in range(COUNT):
+        here = next((name for name, begin, end in parts if begin <= number < end), None)
+        with contextlib.nullcontext() if here is None else nb.stage(cluster=here):
+            hidden = keras.layers.Dense(WIDTH, "relu")(hidden)
+    found = keras.Model(inputs, hidden)
+    found.compile(keras.optimizers.SGD(0.1), "mse")
+    return found
+
+
+def losses(found: keras.Model) -> list[float]:
+    x, y = data(32, WIDTH), data(32, WIDTH, seed=1)
+    return found.fit(x, y, 16, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+
+def planned(compress: str, line: str, train: bool = False) -> tuple[nb.Plan, Any, list[float]]:
+    """The plan of a model without scopes, the decision, and the losses if it is trained."""
+    nb.shutdown()
+    nb.init(CLUSTERS, links=line)
+    with nb.auto_parallel(compress=compress):
+        found = model()
+        plan = nb.plan(found, data(16, WIDTH), data(16, WIDTH))
+        return plan, current_run().decisions[0], losses(found) if train else []
+
+
+def codecs(plan: nb.Plan) -> set[tuple[str, str]]:
+    return {(each.codec, each.backward_codec) for each in plan.boundaries}
+
+
+def test_nothing_is_made_smaller_unless_it_is_asked_for() -> None:
+    plan, decision, _ = planned("none", "100kbit,1ms")
+    assert codecs(plan) == {("none", "none")} and not decision.problem.chain.coded
+
+
+def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
+    plan, decision, found = planned("fp16", "1mbit,1ms", train=True)
+    assert codecs(plan) == {("fp16", "int8")}
+    for each in plan.boundaries:
+        (destination,) = each.destinations
+        count, clusters = plan.micro_batch, [plan.stages[name].cluster for name in (each.source, destination)]
+        for size, link in ((each.bytes, clusters), (each.backward_bytes, clusters[::-1])):
+            predicted = plan.predicted.bytes["->".join(link)]  # counted for a whole batch, which has one prefix
+            assert count * size - predicted in (0, (count - 1) * PREFIX)
+    parts = [(decision.problem.clusters[part.cluster].name, part.begin, part.end) for part in decision.chosen.parts]
+    nb.shutdown()
+    nb.init(CLUSTERS, links="1mbit,1ms")
+    with nb.cluster(), nb.pipeline(plan.micro_batch, schedule=plan.schedule), nb.compress(fp16=True):
+        by_hand = model(parts)
+    assert losses(by_hand) == pytest.approx(found, rel=1e-4)  # gradients are rounded by chance
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [pytest.param("10gbit,0ms", {"none"}, marks=pytest.mark.grid), ("200kbit,1ms", {"int8", "int4"})],
+)
+def test_of_its_own_it_takes_the_mildest_that_hides(line: str, expected: set[str]) -> None:
+    plan, *_ = planned("auto", line)
+    assert {codec for codec, _ in codecs(plan)} <= expected and all(there == back for there, back in codecs(plan))
+    said = " ".join(plan.explain().split())
+    assert all(
+        (f"{e.source} to {e.destinations[0]} {e.codec}".replace("none", "as it is")) in said for e in plan.boundaries
+    )
+
+
+@pytest.mark.parametrize("seed", [21, 25, 59])
+def test_with_a_milder_codec_a_step_takes_clearly_longer_than_with_the_best(seed: int) -> None:
+    problem = draw_problem(seed)
+    found = search(replace(problem, options=replace(problem.options, slack=0.02))).candidates
+
+    def by(shape: Shape, codecs: dict[int, int]) -> float:
+        parts = tuple(replace(part, codec=codecs.get(place, part.codec)) for place, part in enumerate(shape.parts))
+        scored = score(problem, replace(shape, parts=parts))
+        return scored.seconds if isinstance(scored, Candidate) else np.inf
+
+    assert any(part.codec for each in found for part in each.parts)
+    for each in found:
+        places = each.crossed
+        every = itertools.product(range(4), repeat=len(places))
+        best = min(by(each.shape, dict(zip(places, codecs, strict=True))) for codecs in every)
+        assert each.seconds <= 1.02 * best * 1.0001
+        milder = [by(each.shape, {place: codec}) for place in places for codec in range(each.parts[place].codec)]
+        assert all(seconds > 1.02 * best * 0.9999 for seconds in milder)
+
+
+def test_seconds_of_codecs_are_those_that_were_measured() -> None:
+    tensors = [[], [Tensor("float32", (8, 64), True), Tensor("int32", (8,), False)]]
+    _, fp16, int8, _ = code_crossings("auto", tensors, 8, {"int8": 1e-6})
+    assert fp16.there.tolist() == [0.0, (8 * 64 * 2 + 8 * 4 + 4) / 8] or fp16.there[1] == pytest.approx(132.0, rel=0.01)
+    assert int8.seconds[:, 1].tolist() == pytest.approx([1e-6 * 8 * 64 * 4 / 2 / 8] * 4)
+    assert 0.0 < fp16.seconds[0, 1] < int8.seconds[0, 1]
+
+
+# -------------------- Blocks of a step are measured by running: on copies, once for all equal ones, and never tw
+ROWS = 32
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+class Printing(keras.layers.Layer):
+    """Does something on which no copy of a variable helps."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, x: Any) -> Any:
+        return self.scale * tf.ensure_shape(tf.py_function(lambda each: told.append(1) or each, [x], x.dtype), x.shape)
+
+
+told: list[int] = []
+
+
+def decide(*layers: keras.layers.Layer, **config: Any) -> tuple[Decision, keras.Model]:
+    """What is decided for a model of these layers and a head, in a run of its own."""
+    nb.shutdown()
+    nb.init({"clusters": {"gpu": {}, "npu": {}}, "measure": "60s", **config})
+    model = keras.Sequential([keras.Input((48,)), *layers, keras.layers.Dense(2, name="head")])
+    model.compile(keras.optimizers.Adam(), "mse")
+    x, y = np.ones((ROWS, 48), "float32"), np.ones((ROWS, 2), "float32")
+    with nb.auto_parallel():
+        nb.plan(model, x, y)
+    return current_run().decisions[0], model
+
+
+def alike() -> list[keras.layers.Layer]:
+    """Three layers of the same form."""
+    return [keras.layers.Dense(48, activation="relu", name=f"d{number}") for number in range(3)]
+
+
+def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = decide(*alike())
+    assert first.grounds.measured == 1.0 and first.predicted.share_measured == 1.0
+    cluster = first.problem.clusters[0]
+    assert cluster.forward[:, 1].tolist() == cluster.forward[:, 2].tolist() and cluster.update[1] == cluster.update[2]
+    kept = json.loads(blocks_path().read_text())["blocks"]
+    # With three numbers of rows 2 forwards, 3 backwards, and all together in three ways; a few updates, and adding.
+    # Were none alike, there would be 4 forwards and 4 backwards.
+    assert len(kept) <= 3 * (2 + 3 + 3) + 6
+    monkeypatch.setattr(block_costs, "time_calls", None)
+    again, _ = decide(*alike(), clusters={"gpu": {"cores": 1}, "npu": {"cores": 4}})
+    one, four = again.problem.clusters
+    assert np.array_equal(one.backward, cluster.backward)
+    assert one.crossing == pytest.approx(4 * four.crossing) and one.message == pytest.approx(4 * four.message) != 0.0
+
+
+def test_what_others_have_measured_is_not_read() -> None:
+    keep_blocks({"a": BlockTime(1.0, 0.1, "2026-01-02")})
+    keep_blocks({"b": BlockTime(2.0, 0.1, "2026-01-03")})
+    assert sorted(read_blocks()) == ["a", "b"]
+    document = json.loads(blocks_path().read_text())
+    for text in (json.dumps({**document, "machine": "another"}), json.dumps({**document, "format": "0"}), "{", "[]"):
+        blocks_path().write_text(text)
+        assert read_blocks() == {}
+    keep_blocks({"c": BlockTime(3.0, 0.1, "2026-01-04")})
+    assert read_blocks() == {"c": BlockTime(3.0, 0.1, "2026-01-04")}
+
+
+def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> None:
+    told.clear()
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(48), keras.layers.Dropout(0.5), Printing()]
+    decision, model = decide(*layers)
+    fresh = keras.models.clone_model(model)
+    for variable, other in zip(model.non_trainable_variables, fresh.non_trainable_variables, strict=True):
+        if "seed" not in variable.path:
+            np.testing.assert_array_equal(variable.numpy(), other.numpy())
+    begun = {float(np.abs(each.numpy()).sum()) for each in model.optimizer.variables}
+    assert begun == {0.0, float(np.float32(1e-3))}  # slots, the count of steps, and the learning rate
+    assert not told and 0.0 < decision.grounds.measured < 1.0
+    assert np.isfinite(decision.problem.clusters[0].backward).all()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"measure": "0s"}, {"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G", "memory_rate": "1GB/s"}}}],
+    ids=["none is asked for", "the config says flops"],
+)
+def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
+    decision, _ = decide(*alike(), **config)
+    assert decision.grounds.measured == 0.0 and not blocks_path().exists()
+    assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
+    assert (decision.grounds.said > 0.5) == ("clusters" in config)
+    usual, slow = (cluster.update.sum() for cluster in decision.problem.clusters)
+    assert slow == pytest.approx(usual * (20 if "clusters" in config else 1))
+
+
+@pytest.mark.grid
+def test_one_cluster_may_be_said_and_the_other_measured() -> None:
+    decision, _ = decide(*alike(), clusters={"gpu": {"flops": "1G"}, "npu": {}})
+    assert 0.0 < decision.grounds.measured < 1.0
+    assert decision.problem.clusters[0].forward.sum() != decision.problem.clusters[1].forward.sum()
+
+
+# -------------------- Costs of a stage beyond its blocks: calls, and crossings
+CALL, MESSAGE, BYTE, STEP = 1e-3, 1e-4, 1e-8, 5e-3
+
+
+def make_problem() -> Problem:
+    """Three blocks; two tensors of 1,000 bytes a row cross at each cut, and one comes back."""
+    ones, cuts = np.ones(3), np.array([0.0, 1000, 1000, 0])
+    chain = Chain(
+        ("a", "b", "c"), ones, ones, ones, ones, ones, cuts, cuts / 2, 0 * cuts, np.ones(4, bool),
+        sent=np.array([0.0, 2, 2, 0]), returned=np.array([0.0, 1, 1, 0]),
+    )  # fmt: skip
+    seconds = np.stack([np.zeros(3), np.full(3, 1e-3)])
+    cluster = ClusterCosts(
+        "gpu", 1, seconds, 2 * seconds, np.zeros(3), CALL, fused=0.5, crossing=BYTE, message=MESSAGE, step=STEP
+    )
+    return Problem(chain, (cluster, replace(cluster, name="npu")), 8)
+
+
+def test_a_last_stage_is_one_call() -> None:
+    costs = Costs(make_problem(), 4)
+    assert costs.part_seconds(Part(0, 0, 1)) == pytest.approx((2e-3 + CALL, 4e-3 + CALL))
+    assert costs.part_seconds(Part(1, 1, 3)) == pytest.approx((0.5 * (4e-3 + CALL), 0.5 * 8e-3))
+
+
+def test_what_crosses_takes_time_at_both_ends() -> None:
+    costs = Costs(make_problem(), 4)
+    there, back = 2 * MESSAGE + 2 * 1000 * BYTE, MESSAGE + 2 * 500 * BYTE
+    assert costs.part_handling(Part(0, 0, 1)) == pytest.approx((there, back))
+    assert costs.part_handling(Part(0, 1, 2)) == pytest.approx((2 * there, 2 * back))  # in the middle
+
+
+def test_the_matrix_of_the_search_says_the_same() -> None:
+    costs = Costs(make_problem(), 4)
+    for begin, end in ((0, 1), (0, 3), (1, 2), (1, 3)):
+        part = Part(0, begin, end)
+        whole = sum(costs.part_seconds(part)) + sum(costs.part_handling(part))
+        assert costs.seconds(0)[begin, end] == pytest.approx(whole)
+
+
+def test_what_a_stage_computes_is_told_without_what_crosses() -> None:
+    problem = make_problem()
+    found = score(problem, Shape((Part(0, 0, 1), Part(1, 1, 3)), 4))
+    quiet = tuple(replace(cluster, crossing=0.0, message=0.0, step=0.0) for cluster in problem.clusters)
+    silent = score(replace(problem, clusters=quiet), found.shape)  # type: ignore[union-attr]
+    assert found.compute == silent.compute  # type: ignore[union-attr]
+    assert found.seconds > silent.seconds + STEP  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_range_needs_what_its_stage_needs(recompute: bool) -> None:
+    problem = draw_problem(5)
+    costs = Costs(problem, 4, recompute)
+    for number, shards in ((1, 1), (3, 1), (4, 2)):
+        found = costs.bytes(number, shards)
+        for begin, end in zip(*np.nonzero(costs.upper), strict=True):
+            assert found[begin, end] == pytest.approx(costs.part_bytes(Part(0, begin, end, 1, shards), number, number))
+
+
+def test_memory_is_the_most_of_a_backward_and_of_an_update() -> None:
+    none, ones = np.zeros(3), np.ones(2)
+    chain = Chain(
+        ("a", "b"), 100 * ones, 200 * ones, 100 * ones, 10 * ones, 4 * ones, np.array([0.0, 5, 0]), none, none,
+        np.ones(3, bool), largest=60 * ones, put_off=7 * ones,
+    )  # fmt: skip
+    cluster = ClusterCosts("gpu", 2, np.ones((2, 2)), np.ones((2, 2)), ones)
+
+    def needed(count: int, part: Part, *numbers: int, slots: float = 200.0) -> float:
+        problem = Problem(replace(chain, slots=slots * ones), (cluster,), 8 * count)
+        return Costs(problem, count).part_bytes(part, *numbers)
+
+    first, last, both = Part(0, 0, 1), Part(0, 1, 2), Part(0, 0, 2)
+    # 8 rows: a block keeps 80; an update has the gradients, as many more where there are slots, and the largest
+    assert needed(1, both, 1) == 600 + 200 + 200 + 60
+    assert needed(1, both, 1, slots=0.0) == 200 + max(200 + 60, 160 + 100 + 32, 80 + 200 + 32)
+    # a second backward finds sums; all that it has made is there while they are added
+    assert needed(8, first, 3) == 300 + 3 * 80 + 2 * 100 + 60
+    assert needed(3, first, 3) == 300 + max(3 * 80 + 100 + 32, 2 * 80 + 2 * 100 + 60)
+    # the last one keeps nothing from a call to the next but what has come, and what comes later reads
+    assert needed(8, last, 1, 3, 2) == 300 + max(2 * 7 * 8 + 3 * 40 + max(80 + 32 + 200, 200 + 60), 260)
