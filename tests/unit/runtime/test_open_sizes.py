@@ -49,6 +49,7 @@ def carried(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, in
     return kept.links
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("micro_batch", [pytest.param(1, marks=pytest.mark.grid), 4])
 def test_what_a_free_line_would_carry_is_counted_length_by_length(micro_batch: int) -> None:
     free = carried(None, micro_batch)
