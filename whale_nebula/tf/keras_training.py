@@ -16,15 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula.tf.private import (
-    KerasFunctional,
-    KerasSequential,
-    PolymorphicFunction,
-    TensorFlowTrainer,
-    TFEpochIterator,
-    keras_tree,
-    python_frames,
-)
+from whale_nebula.tf.private import PolymorphicFunction, TensorFlowTrainer, TFEpochIterator, python_frames
 
 
 def trains_as_keras(model: Any) -> bool:
@@ -45,27 +37,13 @@ def create_variables(model: Any, data: Any, *, later: bool = False) -> None:
     that is being traced.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-    outputs = _declare_outputs(model)
-    if outputs is None:
-        outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
     model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
     if trained := model.trainable_variables:
         with contextlib.nullcontext() if later else tf.variable_creator_scope(_create_at_once):
             build_optimizer(model.optimizer, trained)
     with tf.variable_creator_scope(_create_at_once):
         model.compute_metrics(x, y, outputs, sample_weight=weights)
-
-
-def _declare_outputs(model: Any) -> Any:
-    """Placeholders for the outputs of a model whose layers had their variables when it was made: a trace of its forward
-    makes none. None for other models.
-    """
-    if type(model).call not in (KerasFunctional.call, KerasSequential.call):
-        return None
-    functional = model._functional if isinstance(model, KerasSequential) else model
-    if functional is None:
-        return None
-    return keras_tree.map_structure(lambda each: tf.compat.v1.placeholder(each.dtype, each.shape), functional.output)
 
 
 def build_optimizer(optimizer: Any, variables: Any) -> None:

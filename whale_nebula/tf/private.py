@@ -32,7 +32,6 @@ from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.layers.core.input_layer import InputLayer as KerasInput
 from keras.src.layers.layer import Layer as KerasLayer
-from keras.src.models.functional import Functional as KerasFunctional
 from keras.src.models.sequential import Sequential as KerasSequential
 from keras.src.ops.function import Function as KerasFunction
 from keras.src.ops.node import Node as KerasNode
@@ -53,7 +52,6 @@ from tensorflow.python.util import dispatch, nest, tf_stack
 
 __all__ = [
     "KerasFunction",
-    "KerasFunctional",
     "KerasInput",
     "KerasLayer",
     "KerasNode",
