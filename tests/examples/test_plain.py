@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1200)
 EXAMPLES = ["functional", "subclassed", "custom_loop", "gan", "one_to_many"]
 LOOPS = ("custom_loop", "gan", "one_to_many")
-SECOND = ("functional", "subclassed", "gan", "one_to_many")
-"""`make test` runs these as they are; what they are without their scope lines, it looks at in `custom_loop` alone."""
+SAMPLE = ("functional", "custom_loop")
+"""`make test` runs these; what one is without its scope lines, it looks at in `custom_loop` alone."""
 AUTO = {"subclassed": "700KiB", "custom_loop": "150KiB", "functional": "300KiB", "gan": "64KiB", "one_to_many": "84KiB"}
 """Memory of a worker that none of these fits into, and a half of each does."""
 SCOPES = {"cluster", "stage", "pipeline", "replica", "split", "compress"}
@@ -131,9 +131,9 @@ print(json.dumps(ended))
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     """Every example as it is, and plain and bare where a test asks for it."""
     folder, everything = tmp_path_factory.mktemp("examples"), request.config.getoption("--grid")
-    for name in EXAMPLES:
+    for name in EXAMPLES if everything else SAMPLE:
         (folder / name).write_text(source(name))
-        if everything or name not in SECOND:
+        if everything or name == "custom_loop":
             (folder / f"{name} bare").write_text(SAME + bare(name) + TELL)
             (folder / f"{name} plain").write_text(SAME + plain(name) + TELL)
         if everything:
@@ -154,16 +154,16 @@ def said(ran: Mapping[str, Ended], name: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+def sampled(names: Sequence[str], sample: Collection[str]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in sample else [pytest.mark.grid]) for name in names]
+
+
+@pytest.mark.parametrize("name", sampled(EXAMPLES, SAMPLE))
 def test_it_runs(ran: Mapping[str, Ended], name: str) -> None:
     assert "loss" in said(ran, name)
 
 
-def sampled(names: Sequence[str]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.grid] if name in SECOND else []) for name in names]
-
-
-@pytest.mark.parametrize("name", sampled(EXAMPLES))
+@pytest.mark.parametrize("name", sampled(EXAMPLES, ["custom_loop"]))
 def test_without_its_scope_lines_it_is_the_original(ran: Mapping[str, Ended], name: str) -> None:
     """Once with `import whale_nebula` left in it, and once without any trace of it."""
     assert "nb." not in plain(name)
@@ -203,7 +203,7 @@ def test_two_processes_plan_alike_and_train_the_same(ran: Mapping[str, Ended], n
         assert numbers(line) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", sampled(LOOPS))
+@pytest.mark.parametrize("name", sampled(LOOPS, ["custom_loop"]))
 def test_with_its_scope_lines_it_gives_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
     assert len(numbers(said(ran, name))) == 3
     assert numbers(said(ran, name)) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
@@ -217,6 +217,7 @@ def test_the_custom_loop_shows_its_plan_and_learns(ran: Mapping[str, Ended]) -> 
     assert accuracy > 0.8
 
 
+@pytest.mark.grid
 def test_the_gan_has_two_phases(ran: Mapping[str, Ended]) -> None:
     told = said(ran, "gan")
     assert all(word in told for word in ("gpu", "npu", "phase 1"))
@@ -224,6 +225,7 @@ def test_the_gan_has_two_phases(ran: Mapping[str, Ended]) -> None:
     assert 0.3 < radius < 2.0
 
 
+@pytest.mark.grid
 def test_the_faster_judge_takes_more(ran: Mapping[str, Ended]) -> None:
     told = said(ran, "one_to_many")
     assert "npu: replicas take 1 : 1 : 2 of 4 micro-batches, in the order 2 0 1 2 (speeds 1 : 1 : 2)" in told

@@ -24,6 +24,7 @@ def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> tuple[float,
     return float(found[1]), [float(each) for each in row[2:]]
 
 
+@pytest.mark.grid
 def test_hot_rows_and_distinct_ones_say_what_vectors_say(tmp_path: Path) -> None:
     whole, most = run(tmp_path, "--look-up", "vectors")
     found, crossed = run(tmp_path, "--hot", "500", "--tables", "2")

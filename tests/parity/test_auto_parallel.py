@@ -186,6 +186,7 @@ def divided() -> Iterator[Any]:
         yield pytest.param(name, marks=() if place % DIVIDED == 2 else (pytest.mark.grid,), id=name)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", list(divided()))
 def test_stages_whose_variables_are_split_by_the_planner(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, expected = CASES[name], plain(name)

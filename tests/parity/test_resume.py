@@ -237,7 +237,6 @@ def _settle(checkpoints: Any) -> None:
 
 SAMPLE = (
     "pipeline",
-    "shared basis, int8 by chance",
     "clusters apart, with differences on their way",
     "callbacks that remember",
 )

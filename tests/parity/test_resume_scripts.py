@@ -273,12 +273,14 @@ GOES_ON = [
     pytest.param(folds, 10, False, marks=pytest.mark.grid),
     pytest.param(folds, 24, True, marks=pytest.mark.grid),  # with scopes, those of `folds_that_begin_exact` are made
     pytest.param(folds, 45, False, marks=pytest.mark.grid),
-    pytest.param(folds_that_begin_exact, 10, True, marks=pytest.mark.filterwarnings("error:.*begin anew")),
+    pytest.param(
+        folds_that_begin_exact, 10, True, marks=[pytest.mark.grid, pytest.mark.filterwarnings("error:.*begin anew")]
+    ),
     pytest.param(batches_by_hand, 7, False),
     pytest.param(batches_by_hand, 7, True, marks=pytest.mark.grid),
-    pytest.param(metrics_of_one_name, 15, False),
+    pytest.param(metrics_of_one_name, 15, False, marks=pytest.mark.grid),
     pytest.param(metrics_of_one_name, 15, True, marks=pytest.mark.grid),
-    pytest.param(a_model_trained_by_a_callback, 14, False),
+    pytest.param(a_model_trained_by_a_callback, 14, False, marks=pytest.mark.grid),
     pytest.param(a_model_trained_by_a_callback, 14, True, marks=pytest.mark.grid),
     pytest.param(a_train_step_of_its_own, 14, False, marks=pytest.mark.grid),
     pytest.param(a_train_step_of_its_own, 14, True),
@@ -288,7 +290,7 @@ GOES_ON = [
         a_loop_that_remembers, 7, False, marks=[pytest.mark.grid, pytest.mark.filterwarnings("ignore:.*runs uncut")]
     ),
     pytest.param(a_loop_that_remembers, 7, True),
-    pytest.param(steps_of_one_name, 7, True),
+    pytest.param(steps_of_one_name, 7, True, marks=pytest.mark.grid),
     pytest.param(two_loops, 8, False, marks=pytest.mark.grid),
 ]
 

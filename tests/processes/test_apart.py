@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(DEADLINE)
 MEMBERS_STEPS = 2 * momenta.FREEZE
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 WAYS = ("sync", "async", "1bit", "auto")
-SAMPLE = ("async", "1bit", "auto")
+SAMPLE = ("async", "1bit")
 """Those of `1bit` meet as those of `sync` do."""
 
 
@@ -56,6 +56,7 @@ class TestThreeWorkers:
         assert three.same(f"{way} loaded") is True
 
 
+@pytest.mark.grid
 def test_all_choose_the_same_interval_from_what_all_have_measured(three: Ended) -> None:
     assert "as sync_every='auto' has chosen: an exchange takes" in three.same("auto chosen")
 

@@ -58,6 +58,7 @@ def test_it_trains_as_the_uncut_model(both: tuple[Ended, dict[str, Any]], what: 
     np.testing.assert_allclose(got, expected, 1e-5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights"])
 def test_numbers_stay_where_weights_and_slots_move(what: str, anew: Ended, both: tuple[Ended, dict[str, Any]]) -> None:
     assert anew.same("ran") == list(ANEW) and list(anew.same("last").values()) == ["c1", "c0"]

@@ -15,6 +15,7 @@ NAMES = ["latest.weights.h5", "training_metadata.json"]
 OWN = ["latest.c0.weights.h5", "latest.c1.weights.h5", "training_metadata.json"]
 HOW = ("everywhere", "own")
 """Where weights are kept."""
+pytestmark = pytest.mark.grid  # of one process `tests/scripts` tries these callbacks, of several checkpoints
 
 
 @pytest.fixture(scope="module")

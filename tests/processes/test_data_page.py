@@ -104,6 +104,7 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
         yield Walk(services)
 
 
+@pytest.mark.grid
 def test_the_page_is_true(walk: Walk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):

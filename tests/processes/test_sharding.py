@@ -26,6 +26,7 @@ def test_results_are_those_of_whole_batches(three: Ended, way: str) -> None:
     assert three.same(way) == three.same(f"{way} whole")
 
 
+@pytest.mark.grid
 def test_clusters_that_train_apart_leave_what_they_leave_on_whole_batches(three: Ended) -> None:
     assert three.all("apart") == three.all("apart whole")
     parsed = three.all("parsed apart")  # a third of two epochs, and what was made ahead of time

@@ -19,9 +19,8 @@ from tests.same import Cut, Outcome, assert_same
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["classifier,2,2,2"]
 GRID = [
-    *SAMPLE,
+    "classifier,2,2,2",
     "translator,2,2,2",
     "sibling experts,2,1,1",
     "words,2,1,1",
@@ -44,14 +43,15 @@ Found = tuple[Ended, Mapping[str, Outcome], dict[str, Any]]
 
 
 def asked(config: pytest.Config, *, mesh: bool = False) -> list[str]:
-    """The sample, or the grid. Of a mesh `stored` trains one model: that is the sample."""
-    sample, grid = ([], MESH_GRID) if mesh else (SAMPLE, GRID)
-    return grid if config.getoption("--grid", default=False) else sample
+    """The grid, or none: `kept`, `large` and, of a mesh, `stored` train models of their own."""
+    if not config.getoption("--grid", default=False):
+        return []
+    return MESH_GRID if mesh else GRID
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name in {"case", "mesh_case"} & set(metafunc.fixturenames):
-        metafunc.parametrize(name, MESH_GRID if name == "mesh_case" else asked(metafunc.config))
+        metafunc.parametrize(name, MESH_GRID if name == "mesh_case" else GRID)
 
 
 def uncut(cases: Sequence[str]) -> Mapping[str, Outcome]:
@@ -96,6 +96,7 @@ def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     yield found, expected, plain
 
 
+@pytest.mark.grid
 def test_every_process_ends_with_the_uncut_model(two: Found, case: str) -> None:
     compare(*two[:2], case)
 
@@ -118,6 +119,7 @@ def test_a_large_variable_has_no_value_before_it_is_read(two: Found, how: str) -
     assert_same(plain[how], got, "processes", LENGTH)
 
 
+@pytest.mark.grid
 def test_a_worker_holds_its_pieces(two: Found) -> None:
     """Of 19 classes the first has ten, with the moments of Adam; of a bias as many."""
     first, second = two[0].all("pieces")
@@ -131,6 +133,7 @@ def test_a_piece_is_not_read_for_the_whole(two: Found) -> None:
     assert "nb.split has divided it: c0/0, c0/1 have a piece each" in two[0].same("read")
 
 
+@pytest.mark.grid
 def test_reads_of_many_pieces_are_not_told_as_retracing(two: Found) -> None:
     assert two[0].same("retracing") == []
 

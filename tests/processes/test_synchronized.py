@@ -12,7 +12,7 @@ from tests.processes.synchronized import CASES, TOLERANCE, WORKERS, uncut
 from tests.same import assert_same
 
 DEADLINE = 300.0
-pytestmark = pytest.mark.timeout(DEADLINE)
+pytestmark = [pytest.mark.timeout(DEADLINE), pytest.mark.grid]  # sample: tests/unit/runtime/test_synchronized.py
 ASKED = ["trained,3", "trained,2+2", "looped,3"]
 """A lesson, and the replicas of its stages."""
 LAST = "trained,4"

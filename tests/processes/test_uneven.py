@@ -14,7 +14,7 @@ from tests.processes.telling import left
 from tests.processes.workers.train import SPEEDS, read_case, slowed
 
 DEADLINE = 300.0
-pytestmark = pytest.mark.timeout(DEADLINE)
+pytestmark = [pytest.mark.timeout(DEADLINE), pytest.mark.grid]  # `tests/unit/runtime/test_shares.py` in one process
 CASE = "token_loop,2,1,1+2"
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1", "c1/1": "c1"}
 Both = tuple[Ended, Mapping[str, Any]]

@@ -9,6 +9,8 @@ import pytest
 from tests.processes.running import Ended, run, told_alone
 from tests.processes.workers import train
 
+pytestmark = pytest.mark.grid  # `test_splits` asks `nb.verify` of a model in four processes
+
 
 @pytest.fixture(scope="module")
 def pair() -> Ended:

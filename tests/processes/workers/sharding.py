@@ -17,7 +17,7 @@ ROWS, BATCH, WIDE = 44, 8, 6
 MICRO_BATCHES = 2
 """One for each replica: so none is ever given to another one, as it is faster, and sums are made in the same order."""
 ALL = "all" in sys.argv
-"""Whether what is fitted predicts, too, and trains batch by batch."""
+"""Whether what is fitted predicts, too, and trains batch by batch, and clusters train apart."""
 parsed: list[int] = []
 
 
@@ -146,9 +146,10 @@ tell("parsed", len(parsed))
 parsed.clear()
 tell("looped", looped(nb.shard(rows())))
 tell("parsed in the loop", len(parsed))
-tell("apart whole", apart(rows()))
-parsed.clear()
-tell("apart", apart(nb.shard(rows())))
-tell("parsed apart", len(parsed))
+if ALL:
+    tell("apart whole", apart(rows()))
+    parsed.clear()
+    tell("apart", apart(nb.shard(rows())))
+    tell("parsed apart", len(parsed))
 tell("misread", misread())
 tell("unlike", unlike())

@@ -191,6 +191,7 @@ class Skips(keras.Model):
                 return self.decoder(first + second)
 
 
+@pytest.mark.grid
 def test_skips_branches_and_norms() -> None:
     model = Skips()
     model.compile("sgd", "mse")

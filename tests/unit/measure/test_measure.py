@@ -52,6 +52,7 @@ def known() -> Measurement:
     return Measurement(fingerprint(), DEVICE, {"int8": 1e-9}, sums, dict.fromkeys(names, SOURCE))
 
 
+@pytest.mark.grid
 def test_a_real_run_fills_what_the_config_does_not_say(folder: Path, capsys: Capture) -> None:
     (folder / "clusters.yaml").write_text(
         'clusters: {gpu: {memory: 4GiB, workers: ["127.0.0.1:7101", "127.0.0.1:7102"]}, npu: {flops: 5T}}\n'

@@ -128,6 +128,7 @@ def test_two_berts_of_one_name_are_refused_with_a_mend() -> None:
 
 
 # ---------------------------------------------------------------------- in two stages
+@pytest.mark.grid
 def test_in_two_stages_and_two_micro_batches_it_is_the_same_model() -> None:
     with nb.cluster(), nb.pipeline(micro_batch=2):
         model = causal(in_two)

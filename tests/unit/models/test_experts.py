@@ -67,6 +67,7 @@ def test_the_loss_is_least_where_the_load_is_even(groups: int | None) -> None:
     assert float(layer.busiest.result()) == pytest.approx(shares.max(1).mean())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("groups", [pytest.param(None, marks=pytest.mark.grid), 2])
 def test_micro_batches_are_row_groups(groups: int | None, tmp_path: Path) -> None:
     """Also of a layer that reads the inputs themselves. TensorBoard has what `fit` tells."""

@@ -69,6 +69,7 @@ def test_nothing_is_made_smaller_unless_it_is_asked_for() -> None:
     assert codecs(plan) == {("none", "none")} and not decision.problem.chain.coded
 
 
+@pytest.mark.grid
 def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
     plan, decision, found = planned("fp16", "1mbit,1ms", train=True)
     assert codecs(plan) == {("fp16", "int8")}

@@ -208,6 +208,7 @@ def test_it_is_found_where_only_the_head_is_worth_dividing() -> None:
     assert copied.seconds >= copied.shape.micro_batches * (copied.compute[0] / 2 + copied.compute[1])
 
 
+@pytest.mark.grid
 def test_it_trains_the_same_numbers_and_divides_the_head_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(problem: Problem, *given: Any, **options: Any) -> Found:
         shape = Shape((Part(0, 0, 2, replicas=2), Part(0, 2, 3, shards=2)), 2)

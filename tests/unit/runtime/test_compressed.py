@@ -125,6 +125,7 @@ def test_a_codec_that_starts_later_starts_in_both_directions_at_that_step() -> N
     assert same(trained(CODECS["late"], steps=2), trained({}, steps=2))
 
 
+@pytest.mark.grid
 def test_a_ramp_climbs_every_ten_steps_and_stops_where_the_next_would_lose_too_much() -> None:
     found = trained({"int4": True, "ramp": 0.03}, steps=12).codecs
     assert [each[THERE] for each in found] == ["int8"] * 12  # int8 loses 0.01, int4 would lose 0.1
@@ -335,6 +336,7 @@ def carried(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, in
     return kept.links
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("micro_batch", [pytest.param(1, marks=pytest.mark.grid), 4])
 def test_what_a_free_line_would_carry_is_counted_length_by_length(micro_batch: int) -> None:
     free = carried(None, micro_batch)

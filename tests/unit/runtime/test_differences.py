@@ -356,6 +356,7 @@ class TestKeras:
         done = model.fit(DATA, Y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[seen])
         return done.history["loss"], sizes
 
+    @pytest.mark.grid
     def test_three_epochs_with_differences_and_evaluation_between(self) -> None:
         model = self.model(int8=True, delta="x/ids")
         losses, sizes = self.fit(model)

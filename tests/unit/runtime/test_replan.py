@@ -98,6 +98,7 @@ def test_a_better_plan_is_taken_where_all_have_found_it_and_none_is_pinned(
     assert not replace(watch, decision=stays)._takes(better)
 
 
+@pytest.mark.grid
 def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that is told a thousand times too fast: the sentence names it, the report has both numbers, and the
     next run plans with what was measured."""

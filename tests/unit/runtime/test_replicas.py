@@ -109,6 +109,7 @@ def test_what_codecs_remember_goes_from_micro_batch_to_micro_batch() -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
+@pytest.mark.grid
 def test_averages_of_coupled_rows_are_written_in_the_order_of_micro_batches() -> None:
     found = []
     for copies in ((1, 1), (3, 2)):
@@ -237,6 +238,7 @@ def test_one_pipeline_around_stages_with_counts_of_their_own() -> None:
     assert ([stage.replicas for stage in plan.stages.values()], plan.micro_batch) == ([3, 2], 6)
 
 
+@pytest.mark.grid
 def test_a_whole_pipeline_is_copied() -> None:
     """Case 4 of Whale's training: data parallelism of the pipeline of a cluster."""
     expected = uncut()

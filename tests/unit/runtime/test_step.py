@@ -49,6 +49,7 @@ def planned() -> tuple[int, dict[str, str], int]:
     return report.micro_batches, {name: each.codec for name, each in report.boundaries.items()}, current_run().programs
 
 
+@pytest.mark.grid
 def test_each_fit_is_planned_for_the_scopes_that_it_stands_in() -> None:
     trained, coded = model(), {"b0 a->b": "fp16", "b0 b->a": "int8"}
     fit(trained)

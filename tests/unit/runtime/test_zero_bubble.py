@@ -94,6 +94,7 @@ def test_it_leaves_what_other_schedules_leave(middle: str, stages: int, options:
     assert bits(left(middle, stages, "zero-bubble", **options)) == bits(left(middle, stages, "eager-1f1b", **options))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("middle", "stages"),
     [("dense", 2), pytest.param("recurrent", 3, marks=GRID), pytest.param("attention", 3, marks=GRID)],
@@ -151,6 +152,7 @@ def slow(flops: str) -> dict[str, Any]:
     return {"clusters": {f"c{number}": {"flops": flops} for number in range(3)}}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "middle",
     [pytest.param(name, marks=[] if name == "recurrent" else GRID) for name in MIDDLES],
@@ -175,6 +177,7 @@ def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.Mo
     assert promised[0] is False and any(promised)
 
 
+@pytest.mark.grid
 def test_the_planner_chooses_it_where_it_is_clearly_faster() -> None:
     """What is proposed trains as the uncut model: tests/parity/test_auto_parallel.py."""
 

@@ -32,6 +32,7 @@ def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str
     assert report.links["source->target"].raw_bytes == 4 * 8 * (12 * 4 + 1)  # 12 numbers a place, and the mask
 
 
+@pytest.mark.grid
 def test_a_codec_around_the_whole_model_is_that_of_its_search() -> None:
     """A learned basis belongs to the model: a search that knew nothing of it would translate from other numbers."""
     with nb.cluster(), nb.compress(rank=6, basis="learned", int8=True):

@@ -79,6 +79,7 @@ def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
     assert not layers[0].anchor.numpy().any()
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 def test_a_plan_of_the_planner_trains_the_same_rows() -> None:
     """Blocks of the step are measured before it, which updates no row."""

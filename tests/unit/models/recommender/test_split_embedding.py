@@ -78,6 +78,7 @@ def test_the_bits_are_those_of_one_table(kind: str, whole: tuple[dict[str, np.nd
         assert all(len(layer.table) for layer in embedding.layers)
 
 
+@pytest.mark.grid
 def test_a_model_of_several_tables_is_saved(tmp_path: Path) -> None:
     model, _, _ = train(SplitEmbedding(4, optimizer="adam", tables=2, hot=HOT), "adam", cut=False)
     model.save(tmp_path / "model.keras")

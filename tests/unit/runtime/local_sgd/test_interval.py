@@ -68,6 +68,7 @@ def test_the_run_is_that_with_the_number() -> None:
         np.testing.assert_array_equal(own, other)
 
 
+@pytest.mark.grid
 def test_a_run_that_goes_on_keeps_it(tmp_path: Path) -> None:
     saved = {"checkpoint": {"folder": str(tmp_path), "every": 4}}
     train("auto", **saved)
