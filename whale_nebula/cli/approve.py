@@ -178,7 +178,7 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
 
 def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program | int:
     """Run the script in this process; returns the program, or the exit status if it makes no step."""
-    from whale_nebula.cli.show_script import Onlooker, collect_plans, tell_nothing
+    from whale_nebula.cli.show import Onlooker, collect_plans, tell_nothing
     from whale_nebula.plan.file import to_text
     from whale_nebula.security import code
 

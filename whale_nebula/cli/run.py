@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from whale_nebula.checkpoint.last_memory import save_memory
+from whale_nebula.checkpoint.folder import save_memory
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
 from whale_nebula.config import Config, load

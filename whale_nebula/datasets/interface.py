@@ -17,9 +17,8 @@ from whale_nebula.config import quantities
 from whale_nebula.config.load import read
 from whale_nebula.config.place import Place
 from whale_nebula.datasets import sources
-from whale_nebula.datasets.inside import check_pattern
 from whale_nebula.datasets.schema import DTYPES, STRING, Column, Schema
-from whale_nebula.datasets.sources import FUNCTION, Source
+from whale_nebula.datasets.sources import FUNCTION, Source, check_pattern
 from whale_nebula.datasets.transforms import Aggregate, Function, Select, Step, Tokenise
 from whale_nebula.errors import ConfigError
 from whale_nebula.security import files

@@ -25,9 +25,8 @@ from whale_nebula.accounts.server import TlsServer, certify_service, run_server
 from whale_nebula.datasets import frames
 from whale_nebula.datasets.frames import read_frame, write_frame
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
-from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader
+from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader, Usage
 from whale_nebula.datasets.schema import Schema, encode_columns, write_schema
-from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AccessError, NebulaError, NotAllowedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import OPERATOR, WORKER, Credentials, Identity, files

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whale_nebula.datasets.inside import open_inside
 from whale_nebula.datasets.schema import Columns
-from whale_nebula.datasets.sources import Arrays, Source, load_function
+from whale_nebula.datasets.sources import Arrays, Source, load_function, open_inside
 from whale_nebula.errors import InterfaceError
 from whale_nebula.errors.text import list_names
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.hardware.timing import fit_line
+from whale_nebula.hardware.measured import fit_line
 from whale_nebula.ir.canonical import subgraph_text
 from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, Op

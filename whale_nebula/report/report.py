@@ -1,4 +1,4 @@
-"""The report of a step: seconds by stage, bytes by link, and the totals of the run."""
+"""The report of a step: seconds by stage, bytes by link, the totals of the run, and what the step has cost."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from whale_nebula.hardware import Clusters
 from whale_nebula.plain import write_json
 from whale_nebula.report import saved
 from whale_nebula.report.bottleneck import describe_bottleneck, describe_straggler
-from whale_nebula.report.goodput import Goodput
 from whale_nebula.report.prediction import Basis, PlannedReport, Prediction, predict
 from whale_nebula.report.records import (
     ALONE,
     ONCE,
     BoundaryReport,
     Elsewhere,
+    Goodput,
     LinkReport,
     MeetingsReport,
     RunTotals,

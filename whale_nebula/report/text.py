@@ -6,9 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whale_nebula.errors.text import align_columns
-from whale_nebula.report.goodput import goodput_lines
 from whale_nebula.report.prediction import LinkPrediction, StagePrediction, planned_lines
-from whale_nebula.report.records import ALONE, EXCHANGE, ONCE, BoundaryReport, LinkReport, StageReport, duration, size
+from whale_nebula.report.records import (
+    ALONE,
+    EXCHANGE,
+    ONCE,
+    BoundaryReport,
+    LinkReport,
+    StageReport,
+    duration,
+    goodput_lines,
+    size,
+)
 
 if TYPE_CHECKING:
     from whale_nebula.report.report import Report

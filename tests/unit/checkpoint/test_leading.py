@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from whale_nebula.checkpoint.manifest import Position
-from whale_nebula.runtime.checkpoint.leading import Leading
+from whale_nebula.runtime.checkpoint.known import Leading
 
 
 def count_steps(programs: str) -> tuple[str, int]:

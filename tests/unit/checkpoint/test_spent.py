@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from whale_nebula.checkpoint.manifest import Manifest, Position
-from whale_nebula.report.goodput import Goodput, Spent
+from whale_nebula.report.records import Goodput, Spent
 
 
 class Clock:

@@ -19,8 +19,7 @@ import whale_nebula as nb
 from tests.processes import zygote
 from tests.unit.report.making import full
 from whale_nebula.cli import arguments
-from whale_nebula.cli.show import main
-from whale_nebula.cli.show_script import check_script
+from whale_nebula.cli.show import check_script, main
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 from whale_nebula.scopes.observer import observer

@@ -30,10 +30,9 @@ from whale_nebula.accounts.service import Service
 from whale_nebula.accounts.service import serve as serve_logins
 from whale_nebula.cli.arguments import DONE, FAILED
 from whale_nebula.cli.main import main
-from whale_nebula.datasets.guard import Guard, Reader
+from whale_nebula.datasets.guard import Guard, Reader, Usage
 from whale_nebula.datasets.reading import Wish, open_remote
 from whale_nebula.datasets.service import serve as serve_data
-from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AccountError, LoginError, NebulaError, TransportError
 from whale_nebula.gateway import front
 from whale_nebula.gateway.site import Site

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.gateway.greetings import REFUSED, cut, hello
 from whale_nebula.errors import NebulaError
-from whale_nebula.gateway.hello import MOST_BYTES, read_hello
+from whale_nebula.gateway.front import MOST_BYTES, read_hello
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

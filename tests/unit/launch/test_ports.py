@@ -6,19 +6,21 @@ import sys
 
 import pytest
 
-from whale_nebula.launch import ports
+from whale_nebula.launch import placement
 
-ASKING = "import sys; from whale_nebula.launch import ports; print(ports.free_port(), flush=True); sys.stdin.read()"
+ASKING = (
+    "import sys; from whale_nebula.launch import placement; print(placement.free_port(), flush=True); sys.stdin.read()"
+)
 
 
 def test_no_two_processes_are_given_the_same_port_before_anybody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    asking = f"from whale_nebula.launch import ports; ports._COUNT = 8; {ASKING}"
+    asking = f"from whale_nebula.launch import placement; placement._COUNT = 8; {ASKING}"
     command = [sys.executable, "-c", asking]
     others = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     try:
         given = [int(each.stdout.readline()) for each in others if each.stdout is not None]
-        monkeypatch.setattr(ports, "_COUNT", 8)
-        given += [ports.free_port() for _ in range(3)]
+        monkeypatch.setattr(placement, "_COUNT", 8)
+        given += [placement.free_port() for _ in range(3)]
     finally:
         for each in others:
             each.communicate(timeout=60)
@@ -26,5 +28,5 @@ def test_no_two_processes_are_given_the_same_port_before_anybody_listens(monkeyp
 
 
 def test_a_free_port_can_be_listened_at() -> None:
-    with socket.create_server(("127.0.0.1", ports.free_port())) as server:
-        assert ports.free_port() != server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", placement.free_port())) as server:
+        assert placement.free_port() != server.getsockname()[1]

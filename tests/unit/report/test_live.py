@@ -9,10 +9,9 @@ import pytest
 
 from tests.unit.report.making import full
 from tests.unit.report.terminal import stand_in
-from whale_nebula.report.live import Live
 from whale_nebula.report.published import begin, watch
 from whale_nebula.report.screen import Screen
-from whale_nebula.report.watchers import Watching
+from whale_nebula.report.watchers import Live, Watching
 
 
 def test_the_last_step_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

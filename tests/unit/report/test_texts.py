@@ -11,7 +11,6 @@ from tests.golden.files import check_golden
 from tests.unit.report.making import THERE, basis, full, measured
 from tests.unit.report.terminal import stand_in
 from whale_nebula.report.lines import step_line
-from whale_nebula.report.live import Live
 from whale_nebula.report.prediction import Basis
 from whale_nebula.report.records import (
     ALONE,
@@ -26,6 +25,7 @@ from whale_nebula.report.records import (
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import programs, summary_document, summary_text
 from whale_nebula.report.screen import Screen
+from whale_nebula.report.watchers import Live
 from whale_nebula.schedule.lines import Work
 
 SENT = BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)

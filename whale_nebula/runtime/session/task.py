@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 from whale_nebula.runtime.session.server_filter import restrict_port
 from whale_nebula.tf import collectives as tf_collectives
 
