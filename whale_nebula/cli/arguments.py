@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -211,6 +212,20 @@ def answer(given: argparse.Namespace, run: Callable[[], int | Answer]) -> int:
         return found
     print(json.dumps(found[0], indent=1) if as_json else found[1])
     return DONE
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a check: its subject, the finding, and a mend.
+
+    `state` is ok, note (it works, but is worth knowing), warning (it works now, but may fail) or bad.
+    """
+
+    name: str
+    state: str
+    found: str
+    why: str = ""
+    mend: str = ""
 
 
 def describe_time(left: timedelta) -> str:

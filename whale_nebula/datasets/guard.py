@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.datasets.grants import Dataset, Grants
-from whale_nebula.datasets.interface import Bound, Limits
-from whale_nebula.datasets.opened import Opened, open_dataset
+from whale_nebula.datasets.interface import Bound, Limits, Opened, open_dataset
 from whale_nebula.datasets.schema import count_bytes
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError
 from whale_nebula.security import files

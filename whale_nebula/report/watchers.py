@@ -26,13 +26,12 @@ from rich.text import Text
 from whale_nebula.config.schema import SHOWS
 from whale_nebula.errors import ConfigError, OptionError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.report.lines import Lines, Rate, per_second
 from whale_nebula.report.published import find_running_step
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport, duration, size
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import line
 from whale_nebula.report.screen import Canvas, Screen, terminal
-from whale_nebula.report.text import coded_boundaries, scalars_text
+from whale_nebula.report.text import Lines, Rate, coded_boundaries, per_second, scalars_text
 from whale_nebula.site import script_site
 
 TICK_SECONDS = 0.25

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from whale_nebula.checkpoint.interval import Pace, choose_interval
+from whale_nebula.runtime.checkpoint.level import Pace, choose_interval
 
 
 def lost(interval: float, cost: float, between: float) -> float:

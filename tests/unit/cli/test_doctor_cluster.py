@@ -18,9 +18,9 @@ import pytest
 from tests.unit.security.made import Home, self_signed
 from tests.unit.transport.crossing import QUICK, free_address
 from whale_nebula.cli import doctor
-from whale_nebula.cli.checks import cluster as network
-from whale_nebula.cli.checks.cluster import Host, Target, host, name_checks
-from whale_nebula.cli.checks.local import Check
+from whale_nebula.cli import doctor_cluster as network
+from whale_nebula.cli.doctor import Check
+from whale_nebula.cli.doctor_cluster import Host, Target, host, name_checks
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save

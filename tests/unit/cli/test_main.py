@@ -27,7 +27,7 @@ run(bare, "doctor")
 run(bare, "certs", "init", "--run", "mt")
 run(bare, "certs", "issue", "--cluster", "gpu")
 run(bare, "certs", "show")
-import whale_nebula.cli.bench, whale_nebula.cli.checks.cluster
+import whale_nebula.cli.bench, whale_nebula.cli.doctor_cluster
 for how in (["--text"], ["--json"], ["--html", "plan.html"]):
     run({"tensorflow", "keras"}, "show", "plan.json", *how)
 run({"tensorflow", "keras"}, "show", "--report", "run.jsonl")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report.lines import Lines, Rate, log
+from whale_nebula.report.text import Lines, Rate, log
 
 
 class Clock:

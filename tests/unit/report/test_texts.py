@@ -10,7 +10,6 @@ import pytest
 from tests.golden.files import check_golden
 from tests.unit.report.making import THERE, basis, full, measured
 from tests.unit.report.terminal import stand_in
-from whale_nebula.report.lines import step_line
 from whale_nebula.report.prediction import Basis
 from whale_nebula.report.records import (
     ALONE,
@@ -25,6 +24,7 @@ from whale_nebula.report.records import (
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import programs, summary_document, summary_text
 from whale_nebula.report.screen import Screen
+from whale_nebula.report.text import step_line
 from whale_nebula.report.watchers import Live
 from whale_nebula.schedule.lines import Work
 

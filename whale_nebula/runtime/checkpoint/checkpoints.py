@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.checkpoint.interval import guess_between_failures
 from whale_nebula.checkpoint.manifest import Position, Shapes
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
@@ -34,11 +33,10 @@ from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, m
 from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, save_at_error
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
-from whale_nebula.runtime.checkpoint.known import Known, Leading
-from whale_nebula.runtime.checkpoint.level import Level, Notices
+from whale_nebula.runtime.checkpoint.known import Known, Leading, warn_of_unused
+from whale_nebula.runtime.checkpoint.level import Level, Notices, guess_between_failures
 from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.runtime.checkpoint.slices import Source
-from whale_nebula.runtime.checkpoint.unused import warn_of_unused
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.site import script_site, warn_once

@@ -4,7 +4,9 @@ leading program: the one whose steps the run's position counts, where several tr
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,13 +15,14 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.checkpoint.manifest import Position
-from whale_nebula.errors import CheckpointError
+from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.runtime.checkpoint.apart import restore_apart
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
     from whale_nebula.runtime.local_sgd.clusters import Opened
     from whale_nebula.runtime.local_sgd.step import BetweenClusters
 
@@ -277,3 +280,29 @@ class Leading:
             else:
                 self._away.append(program)
         return replace(position, program=first, step=position.step + away.count(first))
+
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+def warn_of_unused(checkpoints: Checkpoints) -> None:
+    """Log a warning if a script that ends without error has not trained the programs of its checkpoints."""
+    if sys.exc_info()[0] is not None:
+        return
+    resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
+    if resumed is not None and checkpoints.fits < resumed.fit:
+        calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
+        said = f"this run was in fit {resumed.fit} when it was saved, and now the script has called {calls}"
+        why = f"it goes on in fit {resumed.fit}: those before have trained nothing, as the run had ended them"
+        mend = "call fit as often where a run goes on as where it begins, without `if nb.resumed() is None:`"
+    elif resumed is not None and not checkpoints.read:
+        said = f"nothing was read of the checkpoint of step {resumed.step}"
+        why = "no step was called, so models have the values that they were made with"
+        mend = f"nb.restore({folder!r}, model) where a loop has nothing left to train"
+    elif resumed is None and not checkpoints.known.names:
+        said = "nothing was saved"
+        why = "no model was trained by fit, and no step under @nb.function was called"
+        mend = "@nb.function instead of @tf.function on a loop's step; without training, no checkpoint="
+    else:
+        return
+    _LOG.warning("%s", NebulaWarning(said, where=folder, why=why, mend=mend))

@@ -26,7 +26,7 @@ from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, Opt
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.ir.layout import divide
-from whale_nebula.runtime.session.server_filter import restrict_port
+from whale_nebula.runtime.session.task import restrict_port
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf import patch as tf_patch

@@ -1,4 +1,6 @@
-"""Checks of this host's part in a run: certificates, names, ports, reachability of other hosts, and lines."""
+"""Checks of `whale-nebula doctor --cluster`: this host's certificates, names, ports and lines, and whether other hosts
+are reached.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whale_nebula.cli.arguments import describe_time
-from whale_nebula.cli.checks.local import Check
+from whale_nebula.cli.arguments import Check, describe_time
 from whale_nebula.config import Config
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, IdentityError
