@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from whale_nebula.errors import ConfigError, NebulaError
@@ -197,17 +198,22 @@ def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
 
 Answer = tuple[Any, str]
 """The output of a command: a document with --json, and a text without."""
+Codes = Mapping[type[NebulaError], int]
+"""The exit status by the kind of an error, the first kind that it is of."""
 
 
-def answer(given: argparse.Namespace, run: Callable[[], int | Answer]) -> int:
+def answer(
+    given: argparse.Namespace, run: Callable[[], int | Answer], codes: Codes = MappingProxyType({ConfigError: CONFIG})
+) -> int:
     """Run a command and print its answer or its error; returns the exit status. A command that prints its own output
-    returns the status.
+    returns the status. Errors that `codes` does not list are failures.
     """
     as_json = getattr(given, "json", False)
     try:
         found = run()
     except NebulaError as error:
-        return tell(error, as_json=as_json, code=CONFIG if isinstance(error, ConfigError) else FAILED)
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
+        return tell(error, as_json=as_json, code=code)
     if isinstance(found, int):
         return found
     print(json.dumps(found[0], indent=1) if as_json else found[1])

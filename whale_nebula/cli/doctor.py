@@ -23,7 +23,7 @@ from pathlib import Path
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Check, Options, Parser, tell
+from whale_nebula.cli.arguments import Check, Options, Parser, answer
 from whale_nebula.config import Config, load
 from whale_nebula.errors import NebulaError
 from whale_nebula.report.records import size
@@ -33,7 +33,7 @@ Look at what this version stands on: Python, TensorFlow, Keras and the other pac
 supported, threads, memory, and what may be missing. With --config a clusters.yaml is read and checked, too.
 
 With --cluster it is also looked at what this host needs to take part in a run of that cluster: certificates and their
-dates, names, ports, whether the others are reached and what they say to these certificates, clocks, MTU, congestion
+dates, names, ports, whether the others are reached and what they say to these certificates, clocks, congestion
 control, open files, and the line as bench link has found it. A gateway's host needs no TensorFlow."""
 
 _EPILOG = """\
@@ -81,10 +81,11 @@ def main(argv: Sequence[str]) -> int:
     if given.worker is not None and (given.cluster is None or given.gateway):
         made.error("--worker goes with --cluster, and without --gateway")
     given.worker = made.number("--worker", given.worker)
-    try:
-        checks = _check(given)
-    except NebulaError as error:
-        return tell(error, as_json=given.json, code=arguments.CONFIG)
+    return answer(given, lambda: _report(given), {NebulaError: arguments.CONFIG})
+
+
+def _report(given: argparse.Namespace) -> int:
+    checks = _check(given)
     well = all(check.state != "bad" for check in checks)
     print(
         json.dumps({"ok": well, "checks": [asdict(each) for each in checks]}, indent=1) if given.json else _text(checks)

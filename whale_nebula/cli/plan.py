@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Options, Parser, read_script, tell
-from whale_nebula.errors import ConfigError, OptionError, PlanError, StateError
+from whale_nebula.cli.arguments import Options, Parser, answer, read_script
+from whale_nebula.cli.show import CODES
+from whale_nebula.errors import ConfigError, OptionError
 
 _DESCRIPTION = """\
 Find the best plan for a script: which cluster runs which layers, in how many replicas, and into how many micro-batches
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     if words.script.endswith(".json"):
         made.error(f"{words.script} is no script: whale-nebula show {words.script} prints a plan that was saved")
     vars(given).update(text=False, mermaid=False, all=False, steps=None, after=None)
-    from whale_nebula.cli.show import show_script  # not needed for --help
+    from whale_nebula.cli.show_script import show_script  # not needed for --help
     from whale_nebula.scopes.auto import check_limits, standing_limits
     from whale_nebula.site import Site
 
@@ -84,10 +84,5 @@ def main(argv: Sequence[str]) -> int:
         )
     except (OptionError, ConfigError) as error:
         made.error(f"{error.what}; {error.mend}")
-    try:
-        with standing_limits(limits):
-            return show_script(given, words, "plan")
-    except ConfigError as error:
-        return tell(error, as_json=given.json, code=exits.CONFIG)
-    except (PlanError, StateError) as error:
-        return tell(error, as_json=given.json, code=exits.NO_DATA)
+    with standing_limits(limits):
+        return answer(given, lambda: show_script(given, words, "plan"), CODES)

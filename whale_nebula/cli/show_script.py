@@ -1,0 +1,318 @@
+"""Run a script up to its step and print the plan; or print the reports of a file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.arguments import Words, remark, tell
+from whale_nebula.config import load, parse_links
+from whale_nebula.errors import NebulaError, PlanError, StateError
+from whale_nebula.launch.ending import select_own_lines
+from whale_nebula.plan.plan import Plan
+from whale_nebula.report.records import LinkReport, StageReport
+from whale_nebula.report.report import Report, read
+from whale_nebula.report.saved import summary_document, summary_text
+from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.show import Shown
+
+PLANS = "whale_nebula shown plans 1"
+
+
+def show_report(path: str, *, as_json: bool) -> int:
+    """Show the reports in a file of a run."""
+    if not os.path.exists(path):
+        return _no_file(path, as_json, _NO_REPORT)
+    reports, broken = read(path)
+    if as_json:
+        print(json.dumps(summary_document(reports, broken), allow_nan=False))
+    else:
+        print(summary_text(reports, broken))
+    return exits.DONE
+
+
+def show_script(given: argparse.Namespace, words: Words, command: str = "show") -> int:
+    """Show the plan of a script, or of a saved plan, for `whale-nebula show` or `whale-nebula plan`."""
+    path = words.script or ""
+    if not os.path.isfile(path):
+        return _no_file(path, given.json, f"whale-nebula {command} path/to/train.py")
+    if path.endswith(".json"):
+        _print([Plan.load(path)], given)
+        return exits.DONE
+    onlooker = Onlooker(math.inf if given.all else int(given.steps or 1), given.config, given.links)
+    ending = collect_plans(path, words.arguments, onlooker)
+    if onlooker.plans:
+        _print(onlooker.plans, given, explained=command == "plan")
+        return exits.DONE
+    return tell_nothing(path, ending, onlooker, given.json, command)
+
+
+def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> Ending:
+    """Run a script, whose steps the onlooker plans."""
+    check_script(path)
+    if onlooker.config is not None:  # report its faults before a long run of the script
+        load(onlooker.config)
+    if onlooker.links is not None:
+        parse_links(onlooker.links)
+    with contextlib.closing(onlooker):
+        ending = _run_script(path, arguments, onlooker)
+    if onlooker.plans and onlooker.ended:
+        remark(f"{onlooker.ended}: it was ended here")
+    return ending
+
+
+def tell_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
+    """Report that the script ended without a plan."""
+    kind = "step with scopes" if command == "show" else "step"
+    if isinstance(ending.error, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    if ending.error is not None or ending.status:
+        _tell_failed(path, ending, as_json, kind)
+        return exits.FAILED
+    what = f"{path} made no {kind}, so there is nothing to {command}"
+    why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
+    mend = 'with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage'
+    mend = mend if command == "show" else "model.fit(x, y) in it, or @nb.function above a step of your own"
+    return tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
+
+
+def _tell_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
+    """Report that the script failed; its traceback or message is on stderr already."""
+    how = f"ended with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
+    what = f"{path} {how} before its first {kind}"
+    if not as_json:
+        remark(what)
+    elif isinstance(ending.error, NebulaError):
+        tell(ending.error, as_json=True)
+    else:
+        why = None if ending.error is None else str(ending.error)
+        tell(PlanError(what, where=path, why=why, mend="stderr has what it said"), as_json=True)
+
+
+def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
+    kind = StateError if mend == _NO_REPORT else PlanError
+    return tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json, code=exits.NO_FILE)
+
+
+_NO_REPORT = (
+    "whale-nebula show --report FILE reads what a run has left: "
+    'nb.last_report().save("step.json"), or nb.init(metrics="run.jsonl")'
+)
+
+
+# ---------------------------------------------------------------------- output
+def _print(plans: Sequence[Plan], given: argparse.Namespace, *, explained: bool = False) -> None:
+    for number, plan in enumerate(plans):
+        if given.html is not None:
+            path, text = _numbered_path(given.html, number), plan.to_html()
+            try:
+                Path(path).write_text(text, "utf-8")
+            except OSError as error:
+                raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--html plan.html") from None
+            remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
+        if given.save is not None:
+            plan.save(_numbered_path(given.save, number))
+            remark(f"saved {_numbered_path(given.save, number)}")
+    silent = given.html is not None or given.save is not None
+    if given.json and (given.all or int(given.steps or 1) > 1):
+        print(json.dumps({"format": PLANS, "plans": [json.loads(plan.to_json()) for plan in plans]}, indent=1))
+    elif given.json:
+        print(plans[0].to_json())
+    elif given.after is not None:
+        print("\n\n".join(plan.text_after(given.after) for plan in plans))
+    elif given.mermaid:
+        print("\n".join(plan.to_mermaid() for plan in plans))
+    elif given.text or not silent:
+        why = [plan.explain() for plan in plans if plan.decision is not None] if explained else []
+        print("\n\n".join([*why, *(plan.to_text() for plan in plans)]))
+
+
+def _numbered_path(path: str, number: int) -> str:
+    """The path of one of several plans: plan.html, plan-2.html ...
+
+    >>> _numbered_path("out/plan.html", 0), _numbered_path("out/plan.html", 1)
+    ('out/plan.html', 'out/plan-2.html')
+    """
+    stem, dot = os.path.splitext(path)
+    return f"{stem}-{number + 1}{dot}" if number else path
+
+
+# ---------------------------------------------------------------------- the script, which is run up to its steps
+@dataclass
+class Onlooker:
+    """Plans the first `wanted` distinct steps; `config` and `links` replace those of the script's `init`.
+
+    Steps return zeros, so that later ones are reached; a script that is about to save what it has "trained" is
+    therefore ended. `ended` is the reason if not all steps were reached.
+    """
+
+    wanted: float = 1
+    config: str | None = None
+    links: str | None = None
+    ended: str = ""
+
+    @cached_property
+    def shown(self) -> Shown:
+        """The plans so far. TensorFlow is loaded at this point, as the script has created a step."""
+        from whale_nebula.runtime.show import Shown
+
+        def stop(what: str) -> None:
+            self.ended = f"the script was about to save by {what}, with nothing trained"
+            raise PlanShown
+
+        return Shown(self.wanted > 1, stop)
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans so far."""
+        return self.shown.plans if "shown" in self.__dict__ else []
+
+    def close(self) -> None:
+        """Restore functions that save."""
+        if "shown" in self.__dict__:
+            self.shown.guarded.close()
+
+    def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
+        """The configuration and links: the command line overrides the script."""
+        if self.config is not None:
+            return self.config, self.links
+        return config, links if self.links is None else self.links
+
+    def begins(self) -> None:
+        """Drop the script's callbacks, which would write files although nothing is trained."""
+        self.shown.without_callbacks()
+
+    def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
+        """Plan a step, and return zeros as its results."""
+        found = self.shown.look(step, layout, tensors, unpack)
+        if found is None:
+            return None
+        if not found.scoped:
+            if found.trains:
+                self.plain(step.name, "train")
+            return None
+        if len(self.plans) >= self.wanted:
+            raise PlanShown
+        return (self.shown.zeros(found, tensors),)
+
+    def report(self) -> Any:
+        """A placeholder for the report of a step that was not run."""
+        return unrun(self.plans)
+
+    def plain(self, name: str, kind: str) -> None:
+        """Let a model without scopes predict, but refuse to train it, as that would not be simulated."""
+        if kind == "train":
+            self.ended = f"{name} has no scopes, and was about to be trained"
+            raise PlanShown
+
+
+_SCRIPTS = (".py", ".pyc", ".pyz")
+
+
+_INSTEAD = {
+    ".html": "whale-nebula show train.py --html {path} writes such a page, and a browser opens it",
+    ".jsonl": "whale-nebula show --report {path}",
+    ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with what that wrote",
+}
+"""The suggested command, by the extension of a file."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a script ended: the error it raised, or its exit status."""
+
+    error: BaseException | None = None
+    status: int = 0
+
+
+def check_script(path: str) -> None:
+    """Refuse a file that is not a script. One that ends in .py is accepted: Python reports its errors best."""
+    if path.endswith(_SCRIPTS):
+        return
+    ending = os.path.splitext(path)[1]
+    if ending not in _INSTEAD:
+        with contextlib.suppress(SyntaxError, ValueError):
+            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            return
+    mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
+    raise PlanError(f"{path} is no script: it holds no Python", mend=mend)
+
+
+def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
+    """Run a script with its output redirected to stderr, as stdout is for the answer."""
+    argv, first = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
+    with _output_aside(), observed_by(observer):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except PlanShown:
+            pass
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return Ending(status=end.code or 0)
+            print(end.code, file=sys.stderr)
+            return Ending(status=1)
+        except BaseException as error:
+            print(select_own_lines(error, path), end="", file=sys.stderr)
+            return Ending(error=error)
+        finally:
+            sys.argv, sys.path[0] = argv, first
+    return Ending()
+
+
+@contextlib.contextmanager
+def _output_aside() -> Iterator[None]:
+    """Redirect stdout to stderr, for Python, TensorFlow and child processes."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+class UnrunReport(Report):
+    """The report of a step that was planned and not run. It can be printed, but writes no file."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write nothing, as nothing was measured."""
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write nothing, as nothing was measured."""
+
+    def __str__(self) -> str:
+        return "no report: the script is only shown, and no step was run"
+
+
+def unrun(plans: Sequence[Plan]) -> UnrunReport:
+    """The report of the last of these plans.
+
+    >>> print(unrun([]))
+    no report: the script is only shown, and no step was run
+    """
+    plan = plans[-1] if plans else None
+    return UnrunReport(
+        program=plan.name if plan is not None else "",
+        step=0,
+        step_seconds=0.0,
+        micro_batches=plan.micro_batch if plan is not None else 1,
+        stages={name: StageReport(0.0, 0.0, each.cluster) for name, each in plan.stages.items()} if plan else {},
+        links={name: LinkReport() for name in plan.links} if plan else {},
+    )
