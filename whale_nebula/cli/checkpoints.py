@@ -17,6 +17,7 @@ from whale_nebula.cli.arguments import Answer, Options, Parser, answer, split, t
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.errors.text import did_you_mean, escape_foreign_text
 from whale_nebula.plain import to_plain
+from whale_nebula.report.records import size
 
 _DESCRIPTION = """\
 Look at checkpoints that nb.init(checkpoint="FOLDER") or nb.save has written. FOLDER is the folder of a run, or that of
@@ -91,7 +92,7 @@ def _find(path: str) -> list[Found]:
 def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
     rows, lines = [_summarize(each) for each in found], []
     for row in rows:
-        told = row["problem"] or f"{_format_bytes(row['bytes'])}  {row['time']}  {row['where']}"
+        told = row["problem"] or f"{size(row['bytes'])}  {row['time']}  {row['where']}"
         lines.append(f"{row['folder']}  step {row['step']}  {told}")
     return {"checkpoints": rows}, "\n".join(lines)
 
@@ -122,14 +123,6 @@ def _say_where(manifest: Manifest) -> str:
     return f"epoch {position.epoch + 1}, batch {position.batch}{fit}"
 
 
-def _format_bytes(size: int) -> str:
-    unit, name = next((each for each in _UNITS if size >= each[0]), (1, "B"))
-    return f"{size / unit:.4g} {name}"
-
-
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-
-
 def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
     chosen = _choose(found, lambda each: each.problems)
     if chosen is None:
@@ -140,7 +133,7 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer
     forms = {name: form for manifest in manifests for name, form in manifest.tensors.items()}
     document = {group: to_plain(manifest) for group, manifest in chosen.manifests.items()}
     first = manifests[0]
-    lines = [f"{chosen.path}: step {first.position.step}, {_format_bytes(sum(each.size for each in manifests))}"]
+    lines = [f"{chosen.path}: step {first.position.step}, {size(sum(each.size for each in manifests))}"]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     for title, text in {
         "written": f"{first.time} by {', '.join(first.workers)}",

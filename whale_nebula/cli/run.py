@@ -285,15 +285,10 @@ def _start(
     reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
     def tell_workers() -> dict[str, Identity]:
-        told = identities(
+        return identities(
             sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
-            absent=sizes.find_absent(), asked=sizes.path,
+            absent=sizes.find_absent(), asked=sizes.path, ended=asking.ended, reports=reports, tenant=tenant, home=home,
         )  # fmt: skip
-        ended = asking.ended
-        return {
-            name: replace(identity, ended=ended, reports=reports, tenant=tenant, home=home)
-            for name, identity in told.items()
-        }
 
     sys.stdout.flush()
     output = others.enter_context(_output())

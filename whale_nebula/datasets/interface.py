@@ -26,15 +26,17 @@ from whale_nebula.config.load import read
 from whale_nebula.config.place import Place
 from whale_nebula.datasets import sources
 from whale_nebula.datasets.schema import DTYPES, STRING, Column, Schema, check_columns
-from whale_nebula.datasets.sources import FUNCTION, Source, check_pattern
-from whale_nebula.datasets.transforms import (
+from whale_nebula.datasets.sources import (
+    FUNCTION,
     Aggregate,
     Apply,
     Function,
     Select,
+    Source,
     Step,
     Tokenise,
     apply_steps,
+    check_pattern,
     prepare_rows,
 )
 from whale_nebula.errors import ConfigError
