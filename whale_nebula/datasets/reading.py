@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.accounts.server import dial, make_client_context
+from whale_nebula.config.place import split_address
 from whale_nebula.datasets.guard import Asked, Guard, Reader, wait_for_turn
 from whale_nebula.datasets.schema import (
     ANSWER,
@@ -283,8 +284,8 @@ def find_account(folder: Path, run: str | None, cluster: str) -> tuple[Identity,
 
 def open_remote(at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY) -> Remote:
     """Open an owner's service at an address, for the account whose certificate is in a folder."""
-    host, _, port = at.rpartition(":")
+    host, port = split_address(at)
     identity, paths = find_account(folder, run, cluster)
-    if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
+    if port <= 0 or not host:
         raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7100")
-    return Remote(host.strip("[]"), int(port), paths, identity, reader)
+    return Remote(host, port, paths, identity, reader)

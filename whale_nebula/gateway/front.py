@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from whale_nebula.config.place import split_address
 from whale_nebula.errors import NebulaError, NotAllowedError, PlaintextError, RemoteProtocolError, TransportError
 from whale_nebula.transport.grpc.limits import plain_address
 from whale_nebula.transport.handover import COMMANDS, NOUNS, hand_over
@@ -77,9 +78,8 @@ class Front:
         """Bind the public port; returns the address for gRPC, and the port. The number of open
         connections is limited.
         """
-        host, _, asked = self._address.rpartition(":")
         self._most = most
-        self._listening = _listen(host.strip("[]"), int(asked))
+        self._listening = _listen(*split_address(self._address))
         self._folder = tempfile.mkdtemp(prefix="whale-nebula-")
         return f"unix:{self._folder}/links", int(self._listening[0].getsockname()[1])
 

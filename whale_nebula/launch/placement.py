@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from whale_nebula.config import Cluster, Config
+from whale_nebula.config.place import split_address
 from whale_nebula.config.schema import OTHER_PORT, PORTS, cluster_of, find_shared_addresses
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
@@ -69,7 +70,7 @@ def host_of(address: str) -> str:
     >>> host_of("10.0.0.1:7101"), host_of("[::1]:7101")
     ('10.0.0.1', '::1')
     """
-    return address.rpartition(":")[0].strip("[]")
+    return split_address(address)[0]
 
 
 def choose_cluster(config: Config, asked: Asked) -> str:
@@ -202,7 +203,7 @@ def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
 
 
 def _listening(worker: str, address: str, written: bool) -> str:
-    host, port = host_of(address), int(address.rpartition(":")[2])
+    host, port = split_address(address)
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -229,7 +230,7 @@ def wait_free(listen: Mapping[str, str], seconds: float) -> None:
     """
     limit = time.monotonic() + seconds
     for worker, address in listen.items():
-        host, port = host_of(address), int(address.rpartition(":")[2])
+        host, port = split_address(address)
         while _try_to_listen(host, port) == errno.EADDRINUSE and time.monotonic() < limit:
             time.sleep(_LOOK_SECONDS)
         _listening(worker, address, written=False)

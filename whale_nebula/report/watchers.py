@@ -200,7 +200,6 @@ def _view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher
         canvas = Screen(stream)
     if canvas is None or show != "live":
         return Lines(lead)
-
     return Live(canvas, lead)
 
 
