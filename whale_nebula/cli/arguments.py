@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import getpass
 import itertools
 import json
@@ -62,26 +61,9 @@ def split(argv: Sequence[str], known: Options) -> Words:
     return Words(options, script, arguments)
 
 
-def misspelt(argv: Sequence[str], words: Words, known: Collection[str]) -> list[tuple[str, str]]:
-    """Options behind the script, before any "--", that resemble one of ours, each with that one.
-
-    >>> line = ["train.py", "--htlm", "a.html", "--epochs", "3", "--", "--jsno"]
-    >>> misspelt(line, split(line, {"--json": (None, ""), "--html": ("FILE", "")}), ["--html", "--json", "--steps"])
-    [('--htlm', '--html')]
-    """
-    before = argv[: list(argv).index("--")] if "--" in argv else argv
-    names = [word.partition("=")[0] for word in before if word.startswith("--") and word in words.arguments]
-    found = [(name, difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY)) for name in names]
-    return [(name, meant[0]) for name, meant in found if meant]
-
-
 def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, Words]:
-    """Parse the options of a command that runs a script, and the script's part; warns of script options that resemble
-    ours.
-    """
+    """Parse the options of a command that runs a script; returns the script's part, too."""
     words = split(argv, options)
-    for word, meant in misspelt(argv, words, made.names):
-        remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
     return made.read(words.options), words
 
 
@@ -96,10 +78,6 @@ def choose_command(
         meant = f"there is no command {command!r}: {did_you_mean(command, commands)}"
         made.error(meant if command else f"which of {', '.join(commands)}?")
     return command, made
-
-
-_NEARLY = 0.8
-"""The least similarity for a suggestion: a script's own --epochs is not taken for --steps."""
 
 
 class Parser(argparse.ArgumentParser):

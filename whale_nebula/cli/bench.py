@@ -14,7 +14,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import attach, gateways
-from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetry, path_of, save
+from whale_nebula.launch.link_advice import LineFound, advise, path_of, save
 from whale_nebula.launch.link_measurement import list_far_ends, measure, table
 from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
@@ -131,7 +131,7 @@ def _json(found: Sequence[LineFound], config: Config | None) -> str:
 
 def _text(found: LineFound, config: Config) -> str:
     advice = advise(found, config.links.between(*found.clusters))
-    said = [advice.why, advice.write and f"write: {advice.write}", describe_asymmetry(found)]
+    said = [advice.why, advice.write and f"write: {advice.write}"]
     return "\n".join([table(found), *(f"  {each}" for each in said if each)])
 
 

@@ -26,7 +26,6 @@ from whale_nebula.launch.link_advice import (
     LineFound,
     advise,
     delay_text,
-    describe_asymmetry,
     load_measurement,
     path_of,
     rate_text,
@@ -235,7 +234,7 @@ def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
     if again:
         return Check(label, "note", text, ago, again)
-    return Check(label, "ok", text, "; ".join(filter(None, [advice.why, describe_asymmetry(found), ago])))
+    return Check(label, "ok", text, f"{advice.why}; {ago}")
 
 
 def clocks(found: LineFound, cluster: str, ago: str) -> Check:

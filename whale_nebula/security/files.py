@@ -109,9 +109,6 @@ def read(
                 )
             return file.read(most)
     except OSError as error:
-        mend = (
-            mend or "copy it there, or name its place in the config: security: {ca: certs/ca.pem, cert: ..., key: ...}"
-        )
         raise CredentialsError(f"{what} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
 
 

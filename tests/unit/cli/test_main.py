@@ -14,7 +14,7 @@ import pytest
 from tests.unit.ir.traced import inference
 from tests.unit.report.making import full
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Parser, misspelt, split
+from whale_nebula.cli.arguments import Parser, split
 from whale_nebula.cli.main import COMMANDS, main
 from whale_nebula.cli.run import parser
 from whale_nebula.launch.ending import EXIT_LEFT
@@ -112,22 +112,6 @@ def test_a_misspelt_option_is_told_and_nothing_is_abbreviated(
         Parser("it", "", OPTIONS).read([word, "10mbit"])
     assert ended.value.code == 2
     assert f"there is no option '{word}'; did you mean '{meant}'?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("train.py --htlm a.html", [("--htlm", "--html")]),
-        ("train.py --link=10mbit", [("--link", "--links")]),
-        ("train.py --epochs 3 --lr 0.1 -v --link-rate 3", []),
-        ("train.py --html a.html", []),
-        ("train.py -- --htlm a.html", []),
-        ("train.py data.htlm", []),
-    ],
-)
-def test_what_goes_to_the_script_and_looks_like_ours(line: str, said: list[tuple[str, str]]) -> None:
-    argv = line.split()
-    assert misspelt(argv, split(argv, OPTIONS), ["--html", "--json", "--links", "--steps"]) == said
 
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text()
