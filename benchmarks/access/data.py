@@ -35,11 +35,10 @@ from common import machine, parser, verdict, write
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
 from whale_nebula.datasets.grants import Grants
-from whale_nebula.datasets.guard import Asked, Guard, Reader
+from whale_nebula.datasets.guard import Asked, Guard, Reader, Usage
 from whale_nebula.datasets.interface import parse_interface
 from whale_nebula.datasets.reading import Remote, Wish, open_remote
 from whale_nebula.datasets.service import open_service
-from whale_nebula.datasets.usage import Usage
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import start
 from whale_nebula.security import GATEWAY, Files, Identity, authority, files, issue

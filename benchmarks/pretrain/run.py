@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import finished, machine, verdict, write
 from two_sites import CLI, ROOT, run
 
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"

@@ -28,7 +28,7 @@ import tensorflow as tf
 from common import machine, parser, picture, verdict, write
 
 import whale_nebula as nb
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 from whale_nebula.models.recommender import (
     HashedEmbedding,
     RowTable,

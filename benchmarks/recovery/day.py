@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, write
 
-from whale_nebula.checkpoint.interval import choose_interval, guess_between_failures
+from whale_nebula.runtime.checkpoint.level import choose_interval, guess_between_failures
 
 DAY, SEEDS = 86400.0, 12
 STEP, RESTART, NOTICED = 0.5, 20.0, 1.0

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, verdict, write
 
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "--restarts", "3"]
 HERE = Path(__file__).parent

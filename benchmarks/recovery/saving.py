@@ -25,8 +25,8 @@ from common import machine, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.checkpoint.interval import choose_interval
 from whale_nebula.ir.layout import SPLIT, Layout
+from whale_nebula.runtime.checkpoint.level import choose_interval
 from whale_nebula.runtime.checkpoint.slices import Source, find_slice
 from whale_nebula.runtime.run import current_run
 

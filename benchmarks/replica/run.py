@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import common  # noqa: E402
 from whale_nebula.launch import spawn  # noqa: E402
-from whale_nebula.launch.ports import free_port  # noqa: E402
+from whale_nebula.launch.placement import free_port  # noqa: E402
 
 TORCH = ROOT / "build" / "torch" / "bin" / "python"
 CONTENDERS = ("loop", "fit", "mwms", "ddp")

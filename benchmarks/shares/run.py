@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, parser, spread, verdict, write
 
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import common  # noqa: E402
 from benchmarks.split.hosts import ADDRESSES, join_hosts  # noqa: E402
 from whale_nebula.launch import spawn  # noqa: E402
-from whale_nebula.launch.ports import free_port  # noqa: E402
+from whale_nebula.launch.placement import free_port  # noqa: E402
 
 CONTENDERS = ("split", "alone", "replica", "mwms", "uncut")
 OURS = ("split", "alone", "replica")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples import test_plain
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 NAME, PLANNED = "large_classifier", "9MiB"
 """The memory of a worker in which the classifier does not fit, and a half of it does."""

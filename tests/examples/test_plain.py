@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1200)

@@ -14,8 +14,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.config.schema import Restarts
 from whale_nebula.launch import Job, gateways
 from whale_nebula.launch.placed import Echoed, identities, start_placed
-from whale_nebula.launch.placement import Placement
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import Placement, free_port
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
 
 SCRIPT = str(HERE / "workers" / "restarting.py")

@@ -26,7 +26,7 @@ import whale_nebula as nb
 import whale_nebula.runtime.run
 from tests.processes.telling import told
 from whale_nebula.launch import Job, Result, attach, spawn
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 from whale_nebula.launch.processes import Echo
 from whale_nebula.launch.seeding import seed_all
 

@@ -28,7 +28,7 @@ from tests.processes import zygote
 from tests.processes.telling import told
 from whale_nebula.cli import certs
 from whale_nebula.launch import placed
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

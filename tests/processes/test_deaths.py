@@ -18,7 +18,7 @@ import pytest
 
 from tests.processes.running import Ended, run
 from tests.processes.sites import SEED, Sites, sites
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 SITES = ("c0", "c1")

@@ -19,7 +19,7 @@ from tests.processes.telling import told
 from tests.processes.workers.elastic import lesson
 from whale_nebula.cli.main import main
 from whale_nebula.launch.ending import EXIT_LEFT
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 
 @contextlib.contextmanager

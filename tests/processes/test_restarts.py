@@ -18,7 +18,7 @@ from tests.processes.telling import told
 from tests.processes.workers import restarting
 from tests.unit.transport.crossing import Line
 from whale_nebula.cli.main import main
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 
 @pytest.fixture(scope="module")

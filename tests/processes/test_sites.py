@@ -13,7 +13,7 @@ import pytest
 from tests.processes.running import run, told_alone
 from tests.processes.sites import line_before, sites
 from tests.processes.workers import train
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 
 STEPS, REST = 160, 0.02
 

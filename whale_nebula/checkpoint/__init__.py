@@ -1,1 +1,1 @@
-"""Checkpoints on disk: their folder, their manifest, and the rule for their interval. Loads no TensorFlow."""
+"""Checkpoints on disk: their folder and their manifest. Loads no TensorFlow."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Options, Parser, Words, read_script, remark, tell, user_name
+from whale_nebula.cli.arguments import Answer, Options, Parser, Words, answer, read_script, remark, tell, user_name
 from whale_nebula.cli.certs import find_folder, load_config
 from whale_nebula.config import Config
-from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, NotApprovedError, PlanError
+from whale_nebula.errors import ConfigError, CredentialsError, NotApprovedError, PlanError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import approval, authority, files, issue
 from whale_nebula.security.approval import DAYS, Found
@@ -88,17 +88,14 @@ def main(argv: Sequence[str]) -> int:
     if given.steps is not None and not (given.steps.isdecimal() and int(given.steps)):
         made.error("--steps takes a number from 1 up")
     days = made.amount("--days", given.days, DAYS)
-    try:
+
+    def run() -> int | Answer:
         if given.list:
             return _list(given)
         return _withdraw(given) if given.withdraw is not None else _approve(given, words, days)
-    except NotApprovedError as error:
-        return tell(error, as_json=given.json, code=exits.FAILED)
-    except PlanError as error:
-        return tell(error, as_json=given.json, code=exits.NO_DATA)
-    except NebulaError as error:
-        code = exits.CONFIG if isinstance(error, ConfigError) else exits.FAILED
-        return tell(error, as_json=given.json, code=code)
+
+    codes = {NotApprovedError: exits.FAILED, PlanError: exits.NO_DATA, ConfigError: exits.CONFIG}
+    return answer(given, run, codes)
 
 
 def _places(given: argparse.Namespace) -> tuple[Config, Path, Path]:
@@ -294,16 +291,10 @@ def _found(given: argparse.Namespace, signer: Authority | None = None) -> Sequen
     return approval.read_all(approvals, trust, config.run, files.now())
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(given: argparse.Namespace) -> Answer:
     found = _found(given)
-    if given.json:
-        print(json.dumps([_document(each) for each in found], indent=1))
-        return exits.DONE
-    for each in found:
-        print(f"{each.folder.name}   {each.fault or _dates(each)}")
-    if not found:
-        print("there are no approvals")
-    return exits.DONE
+    lines = [f"{each.folder.name}   {each.fault or _dates(each)}" for each in found]
+    return [_document(each) for each in found], "\n".join(lines) or "there are no approvals"
 
 
 def _document(found: Found) -> dict[str, Any]:
@@ -320,7 +311,7 @@ def _dates(found: Found) -> str:
     return f"serial {made.serial[:16]}   until {made.until}   by {made.by}{why}"
 
 
-def _withdraw(given: argparse.Namespace) -> int:
+def _withdraw(given: argparse.Namespace) -> Answer:
     _, folder, approvals = _places(given)
     signs, start = authority.load(folder), given.withdraw.lower()
     same = [each.approval for each in _found(given, signs) if each.approval and each.approval.serial.startswith(start)]
@@ -329,9 +320,6 @@ def _withdraw(given: argparse.Namespace) -> int:
         what = f"{said} with the serial {given.withdraw!r}"
         raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
     number = issue.withdraw(folder, signs, same[0].serial, f"approval of {same[0].script}", given.why or "")
-    if given.json:
-        print(json.dumps({"withdrawn": same[0].serial, "deny_list": number}))
-    else:
-        print(f"withdrawn: {same[0].serial[:16]}, by number {number} of the deny list")
-        print(f"to every host whose config asks for approvals: {folder / files.REVOKED}")
-    return exits.DONE
+    text = f"withdrawn: {same[0].serial[:16]}, by number {number} of the deny list"
+    text += f"\nto every host whose config asks for approvals: {folder / files.REVOKED}"
+    return {"withdrawn": same[0].serial, "deny_list": number}, text

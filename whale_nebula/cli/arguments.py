@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import getpass
 import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from whale_nebula.errors import ConfigError, NebulaError
@@ -60,26 +61,9 @@ def split(argv: Sequence[str], known: Options) -> Words:
     return Words(options, script, arguments)
 
 
-def misspelt(argv: Sequence[str], words: Words, known: Collection[str]) -> list[tuple[str, str]]:
-    """Options behind the script, before any "--", that resemble one of ours, each with that one.
-
-    >>> line = ["train.py", "--htlm", "a.html", "--epochs", "3", "--", "--jsno"]
-    >>> misspelt(line, split(line, {"--json": (None, ""), "--html": ("FILE", "")}), ["--html", "--json", "--steps"])
-    [('--htlm', '--html')]
-    """
-    before = argv[: list(argv).index("--")] if "--" in argv else argv
-    names = [word.partition("=")[0] for word in before if word.startswith("--") and word in words.arguments]
-    found = [(name, difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY)) for name in names]
-    return [(name, meant[0]) for name, meant in found if meant]
-
-
 def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, Words]:
-    """Parse the options of a command that runs a script, and the script's part; warns of script options that resemble
-    ours.
-    """
+    """Parse the options of a command that runs a script; returns the script's part, too."""
     words = split(argv, options)
-    for word, meant in misspelt(argv, words, made.names):
-        remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
     return made.read(words.options), words
 
 
@@ -94,10 +78,6 @@ def choose_command(
         meant = f"there is no command {command!r}: {did_you_mean(command, commands)}"
         made.error(meant if command else f"which of {', '.join(commands)}?")
     return command, made
-
-
-_NEARLY = 0.8
-"""The least similarity for a suggestion: a script's own --epochs is not taken for --steps."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -196,21 +176,40 @@ def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
 
 Answer = tuple[Any, str]
 """The output of a command: a document with --json, and a text without."""
+Codes = Mapping[type[NebulaError], int]
+"""The exit status by the kind of an error, the first kind that it is of."""
 
 
-def answer(given: argparse.Namespace, run: Callable[[], int | Answer]) -> int:
+def answer(
+    given: argparse.Namespace, run: Callable[[], int | Answer], codes: Codes = MappingProxyType({ConfigError: CONFIG})
+) -> int:
     """Run a command and print its answer or its error; returns the exit status. A command that prints its own output
-    returns the status.
+    returns the status. Errors that `codes` does not list are failures.
     """
     as_json = getattr(given, "json", False)
     try:
         found = run()
     except NebulaError as error:
-        return tell(error, as_json=as_json, code=CONFIG if isinstance(error, ConfigError) else FAILED)
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
+        return tell(error, as_json=as_json, code=code)
     if isinstance(found, int):
         return found
     print(json.dumps(found[0], indent=1) if as_json else found[1])
     return DONE
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a check: its subject, the finding, and a mend.
+
+    `state` is ok, note (it works, but is worth knowing), warning (it works now, but may fail) or bad.
+    """
+
+    name: str
+    state: str
+    found: str
+    why: str = ""
+    mend: str = ""
 
 
 def describe_time(left: timedelta) -> str:

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, remark, tell
+from whale_nebula.cli.arguments import Codes, Options, Parser, answer, remark
 from whale_nebula.config import Config, load
-from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, TransportError
+from whale_nebula.errors import ConfigError, CredentialsError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import attach, gateways
-from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetry, path_of, save
+from whale_nebula.launch.link_advice import LineFound, advise, path_of, save
 from whale_nebula.launch.link_measurement import list_far_ends, measure, table
 from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
@@ -43,6 +43,7 @@ exit status:
   78  config or certificates are wrong"""
 
 _SECONDS = 4.0
+CODES: Codes = {ConfigError: arguments.CONFIG, CredentialsError: arguments.CONFIG}
 _OPTIONS: Options = {
     "--config": ("FILE", "clusters.yaml"),
     "--cluster": ("NAME", "the cluster that this host is in"),
@@ -73,11 +74,7 @@ def main(argv: Sequence[str]) -> int:
     given = made.read(words[1:])
     if not given.told:
         _check(made, given)
-    try:
-        return _be_end(float(given.seconds)) if given.told else _run(given)
-    except NebulaError as error:
-        code = arguments.CONFIG if isinstance(error, ConfigError | CredentialsError) else arguments.FAILED
-        return tell(error, as_json=given.json, code=code)
+    return answer(given, lambda: _be_end(float(given.seconds)) if given.told else _run(given), CODES)
 
 
 def _check(made: Parser, given: argparse.Namespace) -> None:
@@ -134,7 +131,7 @@ def _json(found: Sequence[LineFound], config: Config | None) -> str:
 
 def _text(found: LineFound, config: Config) -> str:
     advice = advise(found, config.links.between(*found.clusters))
-    said = [advice.why, advice.write and f"write: {advice.write}", describe_asymmetry(found)]
+    said = [advice.why, advice.write and f"write: {advice.write}"]
     return "\n".join([table(found), *(f"  {each}" for each in said if each)])
 
 

@@ -15,10 +15,11 @@ from whale_nebula.checkpoint.files import is_local
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Manifest
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, split, tell
-from whale_nebula.errors import CheckpointError, NebulaError
+from whale_nebula.cli.arguments import Answer, Options, Parser, answer, split, tell
+from whale_nebula.errors import AccountError, CheckpointError, NebulaError
 from whale_nebula.errors.text import did_you_mean, escape_foreign_text
 from whale_nebula.plain import to_plain
+from whale_nebula.report.records import size
 from whale_nebula.security.tenant import check_login
 
 _DESCRIPTION = """\
@@ -77,18 +78,15 @@ def main(argv: Sequence[str]) -> int:
         made.error(f"{said}: whale-nebula checkpoints list FOLDER")
     if len(folders) != 1:
         made.error(f"whale-nebula checkpoints {what} FOLDER")
-    try:
+    actions: Mapping[str, Callable[[list[Found], argparse.Namespace, Parser], int | Answer]] = {
+        "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
+    }  # fmt: skip
+
+    def act() -> int | Answer:
         _check_own(folders[0], given)
-    except NebulaError as error:
-        return tell(error, as_json=given.json, code=arguments.FAILED)
-    try:
-        found = _find(folders[0])
-        actions: Mapping[str, Callable[[list[Found], argparse.Namespace, Parser], int]] = {
-            "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
-        }  # fmt: skip
-        return actions[what](found, given, made)
-    except NebulaError as error:
-        return tell(error, as_json=given.json, code=arguments.NO_FILE)
+        return actions[what](_find(folders[0]), given, made)
+
+    return answer(given, act, {AccountError: arguments.FAILED, NebulaError: arguments.NO_FILE})
 
 
 def _check_own(path: str, given: argparse.Namespace) -> None:
@@ -109,15 +107,12 @@ def _find(path: str) -> list[Found]:
     return found
 
 
-def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
-    rows = [_summarize(each) for each in found]
-    if given.json:
-        print(json.dumps({"checkpoints": rows}, indent=1))
-        return arguments.DONE
+def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
+    rows, lines = [_summarize(each) for each in found], []
     for row in rows:
-        told = row["problem"] or f"{_format_bytes(row['bytes'])}  {row['time']}  {row['where']}"
-        print(f"{row['folder']}  step {row['step']}  {told}")
-    return arguments.DONE
+        told = row["problem"] or f"{size(row['bytes'])}  {row['time']}  {row['where']}"
+        lines.append(f"{row['folder']}  step {row['step']}  {told}")
+    return {"checkpoints": rows}, "\n".join(lines)
 
 
 def _summarize(found: Found) -> dict[str, Any]:
@@ -146,15 +141,7 @@ def _say_where(manifest: Manifest) -> str:
     return f"epoch {position.epoch + 1}, batch {position.batch}{fit}"
 
 
-def _format_bytes(size: int) -> str:
-    unit, name = next((each for each in _UNITS if size >= each[0]), (1, "B"))
-    return f"{size / unit:.4g} {name}"
-
-
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-
-
-def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
     chosen = _choose(found, lambda each: each.problems)
     if chosen is None:
         raise CheckpointError("there is no checkpoint that was written to its end", where=found[0].path)
@@ -162,12 +149,9 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     manifests = list(chosen.manifests.values())
     names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, given, made)]
     forms = {name: form for manifest in manifests for name, form in manifest.tensors.items()}
-    if given.json:
-        document = {group: to_plain(manifest) for group, manifest in chosen.manifests.items()}
-        print(json.dumps({"folder": chosen.path, "manifests": document}, indent=1))
-        return arguments.DONE
+    document = {group: to_plain(manifest) for group, manifest in chosen.manifests.items()}
     first = manifests[0]
-    print(f"{chosen.path}: step {first.position.step}, {_format_bytes(sum(each.size for each in manifests))}")
+    lines = [f"{chosen.path}: step {first.position.step}, {size(sum(each.size for each in manifests))}"]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     for title, text in {
         "written": f"{first.time} by {', '.join(first.workers)}",
@@ -178,13 +162,13 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
         "damaged": "; ".join(damage),
     }.items():
         if text:
-            print(f"  {title}: {escape_foreign_text(text)}")
-    print(f"  {len(names)} tensors, {sum(prod(forms[name].shape) for name in names):,} numbers")
+            lines.append(f"  {title}: {escape_foreign_text(text)}")
+    lines.append(f"  {len(names)} tensors, {sum(prod(forms[name].shape) for name in names):,} numbers")
     for name in names:
         pieces = sum(len(part.slices.get(name, ())) for manifest in manifests for part in manifest.parts)
         several = f"  in {pieces} slices" if pieces > 1 else ""
-        print(f"    {escape_foreign_text(name)}  {forms[name].dtype}{list(forms[name].shape)}{several}")
-    return arguments.DONE
+        lines.append(f"    {escape_foreign_text(name)}  {forms[name].dtype}{list(forms[name].shape)}{several}")
+    return {"folder": chosen.path, "manifests": document}, "\n".join(lines)
 
 
 def _choose(found: list[Found], find_faults: Callable[[Found], Sequence[str]]) -> Found | None:
@@ -219,7 +203,7 @@ def _verify(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     return arguments.DONE if whole else arguments.FAILED
 
 
-def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
     if given.keep is None or not given.keep.isdecimal() or int(given.keep) < 1:
         made.error("--keep says how many stay, one at least: --keep 3")
     if len(found) == 1 and not re.search(r"step-\d+/?$", found[0].path):
@@ -229,11 +213,10 @@ def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     gone = folder.prune(int(given.keep), digests=True)
     folder.unlock()
     said = ", ".join(f"step {step}" for step in gone) or "nothing"
-    print(json.dumps({"removed": gone}) if given.json else f"removed: {said}")
-    return arguments.DONE
+    return {"removed": gone}, f"removed: {said}"
 
 
-def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int | Answer:
     if given.to is None or not given.to.endswith((".npz", ".safetensors")):
         made.error("--to names the file: --to weights.npz, or --to weights.safetensors")
     chosen = _choose(found, Found.check)
@@ -254,8 +237,7 @@ def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
         failure = CheckpointError("the tensors could not be written", where=given.to, why=why, mend="--to another/file")
         return tell(failure, as_json=given.json, code=arguments.FAILED)
     said = {"file": given.to, "tensors": len(arrays), "step": chosen.step}
-    print(json.dumps(said) if given.json else f"{given.to}: {len(arrays)} tensors of {chosen.path}")
-    return arguments.DONE
+    return said, f"{given.to}: {len(arrays)} tensors of {chosen.path}"
 
 
 def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tuple[str, Any]]:

@@ -18,8 +18,7 @@ from whale_nebula.cli.accounts import find_services
 from whale_nebula.cli.arguments import Answer, Options, Parser, answer, choose_command, split, user_name
 from whale_nebula.datasets import grants as states
 from whale_nebula.datasets.grants import DAYS, Grants
-from whale_nebula.datasets.interface import Interface, read_interface
-from whale_nebula.datasets.opened import open_dataset
+from whale_nebula.datasets.interface import Interface, open_dataset, read_interface
 from whale_nebula.datasets.reading import open_remote
 from whale_nebula.datasets.schema import read_schema
 from whale_nebula.datasets.service import open_service

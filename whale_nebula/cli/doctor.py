@@ -1,24 +1,39 @@
-"""`whale-nebula doctor`: check this machine against the requirements of this version, without loading TensorFlow."""
+"""`whale-nebula doctor`: check this machine, its packages and a clusters.yaml against the requirements of this version.
+
+TensorFlow is not loaded, and without --cluster no other host is contacted.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import operator
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, tell
-from whale_nebula.cli.checks import local
-from whale_nebula.cli.checks.local import Check, config_checks, machine_checks
+from whale_nebula.cli.arguments import Check, Options, Parser, answer
+from whale_nebula.config import Config, load
 from whale_nebula.errors import NebulaError
+from whale_nebula.report.records import size
 
 _DESCRIPTION = """\
 Look at what this version stands on: Python, TensorFlow, Keras and the other packages against the versions that are
 supported, threads, memory, and what may be missing. With --config a clusters.yaml is read and checked, too.
 
 With --cluster it is also looked at what this host needs to take part in a run of that cluster: certificates and their
-dates, names, ports, whether the others are reached and what they say to these certificates, clocks, MTU, congestion
+dates, names, ports, whether the others are reached and what they say to these certificates, clocks, congestion
 control, open files, and the line as bench link has found it. A gateway's host needs no TensorFlow."""
 
 _EPILOG = """\
@@ -66,10 +81,11 @@ def main(argv: Sequence[str]) -> int:
     if given.worker is not None and (given.cluster is None or given.gateway):
         made.error("--worker goes with --cluster, and without --gateway")
     given.worker = made.number("--worker", given.worker)
-    try:
-        checks = _check(given)
-    except NebulaError as error:
-        return tell(error, as_json=given.json, code=arguments.CONFIG)
+    return answer(given, lambda: _report(given), {NebulaError: arguments.CONFIG})
+
+
+def _report(given: argparse.Namespace) -> int:
+    checks = _check(given)
     well = all(check.state != "bad" for check in checks)
     print(
         json.dumps({"ok": well, "checks": [asdict(each) for each in checks]}, indent=1) if given.json else _text(checks)
@@ -81,14 +97,13 @@ def _check(given: argparse.Namespace) -> list[Check]:
     if given.config is None:
         return machine_checks(training=not given.gateway)
     checks = config_checks(given.config)
-    missing = [name for name in _NETWORK_NEEDS if local.find_version(name) is None]
+    missing = [name for name in _NETWORK_NEEDS if find_version(name) is None]
     if given.cluster is None or missing:
         if given.cluster is not None:
             why = f"not looked at without {', '.join(missing)}"
             checks.append(Check("cluster", "bad", given.cluster, why, f"pip install {' '.join(missing)}"))
         return [*machine_checks(training=not given.gateway), *checks]
-    from whale_nebula.cli.checks.cluster import cluster_checks, host
-    from whale_nebula.config import load
+    from whale_nebula.cli.doctor_cluster import cluster_checks, host
 
     here = host(load(given.config), given.config, given.cluster, worker=given.worker, gateway=given.gateway)
     return [*machine_checks(training=here.trains), *checks, *cluster_checks(here)]
@@ -111,3 +126,263 @@ def _text(checks: Sequence[Check]) -> str:
     bad, warned = (sum(check.state == state for check in checks) for state in ("bad", "warning"))
     end = f"{bad} of {len(checks)} must be mended" if bad else "everything that is needed is there"
     return "\n".join([*lines, "", end + (f"; {warned} warning{'s' * (warned != 1)}" if warned else "")])
+
+
+# ---------------------------------------------------------------------- the config
+def config_checks(path: str) -> list[Check]:
+    """Check a clusters.yaml: raises if it is invalid, otherwise counts its contents."""
+    config = load(path)
+    if find_spec("cryptography") is not None:  # another check reports a missing one
+        from whale_nebula.launch.gateways import check_names
+
+        check_names(config, [f"{cluster}/0" for cluster in config.clusters])
+    workers = sum(len(cluster.workers) for cluster in config.clusters.values())
+    names = ", ".join(config.clusters) or "none is named"
+    counted = f"{path}: {names}; {_count_of(workers, 'worker')}, {_count_of(len(config.links.pairs), 'link')}"
+    checks = [Check("config", "ok", _count_of(len(config.clusters), "cluster"), counted)]
+    if config.security.insecure:
+        checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
+    return [*checks, *_certificates(config, path), *_checkpoints(config)]
+
+
+def _checkpoints(config: Config) -> Iterator[Check]:
+    """Check whether the checkpoint folder is writable, and the checkpoints in it, by the sizes of their files."""
+    if config.checkpoint is None:
+        return
+    path = os.path.expanduser(config.checkpoint.folder)
+    if not files.is_local(path):
+        yield Check("checkpoints", "note", path, "a folder that is not on this host is not looked at")
+        return
+    there = Path(path)
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        yield Check("checkpoints", "bad", path, f"{there} cannot be written", "checkpoint: another/folder")
+        return
+    found = Folder(path).scan()
+    whole = [each for each in found if not each.check(digests=False)]
+    for each in (each for each in found if each.manifests and each not in whole):
+        mend = f"whale-nebula checkpoints verify {path}"
+        yield Check("checkpoints", "warning", each.path, each.check(digests=False)[0], mend)
+    free = shutil.disk_usage(there).free
+    largest = max((manifest.size for each in whole for manifest in each.manifests.values()), default=0)
+    newest = f"a run goes on from step {whole[0].step}" if whole else "a run begins anew"
+    if largest and free < 2 * largest:
+        why = f"{size(free)} are free there, and one takes {size(largest)}"
+        yield Check("checkpoints", "warning", path, why, f"whale-nebula checkpoints prune {path} --keep 1")
+    yield Check("checkpoints", "ok", path, f"{_count_of(len(whole), 'checkpoint')}; {newest}")
+
+
+def _certificates(config: Config, path: str) -> Iterator[Check]:
+    """Check whether the authority's certificate, which every process reads, exists at its configured path."""
+    if config.security.insecure or find_spec("cryptography") is None or len(config.clusters) < 2:
+        return
+    from whale_nebula.launch.gateways import configured_files
+
+    found = configured_files(config, [f"{cluster}/0" for cluster in config.clusters], path)
+    missing = sorted({each.ca for each in found.values() if not each.ca.exists()})
+    if missing:
+        why = f"no {missing[0]}: a run over several hosts needs certificates (run --all makes its own)"
+        mend = f"whale-nebula certs init --config {path}, then whale-nebula certs issue --all --config {path}"
+        yield Check("certificates", "note", "none here", why, mend)
+
+
+def _count_of(number: int, what: str) -> str:
+    """A count with its noun.
+
+    >>> _count_of(1, "link"), _count_of(2, "link")
+    ('1 link', '2 links')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+# ---------------------------------------------------------------------- this machine
+_LITTLE = 2 * 2**30
+
+
+def backend_check() -> Check:
+    """Check Keras's backend."""
+    home, written = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras"), None
+    with suppress(OSError, ValueError, AttributeError):
+        written = json.loads((home / "keras.json").read_text("utf-8")).get("backend")
+    found = os.environ.get("KERAS_BACKEND") or (written if isinstance(written, str) else None) or "tensorflow"
+    if found == "tensorflow":
+        return Check("Keras backend", "ok", found)
+    why = "a plan cuts a graph that TensorFlow traced"
+    return Check("Keras backend", "bad", found, why, "KERAS_BACKEND=tensorflow")
+
+
+def threads_check() -> Check:
+    """Check cores, and the environment variables for TensorFlow's threads."""
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    said = ", ".join(f"{name}={value}" for name in _THREADS if (value := os.environ.get(name)))
+    why = "equal bits need equal numbers of threads in every cluster"
+    return Check("CPU threads", "note" if said else "ok", cores, f"{said or 'TensorFlow takes them all'}; {why}")
+
+
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+
+
+def onednn_check() -> Check:
+    """Check TensorFlow's oneDNN ops, which change the last bits of results."""
+    value = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
+    why = "equal bits need it alike in every cluster"
+    if value is None:
+        return Check("oneDNN", "ok", "as TensorFlow has it", f"on for x86; {why}")
+    return Check("oneDNN", "note", "off" if value == "0" else "on", f"TF_ENABLE_ONEDNN_OPTS={value}; {why}")
+
+
+def memory_check() -> Check:
+    """Check free memory, within the container's limit."""
+    free = free_memory()
+    if free < _LITTLE:
+        why = "TensorFlow alone takes some 600 MiB in each process"
+        return Check("free memory", "note", size(free), why, "fewer processes on this machine, or a smaller model")
+    return Check("free memory", "ok", size(free))
+
+
+def free_memory() -> float:
+    """Bytes that are free, within the container's limit; infinite if unknown."""
+    group, known = Path("/sys/fs/cgroup"), [float("inf")]
+    with suppress(OSError):
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
+        known += [1024.0 * int(found[1])] if found else []
+    with suppress(OSError, ValueError):
+        limit, used = (float((group / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
+        known.append(max(limit - used, 0.0))
+    return min(known)
+
+
+OURS = "whale-nebula"
+NEEDED = {
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+    "tensorflow-text": "TensorFlow Text",
+    "numpy": "NumPy",
+    "grpcio": "gRPC",
+    "grpcio-health-checking": "gRPC's health service",
+    "cryptography": "cryptography",
+    "google-crc32c": "google-crc32c",
+    "pyyaml": "PyYAML",
+    "rich": "rich",
+}
+FOR_TRAINING = ("tensorflow", "keras", "tensorflow-text")
+"""Packages that the host of a gateway does not need."""
+
+
+def within(version: str, wanted: str) -> bool:
+    """Whether a version satisfies a specifier such as ">=2.21,<2.22"; a pre-release counts as the release.
+
+    >>> within("2.21.0", ">=2.21,<2.22"), within("2.22.0rc1", ">=2.21,<2.22"), within("3.14.2", "<3.14,>=3.11")
+    (True, False, False)
+    """
+    return all(_SIGNS[sign](_numbers(version), _numbers(limit)) for sign, limit in _LIMIT.findall(wanted))
+
+
+_LIMIT = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
+_SIGNS = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt
+}  # fmt: skip
+
+
+def _numbers(version: str) -> list[int]:
+    """The numbers of a release, without trailing zeros."""
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(number) for number in release[0].split(".")] if release else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
+
+
+@cache
+def requirements() -> dict[str, str]:
+    """The required versions by package, from this package's metadata."""
+    try:
+        lines = metadata.requires(OURS) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = {}
+    for line in (each for each in lines if "extra ==" not in each):
+        name, wanted = re.fullmatch(r"([\w.-]+)\s*(?:\[.*?\])?\s*\(?([^;)]*)\)?.*", line).groups()  # type: ignore[union-attr]
+        found[name.lower()] = order_range(wanted)
+    return found
+
+
+def order_range(wanted: str) -> str:
+    """A range of versions, its lower end first.
+
+    >>> order_range("<3.14,>=3.11 ")
+    '>=3.11,<3.14'
+    """
+    return ",".join(sorted(filter(None, wanted.strip().split(",")), reverse=True))
+
+
+def find_version(package: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def python_check() -> Check:
+    """Check the version of Python."""
+    found = platform.python_version()
+    try:
+        wanted = order_range(metadata.metadata(OURS)["Requires-Python"] or "")
+    except metadata.PackageNotFoundError:
+        why = f"{OURS} is not installed, so nothing says what it needs"
+        return Check("Python", "note", found, why, "pip install -e .")
+    if within(found, wanted):
+        return Check("Python", "ok", found, f"supported: {wanted}")
+    return Check("Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or a venv of that")
+
+
+def check_own_package() -> Check:
+    """Check where this package is imported from, and that all of it comes from there."""
+    folder, models = (_find_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
+    version = find_version(OURS) or "not installed"
+    if models is None:
+        why = f"imported from {folder}, which has no models beside it"
+        return Check(OURS, "bad", version, why, "pip install -e . in that folder's clone")
+    if models not in (folder, folder.parent if folder else None):
+        why = f"imported from {folder},\nbut whale_nebula.models from {models}: two copies are mixed"
+        mend = "python -m pip install -e . in the copy that is meant, and no PYTHONPATH to another"
+        return Check(OURS, "warning", version, why, mend)
+    return Check(OURS, "ok", version, f"imported from {folder}")
+
+
+def _find_folder(module: str) -> Path | None:
+    """The folder of a module; finding it imports its parent package, not the module itself."""
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        return None
+    package = Path(found.origin).parent
+    return package if module == "whale_nebula" else package.parent
+
+
+def package_check(package: str, *, training: bool = True) -> Check:
+    """Check a required package; without `training` those that only training needs may be missing."""
+    name, wanted, found = NEEDED[package], requirements().get(package, ""), find_version(package)
+    supported = f"supported: {wanted}" if wanted else ""
+    if found is None and package in FOR_TRAINING and not training:
+        return Check(name, "ok", "not installed", "a gateway needs none")
+    if found is None or not within(found, wanted):
+        return Check(name, "bad", found or "not installed", supported, f'pip install "{package}{wanted}"')
+    return Check(name, "ok", found, supported)
+
+
+def tensorboard_check() -> Check:
+    """Check TensorBoard, which is only needed to write its files."""
+    found = find_version("tensorboard")
+    if found is not None:
+        return Check("TensorBoard", "ok", found)
+    why = "only nb.init(tensorboard=...) needs it"
+    return Check("TensorBoard", "note", "not installed", why, "pip install tensorboard")
+
+
+def machine_checks(*, training: bool = True) -> list[Check]:
+    """All checks of this machine and its packages; without `training` those of a gateway only."""
+    packages = [package_check(package, training=training) for package in NEEDED]
+    settings = [tensorboard_check(), backend_check(), threads_check(), onednn_check(), memory_check()]
+    return [python_check(), check_own_package(), *packages, *settings]

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, answer, remark
 from whale_nebula.config import load
-from whale_nebula.errors import ConfigError, IdentityError, NebulaError
+from whale_nebula.errors import ConfigError, IdentityError
 from whale_nebula.gateway.entry import keep_freed, raise_file_limit
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.route import Lines
@@ -92,12 +92,11 @@ def main(argv: Sequence[str]) -> int:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     raise_file_limit()
-    try:
-        sites = [_read_site(asked)] if given.told else _find_sites(given)
-        gateways = start_together(sites)
-    except NebulaError as error:
-        code = arguments.CONFIG if isinstance(error, ConfigError | IdentityError) else arguments.FAILED
-        return tell(error, as_json=given.json, code=code)
+    return answer(given, lambda: _run(given, asked), {ConfigError: arguments.CONFIG, IdentityError: arguments.CONFIG})
+
+
+def _run(given: argparse.Namespace, asked: queue.SimpleQueue[str]) -> int:
+    gateways = start_together([_read_site(asked)] if given.told else _find_sites(given))
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
     keep_freed()

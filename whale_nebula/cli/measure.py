@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from whale_nebula.cli import arguments, bench
-from whale_nebula.cli.arguments import Options, Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, answer, remark
 from whale_nebula.config import Config, load
-from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, RunError, TransportError
+from whale_nebula.errors import ConfigError, RunError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.hardware import Clusters, Provenance
 from whale_nebula.hardware.measured import Measurement, cache_path, fingerprint, keep, read_kept
@@ -67,11 +67,7 @@ def main(argv: Sequence[str]) -> int:
     given = made.read(list(argv))
     if given.cluster is not None and given.config is None:
         made.error("--cluster is one of a config: --config clusters.yaml --cluster gpu")
-    try:
-        return _run(given)
-    except NebulaError as error:
-        code = arguments.CONFIG if isinstance(error, ConfigError | CredentialsError) else arguments.FAILED
-        return tell(error, as_json=given.json, code=code)
+    return answer(given, lambda: _run(given), bench.CODES)
 
 
 def _run(given: argparse.Namespace) -> int:

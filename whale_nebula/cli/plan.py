@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Options, Parser, read_script, tell
-from whale_nebula.errors import ConfigError, OptionError, PlanError, StateError
+from whale_nebula.cli.arguments import Options, Parser, answer, read_script
+from whale_nebula.cli.show import CODES
+from whale_nebula.errors import ConfigError, OptionError
 
 _DESCRIPTION = """\
 Find the best plan for a script: which cluster runs which layers, in how many replicas, and into how many micro-batches
@@ -84,10 +84,5 @@ def main(argv: Sequence[str]) -> int:
         )
     except (OptionError, ConfigError) as error:
         made.error(f"{error.what}; {error.mend}")
-    try:
-        with standing_limits(limits):
-            return show_script(given, words, "plan")
-    except ConfigError as error:
-        return tell(error, as_json=given.json, code=exits.CONFIG)
-    except (PlanError, StateError) as error:
-        return tell(error, as_json=given.json, code=exits.NO_DATA)
+    with standing_limits(limits):
+        return answer(given, lambda: show_script(given, words, "plan"), CODES)

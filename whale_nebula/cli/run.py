@@ -18,15 +18,16 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from whale_nebula.checkpoint.last_memory import save_memory
+from whale_nebula.checkpoint.folder import save_memory
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
+from whale_nebula.cli.arguments import SIGNALLED, Answer, Options, Parser, answer, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.attach import Identity
-from whale_nebula.launch.control import Answer, listen_locally, read_sizes
+from whale_nebula.launch.control import Answer as Reply
+from whale_nebula.launch.control import listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.ending import is_same_cause, last_sentence, last_word
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
@@ -100,26 +101,24 @@ def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
     return code, first.worker, f"failed first: {describe(result, first)}"
 
 
-def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> str:
+def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> Answer:
     """Describe what would be started."""
     workers = []
     for worker, address in found.placement.addresses.items():
         cluster, here = cluster_of(worker), worker in found.placement.here
         known = {"worker": worker, "cluster": cluster, "address": address, "here": here}
         workers.append({**known, "gateway": config.gateway_of(cluster)})
-    if given.json:
-        document = {
-            "run": config.run_name,
-            "answered": found.source,
-            "config": given.config,
-            "insecure": config.security.insecure,
-            "seed": seed_of(config),
-            "patience": config.patience,
-            "restarts": config.restarts.most,
-            "script": list(script),
-            "workers": workers,
-        }
-        return json.dumps(document, indent=1)
+    document = {
+        "run": config.run_name,
+        "answered": found.source,
+        "config": given.config,
+        "insecure": config.security.insecure,
+        "seed": seed_of(config),
+        "patience": config.patience,
+        "restarts": config.restarts.most,
+        "script": list(script),
+        "workers": workers,
+    }
     lines, width = [], max(map(len, found.placement.addresses))
     for each in workers:
         state = "starts here" if each["here"] else "is elsewhere"
@@ -130,7 +129,7 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
     first = f"run {config.run_name!r} of {' '.join(script)}, seed {seed_of(config)}"
     if config.restarts.most:
         first += f", {config.restarts.most} restart{'s' * (config.restarts.most > 1)}"
-    return "\n".join([first, *lines, f"{secured}; {found.source} says where the workers are"])
+    return document, "\n".join([first, *lines, f"{secured}; {found.source} says where the workers are"])
 
 
 _DESCRIPTION = """\
@@ -215,10 +214,7 @@ def main(argv: Sequence[str]) -> int:
     if script and not os.path.isfile(script[0]):
         error = ConfigError(f"there is no script {script[0]!r}", mend="whale-nebula run [options] path/to/train.py")
         return tell(error, as_json=given.json, code=arguments.NO_FILE)
-    try:
-        return _run(given, script)
-    except NebulaError as error:
-        return tell(error, as_json=given.json, code=arguments.CONFIG)
+    return answer(given, lambda: _run(given, script), {NebulaError: arguments.CONFIG})
 
 
 def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> None:
@@ -232,24 +228,21 @@ def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> No
     given.restarts = made.number("--restarts", given.restarts)
 
 
-def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
+def _run(given: argparse.Namespace, script: Sequence[str]) -> int | Answer:
     written = config = load(given.config)
     if given.restarts is not None:
         written = config = replace(config, restarts=replace(config.restarts, most=given.restarts))
     config = gateways.place_gateways(config, is_local) if given.all else config
     found = _place_workers(given, config)
     if given.explain:
-        answer = {"answered": found.source, "declined": dict(found.declined)}
-        print(json.dumps(answer) if given.json else found.explain())
-        return arguments.DONE
+        return {"answered": found.source, "declined": dict(found.declined)}, found.explain()
     gateways.check_names(config, found.placement.addresses)
     if not given.all:
         gateways.check(config, cluster_of(found.placement.here[0]))
     elif gateways.names(written) and not gateways.names(config):
         remark("no gateway runs here, as not every cluster of the config names one")
     if given.dry_run:
-        print(_describe_start(given, config, found, script))
-        return arguments.DONE
+        return _describe_start(given, config, found, script)
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
     asking = Asking(config.patience)
@@ -292,15 +285,10 @@ def _start(
     reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
     def tell_workers() -> dict[str, Identity]:
-        told = identities(
+        return identities(
             sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
-            absent=sizes.find_absent(), asked=sizes.path,
+            absent=sizes.find_absent(), asked=sizes.path, ended=asking.ended, reports=reports, tenant=tenant, home=home,
         )  # fmt: skip
-        ended = asking.ended
-        return {
-            name: replace(identity, ended=ended, reports=reports, tenant=tenant, home=home)
-            for name, identity in told.items()
-        }
 
     sys.stdout.flush()
     output = others.enter_context(_output())
@@ -370,20 +358,20 @@ def _listen(
 ) -> contextlib.AbstractContextManager[None]:
     """Serve the launcher's control socket: status, resize, preempt, metrics."""
 
-    def status(given: Mapping[str, str]) -> Answer:
+    def status(given: Mapping[str, str]) -> Reply:
         running = {} if asking.job is None else asking.job.pids
         return {**sizes.describe(), "running": running}
 
-    def resize(given: Mapping[str, str]) -> Answer:
+    def resize(given: Mapping[str, str]) -> Reply:
         if sizes.ask(read_sizes(given)):
             asking.change()
         return sizes.describe()
 
-    def preempt(given: Mapping[str, str]) -> Answer:
+    def preempt(given: Mapping[str, str]) -> Reply:
         os.kill(os.getpid(), signal.SIGTERM)
         return {"leaving": True}
 
-    def tell_metrics(given: Mapping[str, str]) -> Answer:
+    def tell_metrics(given: Mapping[str, str]) -> Reply:
         return metrics()
 
     return listen_locally(path, {"/status": status, "/metrics": tell_metrics}, {"/resize": resize, "/preempt": preempt})

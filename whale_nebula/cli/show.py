@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Options, Parser, Words, read_script, tell
+from whale_nebula.cli.arguments import Codes, Options, Parser, Words, answer, read_script
 from whale_nebula.errors import ConfigError, OptionError, PlanError, StateError
 
 _DESCRIPTION = """\
@@ -55,6 +55,12 @@ _OPTIONS: Options = {
     ),
     "--report": ("FILE", "show a saved report, or a file of metrics: predicted beside measured"),
 }
+CODES: Codes = {
+    ConfigError: exits.CONFIG,
+    OptionError: exits.USAGE,
+    PlanError: exits.NO_DATA,
+    StateError: exits.NO_DATA,
+}
 
 
 def parser() -> Parser:
@@ -70,14 +76,9 @@ def main(argv: Sequence[str]) -> int:
     _check(made, given, words)
     from whale_nebula.cli.show_script import show_report, show_script  # plans and reports are not needed for --help
 
-    try:
-        return show_script(given, words) if given.report is None else show_report(given.report, as_json=given.json)
-    except ConfigError as error:
-        return tell(error, as_json=given.json, code=exits.CONFIG)
-    except OptionError as error:
-        made.error(f"--after: {error.what}; {error.mend}")
-    except (PlanError, StateError) as error:
-        return tell(error, as_json=given.json, code=exits.NO_DATA)
+    if given.report is not None:
+        return answer(given, lambda: show_report(given.report, as_json=given.json), CODES)
+    return answer(given, lambda: show_script(given, words), CODES)
 
 
 def _check(made: Parser, given: argparse.Namespace, words: Words) -> None:

@@ -290,12 +290,9 @@ def _read_amounts(table: Place) -> dict[str, Any]:
 
 def _workers(place: Place) -> tuple[WorkerSpec, ...]:
     if isinstance(place.value, int | str):  # a count, or one address
-        count = max(1, min(int(place.value), 3)) if isinstance(place.value, int) else 0
-        addresses = [f"10.77.0.{number}:7101" for number in range(2, 2 + count)] or [str(place.value)]
+        mend = f"{place.path}: [{place.value if isinstance(place.value, str) else '10.77.0.2:7101'}]"
         raise place.wrong(
-            f"{place.value!r} is no list of workers",
-            why="each worker has an address of its own",
-            mend=f"{place.path}: [{', '.join(addresses)}]",
+            f"{place.value!r} is no list of workers", why="each worker has an address of its own", mend=mend
         )
     return tuple(_worker(each) for each in place.items())
 
@@ -317,13 +314,18 @@ def _worker(place: Place) -> WorkerSpec:
     return found
 
 
+def _example_pair(clusters: Mapping[str, Cluster]) -> str:
+    return ", ".join(list(clusters)[:2] if len(clusters) > 1 else ["gpu", "npu"])
+
+
 def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     pairs: dict[tuple[str, str], Line] = {}
+    example = f"links: [{{between: [{_example_pair(clusters)}], rate: 60mbit, delay: 20ms}}]"
     if isinstance(place.value, str | Mapping):  # probably a list was meant
-        raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")
+        raise place.wrong(f"{place.value!r} is no list of links", mend=example)
     for each in place.items():
         if isinstance(each.value, str):
-            raise each.wrong(f"{each.value!r} is no link", mend=f"links: [{_meant(each.value, clusters)}]")
+            raise each.wrong(f"{each.value!r} is no link", mend=example)
         table = each.table(("between", "rate", "delay", "loss", "cost"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
@@ -342,26 +344,10 @@ def _line(table: Place) -> Line:
     )
 
 
-def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
-    """The suggested link in a config's syntax, for a line such as "60mbit,20ms" or an invalid value in place of the
-    list.
-    """
-    ends = list(clusters)[:2] if len(clusters) > 1 else ["gpu", "npu"]
-    words = value.split(",") if isinstance(value, str) else ()
-    said = {kind: word.strip() for word in words if (kind := quantities.kind(word.strip())) is not None}
-    if isinstance(value, Mapping):
-        between, said = value.get("between"), {key: each for key, each in value.items() if key in ("rate", "delay")}
-        ends = between if isinstance(between, list) and between else ends
-    parts = said or {"rate": "60mbit", "delay": "20ms"}
-    return f"{{between: [{', '.join(map(str, ends))}], {', '.join(f'{k}: {v}' for k, v in parts.items())}}}"
-
-
 def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
     names = [place.text()] if isinstance(place.value, str) else [each.text() for each in place.items()]
     if len(names) != 2 or names[0] == names[1]:
-        given = [name for name in names if not clusters or name in clusters]
-        first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])  # the suggested pair
-        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{first}, {second}]")
+        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{_example_pair(clusters)}]")
     for name in names:
         if clusters and name not in clusters:
             raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))

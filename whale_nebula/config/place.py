@@ -134,6 +134,17 @@ def address(place: Place) -> str:
     return str(place.value)
 
 
+def split_address(text: str) -> tuple[str, int]:
+    """The host of an address, without brackets, and its port; -1 if it has none.
+
+    >>> split_address("10.0.0.1:7101"), split_address("[::1]:7101"), split_address("host")
+    (('10.0.0.1', 7101), ('::1', 7101), ('', -1))
+    """
+    host, _, port = text.rpartition(":")
+    right = port.isdecimal() and port.isascii() and int(port) < 65536 and ":" in text
+    return host.strip("[]"), int(port) if right else -1
+
+
 def kind_of_device(place: Place) -> str:
     """Parse the kind of a device, without an index.
 

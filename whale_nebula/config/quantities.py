@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from whale_nebula.config.place import Place
+from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import closest
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
@@ -13,7 +17,6 @@ _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _SIZES = {
     "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
 }  # fmt: skip
-_SPEEDS = {"m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -31,37 +34,72 @@ def kind(word: str) -> str | None:
     return None
 
 
-def rate(place: Place) -> float:
-    """Parse bits a second.
+@dataclass(frozen=True)
+class Quantity:
+    """A kind of quantity above zero, to be called with a place: its name in errors, its units, those that are suggested
+    for a number without one, why others are refused, and an example. `ending` may follow the unit.
 
-    >>> rate(Place("60mbit")), rate(Place("1.5 Gbit/s"))
-    (60000000.0, 1500000000.0)
+    >>> rate(Place("60mbit")), rate(Place("1.5 Gbit/s")), memory_rate(Place("800GB/s")), flops(Place("90 GFLOP/s"))
+    (60000000.0, 1500000000.0, 800000000000.0, 90000000000.0)
     """
-    found = _quantity(place, _RATES, suffix="/s")
-    if not found:
-        why = "a rate is a number above zero and a unit: kbit, mbit or gbit (a second)"
-        if isinstance(place.value, str) and convert_to_bits(place.value):
-            why = explain_bytes(place.value)
-        raise place.wrong(f"{place.value!r} is no rate", why=why, mend=_meant(place, _RATES, "rate: 60mbit"))
-    return found
+
+    noun: str
+    units: Mapping[str, float]
+    suggested: Sequence[str]
+    why: str
+    example: str
+    ending: str = "$"
+
+    def __call__(self, place: Place) -> float:
+        """Parse a number and a unit."""
+        found = self.parse(place.value)
+        if not found:
+            raise self.refuse(place)
+        return found
+
+    def parse(self, value: Any) -> float | None:
+        """The number, or None."""
+        text = re.sub(rf"({self.ending})\s*$", "", value, flags=re.IGNORECASE) if isinstance(value, str) else ""
+        match = _NUMBER.fullmatch(text)
+        factor = self.units.get(match[2].lower()) if match else None
+        if match is None or factor is None:
+            return None
+        number = float(match[1])
+        return number * factor if factor >= 1 else number / round(1 / factor)  # 20 · 0.001 would be rounded
+
+    def refuse(self, place: Place) -> ConfigError:
+        """The error for a value that is none."""
+        value, mend = place.value, self.example
+        guess = meant(value) if isinstance(value, str) else None
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+            mend = f"say in what: {', '.join(f'{value:g}{unit}' for unit in self.suggested)} ..."
+        elif guess and kind(guess) == kind(f"1{self.suggested[0]}"):
+            mend = f"did you mean {guess!r}?"
+        in_bytes = self.units is _RATES and isinstance(value, str) and convert_to_bits(value)
+        return place.wrong(
+            f"{value!r} is no {self.noun}", why=explain_bytes(value) if in_bytes else self.why, mend=mend
+        )
 
 
-def seconds(place: Place) -> float:
-    """Parse a time.
-
-    >>> seconds(Place("20ms")), seconds(Place("1.5s")), seconds(Place(0))
-    (0.02, 1.5, 0.0)
-    """
-    zero = place.value in (0, "0") and not isinstance(place.value, bool)
-    found = 0.0 if zero else _quantity(place, _TIMES)
-    if found is None:
-        why = "a time is a number and a unit: us, ms, s, min or h"
-        mend = _meant(place, _TIMES, f"{place.path.rpartition('.')[2] or 'delay'}: 20ms")
-        raise place.wrong(f"{place.value!r} is no time", why=why, mend=mend)
-    return found
-
-
-_SHORT_SIZE = re.compile(r"\s*([\d.]+)\s*([kmgt])i?\s*", re.IGNORECASE)
+rate = Quantity(
+    "rate", _RATES, ("bit", "kbit", "mbit", "gbit"),
+    "a rate is a number above zero and a unit: kbit, mbit or gbit (a second)", "rate: 60mbit", "/s",
+)  # fmt: skip
+memory_rate = Quantity(
+    "rate of a memory", _SIZES, ("GB/s", "TB/s"),
+    "the rate of a memory is a number above zero and a unit, in bytes a second: GB/s or TB/s, GiB/s or TiB/s",
+    "memory_rate: 20GB/s", "/s",
+)  # fmt: skip
+flops = Quantity(
+    "count of operations a second", {"m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}, "MGTP",
+    "it is a number above zero and a unit: M, G, T or P (10^6 to 10^15 floating-point operations a second)",
+    "flops: 5T", "flops?|flop/s",
+)  # fmt: skip
+_MEMORY = Quantity(
+    "size of a memory", _SIZES, ("MiB", "GiB", "TiB"),
+    "a memory is a number above zero and a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB", "memory: 16GiB",
+)  # fmt: skip
+_TIME = Quantity("time", _TIMES, ("us", "ms", "s"), "a time is a number and a unit: us, ms, s, min or h", "delay: 20ms")
 
 
 def memory(place: Place) -> int:
@@ -70,46 +108,26 @@ def memory(place: Place) -> int:
     >>> memory(Place("16GiB")), memory(Place("1.5 GB"))
     (17179869184, 1500000000)
     """
-    found = _quantity(place, _SIZES)
-    if not found or found < 1:
-        why = "a memory is a number above zero and a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB"
-        short = _SHORT_SIZE.fullmatch(place.value) if isinstance(place.value, str) else None
-        example = f"did you mean '{short[1]}{short[2].upper()}iB'?" if short else "memory: 16GiB"
-        mend = _meant(place, dict.fromkeys(("MiB", "GiB", "TiB"), 1.0), example)
-        raise place.wrong(f"{place.value!r} is no size of a memory", why=why, mend=mend)
-    return round(found)
-
-
-def memory_rate(place: Place) -> float:
-    """Parse bytes a second of a memory.
-
-    >>> memory_rate(Place("800GB/s")), memory_rate(Place("2 GiB"))
-    (800000000000.0, 2147483648.0)
-    """
-    found = _quantity(place, _SIZES, suffix="/s")
+    found = round(_MEMORY(place))
     if not found:
-        why = "the rate of a memory is a number above zero and a unit, in bytes a second: GB/s or TB/s, GiB/s or TiB/s"
-        mend = _meant(place, dict.fromkeys(("GB/s", "TB/s"), 1.0), "memory_rate: 20GB/s")
-        raise place.wrong(f"{place.value!r} is no rate of a memory", why=why, mend=mend)
+        raise _MEMORY.refuse(place)
     return found
 
 
-_FLOPS = re.compile(r"flop(s|/s)?\s*$", re.IGNORECASE)
+def seconds(place: Place) -> float:
+    """Parse a time, which may be zero.
 
-
-def flops(place: Place) -> float:
-    """Parse floating-point operations a second.
-
-    >>> flops(Place("5T")), flops(Place("90 GFLOP/s"))
-    (5000000000000.0, 90000000000.0)
+    >>> seconds(Place("20ms")), seconds(Place("1.5s")), seconds(Place(0))
+    (0.02, 1.5, 0.0)
     """
-    text = place.value
-    found = _quantity(Place(_FLOPS.sub("", text) if isinstance(text, str) else text), _SPEEDS)
-    if not found:
-        why = "it is a number above zero and a unit: M, G, T or P (10^6 to 10^15 floating-point operations a second)"
-        mend = _meant(place, dict.fromkeys("MGTP", 1.0), "flops: 5T")
-        raise place.wrong(f"{text!r} is no count of operations a second", why=why, mend=mend)
+    zero = place.value in (0, "0") and not isinstance(place.value, bool)
+    found = 0.0 if zero else _TIME.parse(place.value)
+    if found is None:
+        raise replace(_TIME, example=f"{place.path.rpartition('.')[2] or 'delay'}: 20ms").refuse(place)
     return found
+
+
+_SHARE = Quantity("share", {"%": 0.01}, "%", "it is from 0 to below 1", 'loss: 0.01, or loss: "1%"')
 
 
 def loss(place: Place) -> float:
@@ -124,21 +142,12 @@ def share(place: Place, mend: str = "") -> float:
     (0.0, 0.01)
     """
     value = place.value
-    found = _quantity(place, {"%": 0.01}) if isinstance(value, str) else value
+    found = _SHARE.parse(value) if isinstance(value, str) else value
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
         name = place.path.rpartition(".")[2] or "loss"
         mend = mend or f'{name}: 0.01, or {name}: "1%"'
         raise place.wrong(f"{value!r} is no share", why="it is from 0 to below 1", mend=mend)
     return float(found)
-
-
-def _quantity(place: Place, units: dict[str, float], suffix: str = "") -> float | None:
-    match = _NUMBER.fullmatch(place.value) if isinstance(place.value, str) else None
-    factor = units.get(match[2].lower().removesuffix(suffix)) if match else None
-    if match is None or factor is None:
-        return None
-    number = float(match[1])
-    return number * factor if factor >= 1 else number / round(1 / factor)  # 20 · 0.001 would be rounded
 
 
 _SAID_ELSEWHERE = {
@@ -184,12 +193,3 @@ def meant(word: str) -> str | None:
     unit = match[2].lower().removesuffix("/s") if match else ""
     known = _SAID_ELSEWHERE.get(unit) or closest(unit, [*_RATES, *_TIMES]) if unit else None
     return f"{match[1]}{known}" if match and known else None
-
-
-def _meant(place: Place, units: dict[str, float], example: str) -> str:
-    """The suggested quantity for a number without a unit."""
-    value = place.value
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
-        return f"say in what: {', '.join(f'{value:g}{unit}' for unit in list(units)[:4])} ..."
-    guess = meant(value) if isinstance(value, str) else None
-    return f"did you mean {guess!r}?" if guess and kind(guess) == kind(f"1{next(iter(units))}") else example

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,19 +109,20 @@ def line(place: Place) -> Line:
 
 
 def _unread(place: Place, word: str) -> ConfigError:
-    parts = [part.strip() for part in place.value.split(",")]
-    found = [each if quantities.kind(each) else quantities.meant(each) for each in word.replace(";", " ").split()]
-    guess = quantities.meant(word) or ",".join(each or "" for each in found if all(found))
-    line = [part if quantities.kind(part) else guess if part == word else quantities.meant(part) for part in parts]
-    what = f"{word!r} is no rate, delay or loss"
-    why = quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS
+    guess = quantities.meant(word)
     return place.wrong(
-        what, why=why, mend=f'did you mean "{",".join(map(str, line))}"?' if all(line) else '"60mbit,20ms"'
+        f"{word!r} is no rate, delay or loss",
+        why=quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS,
+        mend=f'did you mean "{guess}"?' if guess else '"60mbit,20ms"',
     )
 
 
 _PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"
-_READERS = {"rate": quantities.rate, "delay": quantities.seconds, "loss": quantities.loss}
+_READERS: Mapping[str, Callable[[Place], float]] = {
+    "rate": quantities.rate,
+    "delay": quantities.seconds,
+    "loss": quantities.loss,
+}
 
 
 def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, str]:

@@ -13,12 +13,27 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.accounts.server import dial, make_client_context
-from whale_nebula.datasets import frames, report_files
-from whale_nebula.datasets.frames import Frame, read_frame, write_frame
+from whale_nebula.config.place import split_address
+from whale_nebula.datasets import report_files
 from whale_nebula.datasets.guard import Asked, Guard, Reader, wait_for_turn
 from whale_nebula.datasets.report import Period, Report
 from whale_nebula.datasets.report_files import Log, decode_report
-from whale_nebula.datasets.schema import Schema, decode_columns, most_bytes, read_schema
+from whale_nebula.datasets.schema import (
+    ANSWER,
+    ASK,
+    BATCH,
+    END,
+    HELLO,
+    MOST_JSON,
+    REFUSED,
+    Frame,
+    Schema,
+    decode_columns,
+    most_bytes,
+    read_frame,
+    read_schema,
+    write_frame,
+)
 from whale_nebula.errors import AccessError, AccountError, AuditError, IdentityError, NebulaWarning
 from whale_nebula.security import OPERATOR, WORKER, Files, Identity, files
 from whale_nebula.security.audit import Head, KeptHeads
@@ -149,7 +164,7 @@ class Remote:
                 raise AccessError(what, mend="start the run again")
             for first in range(wish.first, wish.last, wish.batch):
                 rows = min(wish.batch, wish.last - first)
-                frame = line.take(frames.BATCH, min(most_bytes(about.schema, rows), MOST_BYTES))
+                frame = line.take(BATCH, min(most_bytes(about.schema, rows), MOST_BYTES))
                 if (frame.said.get("first"), frame.said.get("rows")) != (first, rows):
                     raise AccessError("the service sends other rows than were asked for", where=self._where)
                 try:
@@ -157,7 +172,7 @@ class Remote:
                 except ValueError as error:
                     why = str(error)[:200]
                     raise AccessError("rows that are not of the schema", where=self._where, why=why) from None
-            self._keep_head(line.take(frames.END).said.get("head"))
+            self._keep_head(line.take(END).said.get("head"))
 
     def _keep_head(self, said: object) -> None:
         """Store the signed head of the service's log beside the certificate; a log that was rolled back is reported."""
@@ -243,18 +258,18 @@ class _Line:
     @classmethod
     def begin(cls, secured: ssl.SSLSocket) -> _Line:
         line = cls(secured, "")
-        line._nonce = str(line.take(frames.HELLO).said.get("nonce"))
+        line._nonce = str(line.take(HELLO).said.get("nonce"))
         secured.settimeout(600.0)
         return line
 
     def ask(self, said: dict[str, Any], most_data: int = 0) -> Frame:
         self._number += 1
-        write_frame(self._secured, frames.ASK, {**said, "nonce": self._nonce, "request": self._number})
-        return self.take(frames.ANSWER, most_data)
+        write_frame(self._secured, ASK, {**said, "nonce": self._nonce, "request": self._number})
+        return self.take(ANSWER, most_data)
 
     def take(self, kind: int, most_data: int = 0) -> Frame:
-        frame = read_frame(self._secured, most_data, frames.MOST_JSON << 4)
-        if frame.kind == frames.REFUSED:
+        frame = read_frame(self._secured, most_data, MOST_JSON << 4)
+        if frame.kind == REFUSED:
             what, why, mend = (str(frame.said.get(part, ""))[:1000] for part in ("what", "why", "mend"))
             raise AccessError(what or "the service refuses this", why=why, mend=mend or None)
         if frame.kind != kind:
@@ -286,8 +301,8 @@ def open_remote(
     at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY, role: str = WORKER
 ) -> Remote:
     """Open an owner's service at an address, for the account whose certificate is in a folder."""
-    host, _, port = at.rpartition(":")
+    host, port = split_address(at)
     identity, paths = find_account(folder, run, cluster, role)
-    if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
+    if port <= 0 or not host:
         raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7100")
-    return Remote(host.strip("[]"), int(port), paths, identity, reader)
+    return Remote(host, port, paths, identity, reader)

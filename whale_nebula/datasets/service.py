@@ -24,14 +24,24 @@ from whale_nebula.accounts.login import Desk
 from whale_nebula.accounts.members import ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.server import TlsServer, certify_service, run_server
-from whale_nebula.datasets import frames, report_files
-from whale_nebula.datasets.frames import read_frame, write_frame
+from whale_nebula.datasets import report_files
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
-from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader
+from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader, Usage
 from whale_nebula.datasets.report import Period, parse_moment
 from whale_nebula.datasets.report_files import AUDIT, encode_report, report_accesses
-from whale_nebula.datasets.schema import Schema, encode_columns, write_schema
-from whale_nebula.datasets.usage import Usage
+from whale_nebula.datasets.schema import (
+    ANSWER,
+    ASK,
+    BATCH,
+    END,
+    HELLO,
+    REFUSED,
+    Schema,
+    encode_columns,
+    read_frame,
+    write_frame,
+    write_schema,
+)
 from whale_nebula.errors import AccessError, NebulaError, NotAllowedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import OPERATOR, WORKER, Credentials, Identity, files
@@ -147,11 +157,11 @@ class _Handler(BaseRequestHandler):
         line, nonce, number = self.request, token_hex(16), 0
         line.settimeout(_IDLE_SECONDS)
         hello = {"version": VERSION, "nonce": nonce, "account": peer.account, "cluster": self.server.identity.cluster}
-        write_frame(line, frames.HELLO, hello)
+        write_frame(line, HELLO, hello)
         while True:
             frame = read_frame(line)
             number += 1
-            if frame.kind != frames.ASK or frame.said.get("nonce") != nonce or frame.said.get("request") != number:
+            if frame.kind != ASK or frame.said.get("nonce") != nonce or frame.said.get("request") != number:
                 why = "it does not bear the number of this connection and of its next request"
                 raise AccessError("this request was made before, or for somebody else", why=why)
             check_live(self.server.trust, peer)
@@ -163,13 +173,13 @@ class _Handler(BaseRequestHandler):
     def _answer(self, peer: Peer, said: dict[str, Any]) -> None:
         with self._note_refusals(peer, said):
             if said.get("ask") == "report":
-                write_frame(self.request, frames.ANSWER, {}, [memoryview(self._make_report(peer, said))])
+                write_frame(self.request, ANSWER, {}, [memoryview(self._make_report(peer, said))])
                 return
             if peer.identity.role != WORKER:
                 what = f"the certificate of {peer.identity.worker} is good for the audit report alone"
                 raise NotAllowedError(what, mend=f"whale-nebula login --cluster {peer.identity.cluster} --account NAME")
             if said.get("ask") != "read":
-                write_frame(self.request, frames.ANSWER, self._answer_shortly(peer, said))
+                write_frame(self.request, ANSWER, self._answer_shortly(peer, said))
                 return
             reader, wish = _parse_reader(peer, said), _parse_wish(said)
         self._read(peer, reader, wish)
@@ -234,9 +244,9 @@ class _Handler(BaseRequestHandler):
         guard = self.server.guard
         opened = guard.open(reader, wish.dataset)
         about = {"schema": write_schema(opened.interface.schema), "count": opened.count, "edition": opened.edition}
-        write_frame(self.request, frames.ANSWER, about)
+        write_frame(self.request, ANSWER, about)
         if wish.first == wish.last:
-            write_frame(self.request, frames.END, {})
+            write_frame(self.request, END, {})
             return
         ended = False
         try:
@@ -244,7 +254,7 @@ class _Handler(BaseRequestHandler):
         finally:
             head = guard.log.head()  # the records of a pass are signed at its end
         if ended:  # the reader keeps it: so the reader can detect a truncated or rewritten log
-            write_frame(self.request, frames.END, {} if head is None else {"head": head._asdict()})
+            write_frame(self.request, END, {} if head is None else {"head": head._asdict()})
 
     def _send(self, peer: Peer, reader: Reader, wish: _Wish, schema: Schema) -> bool:
         """Send the batches; returns whether all were sent."""
@@ -256,7 +266,7 @@ class _Handler(BaseRequestHandler):
             if self.server.over.wait(batch.pause) if batch.pause > 0 else self.server.over.is_set():
                 return False
             parts = encode_columns(schema, batch.columns)
-            write_frame(line, frames.BATCH, {"first": first, "rows": batch.rows}, parts)
+            write_frame(line, BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
             if time.monotonic() - looked > _LIVE_SECONDS:
                 looked = time.monotonic()
@@ -321,7 +331,7 @@ def _describe(dataset: Dataset) -> dict[str, Any]:
 def _refuse(line: ssl.SSLSocket, error: NebulaError) -> None:
     with contextlib.suppress(*_GOODBYE):
         said = {part: str(getattr(error, part))[:1000] for part in ("code", "what", "why", "mend")}
-        write_frame(line, frames.REFUSED, said)
+        write_frame(line, REFUSED, said)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,10 @@
-"""The sources of a dataset, on its owner's machine: files of text, TFRecord, CSV or Parquet, or a Python factory.
+"""The sources of a dataset, on its owner's machine: files of text, TFRecord, CSV or Parquet, or a Python factory; and
+the transformations of their rows before any of them leaves.
 
-A source has a number of rows, and returns requested rows by their numbers, as columns.
+A source has a number of rows, and returns requested rows by their numbers, as columns. The files that match a pattern
+of an interface are opened inside its folder, or refused: a pattern cannot name a parent folder, and a file is checked
+once it is open, as one may lie outside by a symbolic link or be replaced meanwhile. Each transformation maps columns to
+columns with the same number of rows; an aggregate computes one table of all rows, once.
 """
 
 from __future__ import annotations
@@ -9,17 +13,19 @@ import csv
 import importlib
 import io
 import mmap
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
-from whale_nebula.datasets.inside import find_files, open_inside
-from whale_nebula.datasets.schema import STRING
+from whale_nebula.datasets.schema import STRING, Columns
 from whale_nebula.errors import InterfaceError
+from whale_nebula.errors.text import list_names
 
 FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -243,3 +249,197 @@ def make_text_column(texts: Sequence[bytes]) -> Any:
     found = np.empty(len(texts), object)
     found[:] = texts
     return found
+
+
+# ---------------------------------------------------------------------- files inside a folder
+_PLAIN = re.compile(r"[^\0-\x1f\\~]+")
+
+
+def check_pattern(pattern: str) -> str:
+    """Why a pattern is not allowed in an interface; "" if it is.
+
+    >>> [bool(check_pattern(each)) for each in ("a/*.txt", "../a", "/etc/passwd", "~/a", "a/../../b", "")]
+    [False, True, True, True, True, True]
+    """
+    path = PurePosixPath(pattern)
+    if not _PLAIN.fullmatch(pattern) or path.is_absolute() or ".." in path.parts or "**" in path.parts:
+        return "a pattern names files in the folder of the interface: no '..', no '~', no '**', no absolute path"
+    return ""
+
+
+def find_files(folder: Path, pattern: str) -> list[Path]:
+    """The files that match a pattern, in order; links and other non-files are refused."""
+    if why := check_pattern(pattern):
+        raise _outside(pattern, folder, why)
+    found = sorted(folder.glob(pattern))
+    if not found:
+        why = "no file is called so"
+        raise InterfaceError(f"{pattern!r} finds nothing", where=str(folder), why=why, mend=f"ls {folder}")
+    for path in found:
+        with open_inside(folder, path):
+            pass
+    return found
+
+
+def open_inside(folder: Path, path: Path) -> BinaryIO:
+    """Open a file of a folder for reading."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        why = "it is a symbolic link" if path.is_symlink() else str(error.strerror)
+        if path.is_symlink():
+            raise _outside(path.name, folder, why) from None
+        raise InterfaceError(f"{path.name} cannot be read", where=str(path), why=why) from None
+    file = open(descriptor, "rb")  # noqa: SIM115 - the caller closes it
+    root, real = os.path.realpath(folder), os.path.realpath(f"/proc/self/fd/{descriptor}")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise InterfaceError(f"{path.name} is no plain file", where=str(path))
+    if os.path.commonpath([root, real]) != root:
+        file.close()
+        raise _outside(path.name, folder, "by a link in its path it lies elsewhere")
+    return file
+
+
+def _outside(what: str, folder: Path, why: str) -> InterfaceError:
+    return InterfaceError(
+        f"{what!r} leaves the folder of the interface", where=str(folder), why=why, mend="copy the file into the folder"
+    )
+
+
+# ---------------------------------------------------------------------- transformations
+Apply = Callable[[Columns], dict[str, Any]]
+_AT_ONCE = 65536
+
+
+class Tokenise(NamedTuple):
+    """Step from texts to ids of a WordPiece vocabulary: rows of one length, truncated or padded with `[PAD]`."""
+
+    column: str
+    to: str
+    vocabulary: str
+    length: int
+
+    def prepare(self, folder: Path) -> Apply:
+        """The step, with its vocabulary."""
+        import tensorflow as tf
+
+        from whale_nebula.models.text import Tokenizer, Vocabulary
+
+        with open_inside(folder, folder / self.vocabulary) as file:
+            tokens = file.read().decode("utf-8", "replace").split("\n")
+        tokenizer = Tokenizer(Vocabulary(tuple(each.removesuffix("\r") for each in tokens if each)))
+
+        def apply(columns: Columns) -> dict[str, Any]:
+            texts = _take(columns, self.column)
+            with tf.device("CPU"):
+                ids = tokenizer.encode(tf.constant(list(texts), tf.string)) if len(texts) else None
+            shape = (None, self.length)
+            found = (
+                np.zeros((0, self.length), np.int32)
+                if ids is None
+                else ids.to_tensor(tokenizer.pad, shape=shape).numpy()
+            )
+            return {**{name: each for name, each in columns.items() if name != self.column}, self.to: found}
+
+        return apply
+
+
+class Select(NamedTuple):
+    """Step that keeps only some columns."""
+
+    columns: tuple[str, ...]
+
+    def prepare(self, folder: Path) -> Apply:
+        """The step."""
+        return lambda columns: {name: _take(columns, name) for name in self.columns}
+
+
+class Function(NamedTuple):
+    """Step that applies the owner's function from columns to columns."""
+
+    name: str
+
+    def prepare(self, folder: Path) -> Apply:
+        """The step, with the function that is installed here."""
+        function = load_function(self.name)
+
+        def apply(columns: Columns) -> dict[str, Any]:
+            found = function(dict(columns))
+            if not isinstance(found, dict) or not all(isinstance(each, np.ndarray) for each in found.values()):
+                raise InterfaceError(f"{self.name} gives no columns", mend="a dict of NumPy arrays, one a column")
+            return found
+
+        return apply
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Means and sums over groups with at least `least` rows, and their number of rows; smaller groups are omitted."""
+
+    by: str
+    least: int
+    mean: tuple[str, ...] = ()
+    sum: tuple[str, ...] = ()
+    count: str = ""
+
+    def make_table(self, columns: Columns) -> dict[str, Any]:
+        """The table, a row for each group that is large enough, in the order of the grouping columns."""
+        keys, where, sizes = np.unique(_take(columns, self.by), return_inverse=True, return_counts=True)
+        kept = sizes >= self.least
+        found: dict[str, Any] = {self.by: keys[kept]}
+        for name in dict.fromkeys((*self.mean, *self.sum)):
+            values = _take(columns, name)
+            if values.ndim != 1 or not np.issubdtype(values.dtype, np.number):
+                raise InterfaceError(f"column {name!r} is not of numbers", mend="aggregate numbers, one a row")
+            total = np.bincount(where.reshape(-1), values.astype(np.float64), len(keys))[kept]
+            found |= {f"{name}_sum": total} if name in self.sum else {}
+            found |= {f"{name}_mean": total / sizes[kept]} if name in self.mean else {}
+        return found | ({self.count: sizes[kept].astype(np.int64)} if self.count else {})
+
+
+Step = Tokenise | Select | Function | Aggregate
+
+
+def _take(columns: Columns, name: str) -> Any:
+    if name not in columns:
+        what = f"a step takes column {name!r}, and there is none"
+        raise InterfaceError(what, why=f"the columns are {list_names(sorted(columns))}")
+    return columns[name]
+
+
+def prepare_rows(folder: Path, source: Source, steps: Sequence[Step]) -> tuple[Source, list[Apply]]:
+    """Apply the steps up to the last aggregate, whose table is computed now; returns the rows, and the steps to apply
+    when they are read.
+    """
+    left: list[Apply] = []
+    for step in steps:
+        if isinstance(step, Aggregate):
+            source, left = Arrays(step.make_table(read_all(source, left))), []
+        else:
+            left.append(step.prepare(folder))
+    return source, left
+
+
+def read_all(source: Source, steps: Sequence[Apply]) -> dict[str, Any]:
+    """All rows, after some steps."""
+    parts = [
+        apply_steps(source.read(np.arange(first, min(first + _AT_ONCE, source.count))), steps)
+        for first in range(0, max(1, source.count), _AT_ONCE)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def apply_steps(columns: dict[str, Any], steps: Sequence[Apply]) -> dict[str, Any]:
+    """Apply steps to columns, each of which keeps the number of rows."""
+    for step in steps:
+        before = {len(each) for each in columns.values()}
+        columns = step(columns)
+        after = {len(each) for each in columns.values()}
+        if after != before:
+            raise InterfaceError(
+                "a step gives another number of rows than it was given",
+                why=f"{sorted(after)} for {sorted(before)}",
+                mend="a row for each row; to leave rows out, do it in the source",
+            )
+    return columns

@@ -3,7 +3,9 @@
 The first TLS message of a client (ClientHello) contains the requested protocol (ALPN). It is peeked at and left in the
 socket: TLS is not terminated here. Logins and data are handed over to their services on this host as open connections;
 bytes of links are forwarded to gRPC, which listens behind. All others are refused, and logged. One thread does all of
-it: a stranger occupies one of the limited connections for some seconds.
+it: a stranger occupies one of the limited connections for some seconds. All sizes in a ClientHello are checked before
+they are used, and one in many records costs no more to read than one in a single record. Of forwarded bytes one part of
+each connection is moved at a time, so none waits for another; one side is read only as fast as the other one accepts.
 """
 
 from __future__ import annotations
@@ -24,9 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from whale_nebula.errors import NebulaError, NotAllowedError, TransportError
-from whale_nebula.gateway.hello import MOST_BYTES, read_hello
-from whale_nebula.gateway.pipes import Pipe, Poll
+from whale_nebula.config.place import split_address
+from whale_nebula.errors import NebulaError, NotAllowedError, PlaintextError, RemoteProtocolError, TransportError
 from whale_nebula.transport.grpc.limits import plain_address
 from whale_nebula.transport.handover import COMMANDS, NOUNS, hand_over
 
@@ -77,9 +78,8 @@ class Front:
         """Bind the public port; returns the address for gRPC, and the port. The number of open
         connections is limited.
         """
-        host, _, asked = self._address.rpartition(":")
         self._most = most
-        self._listening = _listen(host.strip("[]"), int(asked))
+        self._listening = _listen(*split_address(self._address))
         self._folder = tempfile.mkdtemp(prefix="whale-nebula-")
         return f"unix:{self._folder}/links", int(self._listening[0].getsockname()[1])
 
@@ -292,3 +292,215 @@ def _listen(host: str, port: int) -> list[socket.socket]:
             each.close()
         raise
     return made
+
+
+# ---------------------------------------------------------------------- the first message of TLS
+MOST_BYTES = 16 << 10
+"""The largest first message, with the headers of its records."""
+_MOST_RECORDS = 8
+_HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
+_RECORD_HEADER, _MESSAGE_HEADER = 5, 4
+
+
+def read_hello(data: bytes) -> tuple[str, ...] | int:
+    """The protocols that a first message offers; or, if it is incomplete, the number of bytes that are needed to
+    continue.
+
+    >>> read_hello(b""), read_hello(bytes([22, 3, 1, 1, 0]))
+    (5, 261)
+    """
+    message, at = b"", 0
+    for _ in range(_MOST_RECORDS):
+        if data[at : at + 1] not in (b"", bytes([_HANDSHAKE])):
+            raise PlaintextError("what comes here is no TLS") if not at else _hello_error("a record of another kind")
+        if len(data) < at + _RECORD_HEADER:
+            return at + _RECORD_HEADER
+        size = int.from_bytes(data[at + 3 : at + 5])
+        if data[at + 1] != 3 or not 0 < size <= 1 << 14:
+            raise _hello_error("a record that cannot be")
+        end = at + _RECORD_HEADER + size
+        if end > MOST_BYTES:
+            raise _hello_error(f"more than {MOST_BYTES} bytes")
+        if len(data) < end:
+            return end
+        message, at = message + data[at + _RECORD_HEADER : end], end
+        if len(message) >= _MESSAGE_HEADER:
+            whole = _MESSAGE_HEADER + int.from_bytes(message[1:4])
+            if message[0] != _CLIENT_HELLO or whole > MOST_BYTES:
+                raise _hello_error("another message, or one that is too large")
+            if len(message) >= whole:
+                return _read_protocols(message, whole)
+    raise _hello_error(f"more than {_MOST_RECORDS} records")
+
+
+def _hello_error(why: str) -> RemoteProtocolError:
+    return RemoteProtocolError("this is no first message of TLS", why=why)
+
+
+class _Reader:
+    """Reads parts of a message one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def take(self, size: int) -> bytes:
+        if size > self.left:
+            raise _hello_error("a length that is not that of its parts")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size))
+
+    def vector(self, size: int) -> bytes:
+        """A field with a length prefix of this size."""
+        return self.take(self.number(size))
+
+
+def _read_protocols(message: bytes, whole: int) -> tuple[str, ...]:
+    if len(message) != whole:
+        raise _hello_error("more stands behind it in its record")
+    reader = _Reader(message[_MESSAGE_HEADER:])
+    reader.take(2 + 32)  # version, random number
+    session, suites, compressions = reader.vector(1), reader.vector(2), reader.vector(1)
+    if len(session) > 32 or not suites or len(suites) % 2 or not compressions:
+        raise _hello_error("parts that cannot be")
+    extensions = _Reader(reader.vector(2) if reader.left else b"")
+    if reader.left:
+        raise _hello_error("more stands behind its extensions")
+    found: dict[int, bytes] = {}
+    while extensions.left:
+        kind, content = extensions.number(2), extensions.vector(2)
+        if kind in found:
+            raise _hello_error("an extension that comes twice")
+        found[kind] = content
+    if _ALPN not in found:
+        return ()
+    outer = _Reader(found[_ALPN])
+    names = _Reader(outer.vector(2))
+    protocols: list[str] = []
+    while names.left:
+        protocols.append(names.vector(1).decode("latin-1"))
+    if outer.left or not protocols or not all(protocols):
+        raise _hello_error("protocols that cannot be")
+    return tuple(protocols)
+
+
+# ---------------------------------------------------------------------- forwarding of bytes
+_PART_BYTES = 256 << 10
+_BROKEN = select.EPOLLHUP | select.EPOLLERR
+
+
+class Poll:
+    """Open files with the handlers that are called when one is readable or writable; used by one thread."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self.buffer = memoryview(bytearray(_PART_BYTES))
+
+    def watch(self, line: socket.socket, events: int, handler: Callable[[int], None]) -> None:
+        """Set the events of a file that are handled from now on; with none it is not watched."""
+        file, known = line.fileno(), line.fileno() in self._handlers
+        if not events:
+            self.leave(line)
+            return
+        (self._epoll.modify if known else self._epoll.register)(file, events)
+        self._handlers[file] = handler
+
+    def leave(self, line: socket.socket) -> None:
+        """Stop watching a file, which may then be closed."""
+        if self._handlers.pop(line.fileno(), None) is not None:
+            self._epoll.unregister(line)
+
+    def handle(self, seconds: float) -> None:
+        """Wait for events for so long, and handle them. An event may be of a closed file with the same number."""
+        for file, events in self._epoll.poll(seconds):
+            handler = self._handlers.get(file)
+            if handler is not None:
+                handler(events)
+
+    def close(self) -> None:
+        """Stop watching all files."""
+        self._epoll.close()
+
+
+class _Side:
+    """One of the two connections: the bytes waiting to be sent over it, and whether its input has ended."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.line, self.waits, self.ended, self.events = line, memoryview(b""), False, 0
+
+
+class Pipe:
+    """Two connections connected back to back, until both have ended; `over` is called once."""
+
+    def __init__(self, poll: Poll, outer: socket.socket, inner: socket.socket, over: Callable[[], None]) -> None:
+        self._poll, self._over = poll, over
+        self._sides = _Side(outer), _Side(inner)
+        self.closed = False
+        self._watch()
+
+    def close(self) -> None:
+        """End both connections."""
+        if not self.closed:
+            self.closed = True
+            for side in self._sides:
+                self._poll.leave(side.line)
+                side.line.close()
+            self._over()
+
+    def _watch(self) -> None:
+        for side, other in (self._sides, self._sides[::-1]):
+            events = select.EPOLLOUT if side.waits else 0
+            events |= select.EPOLLIN if not side.ended and not other.waits else 0
+            if events != side.events:
+                side.events = events
+                self._poll.watch(side.line, events, partial(self._handle, side, other))
+
+    def _handle(self, side: _Side, other: _Side, events: int) -> None:
+        if self.closed:
+            return
+        try:
+            if events & (select.EPOLLOUT | _BROKEN) and side.waits:
+                self._send(side, other, side.waits)
+            if events & (select.EPOLLIN | _BROKEN) and not side.ended and not other.waits:
+                self._read(side, other)
+        except OSError:  # the connection broke
+            self.close()
+            return
+        if all(each.ended and not each.waits for each in self._sides):
+            self.close()
+        else:
+            self._watch()
+
+    def _read(self, side: _Side, other: _Side) -> None:
+        try:
+            size = side.line.recv_into(self._poll.buffer)
+        except BlockingIOError:
+            return
+        if size:
+            self._send(other, side, self._poll.buffer[:size])
+        else:
+            side.ended = True
+            self._end(other, side)
+
+    def _send(self, side: _Side, other: _Side, data: memoryview) -> None:
+        try:
+            sent = side.line.send(data)
+        except BlockingIOError:
+            sent = 0
+        if data is not side.waits and sent < len(data):
+            data, sent = memoryview(bytes(data[sent:])), 0  # the buffer is shared
+        side.waits = data[sent:]
+        self._end(side, other)
+
+    def _end(self, side: _Side, other: _Side) -> None:
+        """Forward an end of input, once everything before it is sent."""
+        if other.ended and not side.waits:
+            with contextlib.suppress(OSError):
+                side.line.shutdown(socket.SHUT_WR)

@@ -12,14 +12,23 @@ from cryptography.hazmat.primitives import hashes
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
-from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, connections, entry
+from whale_nebula.gateway.entry import (
+    SAVE_SECONDS,
+    Entry,
+    FinalErrors,
+    Purpose,
+    Quotas,
+    Traffic,
+    admit,
+    connections,
+    entry,
+)
 from whale_nebula.gateway.front import Front
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.gateway.route import Lines, Route
 from whale_nebula.gateway.site import Site
-from whale_nebula.gateway.traffic import SAVE_SECONDS, Traffic
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY, WORKER

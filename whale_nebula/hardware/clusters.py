@@ -13,6 +13,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from whale_nebula.config.place import split_address
 from whale_nebula.config.schema import Cluster, Config, Line, Links, WorkerSpec
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import align_columns, did_you_mean
@@ -353,7 +354,7 @@ def machine_of(address: str) -> str:
     >>> machine_of("10.77.0.2:7101"), machine_of("127.0.0.1:7101"), machine_of("[fd00::2]:7101")
     ('10.77.0.2', 'localhost', 'fd00::2')
     """
-    host = address.rpartition(":")[0].strip("[]")
+    host, _ = split_address(address)
     return HERE if host in ("localhost", "127.0.0.1", "::1") else host
 
 

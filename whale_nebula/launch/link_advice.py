@@ -121,7 +121,6 @@ def load_measurement(path: Path) -> LineFound | None:
 _RATE_TOLERANCE = 0.1
 _DELAY_TOLERANCE = 0.25
 _DELAY_SLACK = 1e-3  # tolerance for busy hosts
-_ONE_WAY = 0.67  # of the faster direction: a smaller ratio is reported as asymmetric
 
 
 class Advice(NamedTuple):
@@ -161,17 +160,6 @@ def _is_paced(found: LineFound, rate: float) -> bool:
     there = max(max(each.there, each.both_there) for each in found.crossings)
     back = max(max(each.back, each.both_back) for each in found.crossings)
     return found.path == THROUGH and 8 * min(there, back) >= (1 - _RATE_TOLERANCE) * rate
-
-
-def describe_asymmetry(found: LineFound) -> str:
-    """A note on a line that is much slower in one direction; the config has one rate for both."""
-    largest = max(found.crossings, key=lambda each: each.size)
-    if min(largest.there, largest.back) > _ONE_WAY * max(largest.there, largest.back):
-        return ""
-    a, b = found.clusters
-    slow, fast = ((a, b), (b, a))[:: 1 if largest.there < largest.back else -1]
-    much = max(largest.there, largest.back) / min(largest.there, largest.back)
-    return f"{slow[0]} -> {slow[1]} is {much:.1f} times slower than {fast[0]} -> {fast[1]}; the slower one counts"
 
 
 def rate_text(bits: float) -> str:

@@ -17,8 +17,7 @@ from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
 from whale_nebula.launch.attach import VARIABLE, Identity
 from whale_nebula.launch.job import Job, Keeper, Reader
-from whale_nebula.launch.placement import Placement
-from whale_nebula.launch.ports import free_ports
+from whale_nebula.launch.placement import Placement, free_ports
 from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.security.files import Files
@@ -59,16 +58,12 @@ def identities(
     listen: Mapping[str, str] | None = None,
     path: str | None = None,
     gateways: bool = True,
-    everywhere: bool = False,
-    memory: str | None = None,
-    absent: Mapping[str, str] | None = None,
-    asked: str | None = None,
+    **others: Any,
 ) -> dict[str, Identity]:
     """The identity of each worker of this host, without the fields that depend on its process.
 
     `security` has the certificate files of each, or is empty if the config is insecure; `listen` has the addresses of
-    those that do not listen at their own; `path` is the config's; `everywhere` is true if these are all workers of the
-    run; `memory` is an in-memory folder of this host. `absent` and `asked` are for elastic runs.
+    those that do not listen at their own; `path` is the config's; `others` are fields that all of them have alike.
     """
     return {
         worker: Identity(
@@ -84,11 +79,8 @@ def identities(
             gateway=config.gateway_of(cluster_of(worker)) if gateways else None,
             patience=config.patience,
             config=None if path is None else os.path.abspath(path),
-            everywhere=everywhere,
             device=_device(config, worker),
-            memory=memory,
-            absent=dict(absent or {}),
-            asked=asked,
+            **others,
         )
         for worker in placement.here
     }

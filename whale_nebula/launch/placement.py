@@ -1,23 +1,25 @@
-"""The placement of a run's workers: the result of a resolver."""
+"""The placement of a run's workers, the result of a resolver; and free TCP ports, each given out once."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import ipaddress
 import os
 import re
+import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from whale_nebula.config import Cluster, Config
+from whale_nebula.config.place import split_address
 from whale_nebula.config.schema import OTHER_PORT, PORTS, cluster_of, find_shared_addresses
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.launch.ports import free_port
 
 PORT = 7101
 """The default port of the first worker of a host; the next ones listen at the following ports."""
@@ -68,7 +70,7 @@ def host_of(address: str) -> str:
     >>> host_of("10.0.0.1:7101"), host_of("[::1]:7101")
     ('10.0.0.1', '::1')
     """
-    return address.rpartition(":")[0].strip("[]")
+    return split_address(address)[0]
 
 
 def choose_cluster(config: Config, asked: Asked) -> str:
@@ -201,7 +203,7 @@ def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
 
 
 def _listening(worker: str, address: str, written: bool) -> str:
-    host, port = host_of(address), int(address.rpartition(":")[2])
+    host, port = split_address(address)
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -228,7 +230,7 @@ def wait_free(listen: Mapping[str, str], seconds: float) -> None:
     """
     limit = time.monotonic() + seconds
     for worker, address in listen.items():
-        host, port = host_of(address), int(address.rpartition(":")[2])
+        host, port = split_address(address)
         while _try_to_listen(host, port) == errno.EADDRINUSE and time.monotonic() < limit:
             time.sleep(_LOOK_SECONDS)
         _listening(worker, address, written=False)
@@ -245,3 +247,69 @@ def _try_to_listen(host: str, port: int) -> int | None:
             except OSError as error:
                 return error.errno
     return None
+
+
+# ---------------------------------------------------------------------- free ports
+_FIRST, _COUNT = 10_000, 20_000  # below the ephemeral ports of outgoing connections
+_TRIES = 1_000
+_HELD: dict[int, socket.socket] = {}
+_HELD_AT_MOST = 128
+
+
+@atexit.register
+def _release_all() -> None:
+    for port in list(_HELD):
+        _release(port)
+
+
+def free_port() -> int:
+    """A free port of this host: no process listens at it, no outgoing connection takes it, and it is given out once.
+
+    This process holds the UDP port of the same number until it has requested many more: so other callers of this
+    function see that the port is reserved, though no process listens at it yet.
+    """
+    for _ in range(_TRIES):
+        port = _FIRST + secrets.randbelow(_COUNT)
+        sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if _can_bind(sign, "127.0.0.1", port) and _is_free(port):
+            _HELD[port] = sign
+            if len(_HELD) > _HELD_AT_MOST:
+                _release(next(iter(_HELD)))
+            return port
+        sign.close()
+    raise ConfigError("this machine has no free port", mend="end what listens at so many")
+
+
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[list[int]]:
+    """Reserve free ports until they are released."""
+    ports = [free_port() for _ in range(count)]
+    try:
+        yield ports
+    finally:
+        for port in ports:
+            _release(port)
+
+
+def _release(port: int) -> None:
+    if (sign := _HELD.pop(port, None)) is not None:
+        sign.close()
+
+
+def _is_free(port: int) -> bool:
+    """Whether the port can be bound on all addresses of this host, in each address family that it has."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - nothing listens
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+            if family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if not _can_bind(trial, address, port):
+                return False
+    return True
+
+
+def _can_bind(trial: socket.socket, address: str, port: int) -> bool:
+    try:
+        trial.bind((address, port))
+    except OSError as error:
+        return error.errno not in (errno.EADDRINUSE, errno.EACCES)
+    return True

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.errors import StateError
 from whale_nebula.hardware.clusters import Collective
-from whale_nebula.hardware.timing import RUNS, WARM_UP, fit_line, summarise
+from whale_nebula.hardware.measured import RUNS, WARM_UP, fit_line, summarise
 from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from whale_nebula.launch import attach, spawn
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from socketserver import BaseServer
 from typing import Any, NamedTuple
 
+from whale_nebula.config.place import split_address
 from whale_nebula.errors import ConfigError
 from whale_nebula.plain import write_json
 from whale_nebula.report.report import Report
@@ -124,23 +125,6 @@ def _render_labels(labels: Mapping[str, str]) -> str:
 
 
 # ------------------------------------------------------------------ served
-def parse_address(text: str) -> tuple[str, int]:
-    """The host and port at which metrics are served.
-
-    >>> parse_address("127.0.0.1:9464"), parse_address(":9464")
-    (('127.0.0.1', 9464), ('', 9464))
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
-        raise ConfigError(
-            f"{text!r} is no address at which metrics can be served",
-            where=str(script_site()),
-            why="it is a host and a port",
-            mend="127.0.0.1:9464",
-        )
-    return host.strip("[]"), int(port)
-
-
 class Handler(BaseHTTPRequestHandler):
     """The common part of a run's HTTP handlers: sending a response. They log nothing."""
 
@@ -181,8 +165,16 @@ def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
             found = self.path.partition("?")[0] in ("/metrics", "/")
             self.send(200 if found else 404, CONTENT_TYPE, render() if found else "there is GET /metrics\n")
 
+    place = split_address(address)
+    if place[1] < 0:
+        raise ConfigError(
+            f"{address!r} is no address at which metrics can be served",
+            where=str(script_site()),
+            why="it is a host and a port",
+            mend="127.0.0.1:9464",
+        )
     try:
-        server = ThreadingHTTPServer(parse_address(address), MetricsHandler)
+        server = ThreadingHTTPServer(place, MetricsHandler)
     except OSError as error:
         raise ConfigError(
             "metrics cannot be served",

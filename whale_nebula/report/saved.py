@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import StateError
 from whale_nebula.plain import from_plain, to_plain, write_json
-from whale_nebula.report.lines import gap, per_second
 from whale_nebula.report.prediction import Prediction
 from whale_nebula.report.records import Beside, LinkReport, duration, size
-from whale_nebula.report.text import describe_link, describe_stage, report_text
+from whale_nebula.report.text import describe_link, describe_stage, gap, per_second, report_text
 
 if TYPE_CHECKING:
     from whale_nebula.report.prediction import Prediction

@@ -1,27 +1,37 @@
-"""Watchers of steps, called from a thread of their own; the training thread only queues the report.
+"""Watchers of steps, among them the live table of a terminal, called from a thread of their own; the training thread
+only queues the report.
 
 So a slow terminal or disk does not delay a step, and numbers on a device are fetched concurrently with training.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
 from pathlib import Path
 from typing import Protocol
 
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
 from whale_nebula.config.schema import SHOWS
 from whale_nebula.errors import ConfigError, OptionError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.report.lines import Lines
+from whale_nebula.report.published import find_running_step
+from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport, duration, size
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import line
 from whale_nebula.report.screen import Canvas, Screen, terminal
+from whale_nebula.report.text import Lines, Rate, coded_boundaries, per_second, scalars_text
 from whale_nebula.site import script_site
 
 TICK_SECONDS = 0.25
@@ -190,6 +200,161 @@ def _view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher
         canvas = Screen(stream)
     if canvas is None or show != "live":
         return Lines(lead)
-    from whale_nebula.report.live import Live
-
     return Live(canvas, lead)
+
+
+# ---------------------------------------------------------------------- the live table
+_BAR_COLUMNS = 14
+_HEADERS = 3.0  # frames larger than their payload by this factor are mostly headers
+_WIDTHS = (12, 9, 9, 9, _BAR_COLUMNS, 9)
+
+
+def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bottleneck: str = "") -> RenderableType:
+    """A table of a step, as wide as the terminal.
+
+    `rate` is steps a second (None: not known yet), `doing` each stage's current activity.
+    """
+    title = Text(f"{report.program}, step {report.step}", style="bold")
+    parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
+    if report.links or report.elsewhere.links:
+        parts.append(_links(report))
+    if boundaries := coded_boundaries(report.boundaries):
+        parts.append(_boundaries(boundaries))
+    if bottleneck:
+        parts.append(Text(bottleneck, style="italic"))
+    return Group(*parts)
+
+
+def _head(report: Report, rate: float | None) -> Text:
+    head = Text(f"{scalars_text(report)} · " if report.scalars else "", style="green")
+    head.append(f"{duration(report.step_seconds)} a step", style="default")
+    if report.prediction is not None:
+        head.append(f", predicted {duration(report.prediction.seconds)}", style="default dim")
+    if report.planned is not None and report.planned.seconds.predicted is not None:
+        head.append(f", planned {duration(report.planned.seconds.predicted)}", style="default dim")
+    if rate is not None:
+        head.append(f" · {per_second(rate)}", style="default")
+    return head
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for number, (column, width) in enumerate(zip(columns, _WIDTHS, strict=True)):
+        table.add_column(column, no_wrap=True, min_width=width, justify="right" if 0 < number < 4 else "left")
+    return table
+
+
+def _stages(report: Report, doing: Mapping[str, str]) -> Table:
+    table = _table("stage", "computes", "waits", "in flight", "of the step", "now")
+    for name, stage in report.stages.items():
+        table.add_row(_name(name, stage), *_stage(report, stage), doing.get(name, ""))
+    for name, stage in report.elsewhere.stages.items():
+        table.add_row(_name(name, stage), *_stage(report, stage), Text("the step before", style="dim"))
+    return table
+
+
+def _name(name: str, stage: StageReport) -> Text:
+    """A stage's name, and its cluster if that is different."""
+    return Text(name if stage.cluster in ("", name) else f"{name} ({stage.cluster})")
+
+
+def _stage(report: Report, stage: StageReport) -> list[RenderableType]:
+    if stage.compute_seconds is None or stage.wait_seconds is None:
+        return ["", "", "", Text("one local function, not timed apart", style="dim")]
+    whole = max(report.step_seconds, 1e-9)
+    bar = _bar([(stage.compute_seconds / whole, "green"), (stage.wait_seconds / whole, "yellow")])
+    return [duration(stage.compute_seconds), duration(stage.wait_seconds), str(stage.in_flight or ""), bar]
+
+
+def _bar(parts: list[tuple[float, str]]) -> Text:
+    """Shares of the step as a bar: green for computing, yellow for waiting, and the rest."""
+    bar = Text()
+    for share, colour in parts:
+        bar.append("━" * round(_BAR_COLUMNS * min(share, 1.0)), style=colour)
+    return bar + Text("─" * max(_BAR_COLUMNS - len(bar), 0), style="dim")
+
+
+def _links(report: Report) -> Table:
+    table = _table("link", "a step", "of raw", "in all", "of the step", "line held")
+    for name, link in {**report.links, **report.elsewhere.links}.items():
+        table.add_row(Text(name), *_link(report, name, link))
+    return table
+
+
+def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
+    whole = max(report.step_seconds, 1e-9)
+    total = report.run.links.get(name)  # known for the sender's links; other processes report single steps
+    share = f"{100 * link.ratio:.0f} %" if link.ratio < _HEADERS else "headers"
+    sent = [size(link.bytes), share, "" if total is None else size(total.bytes)]
+    held = [_bar([(link.seconds / whole, "blue")]), duration(link.seconds)] if link.seconds else ["", "free"]
+    return [*sent, *held]
+
+
+def _boundaries(boundaries: Mapping[str, BoundaryReport]) -> Table:
+    """Crossings by direction, without errors that were not measured here."""
+    table = _table("boundary", "a step", "of raw", "error", "as", "codec takes")
+    for name, each in boundaries.items():
+        error = "" if each.error is None else f"{each.error:.2g}"
+        took = each.encode_seconds + each.decode_seconds
+        sent = [size(each.wire_bytes), f"{100 * each.ratio:.3g} %", error]
+        table.add_row(Text(name), *sent, Text(each.codec), duration(took) if took else "")
+    return table
+
+
+_THINK_SECONDS = 5.0
+_DRAW_SECONDS = 0.25
+
+
+class Live:
+    """A drawing of the last step and current activity, updated at most four times a second.
+
+    It is drawn below other output, and removed while a line of other output is unfinished.
+    """
+
+    def __init__(self, canvas: Canvas, here: Callable[[], bool] = lambda: True) -> None:
+        self._here = here
+        self._canvas = canvas
+        self._console = Console(file=io.StringIO(), force_terminal=True, highlight=False)
+        self._rate = Rate()
+        self._report: Report | None = None
+        self._per_second: float | None = None
+        self._drawn = self._thought = float("-inf")
+        self._bottleneck = ""
+        self._canvas.open()
+
+    def step(self, report: Report) -> None:
+        """Draw a step."""
+        self._report, self._per_second = report, self._rate.add(report)
+        if time.monotonic() - self._drawn >= _DRAW_SECONDS:
+            self._draw()
+
+    def tick(self) -> None:
+        """Draw the stages' current activity between the ends of steps."""
+        self._draw()
+
+    def close(self) -> None:
+        """Keep the last step on the terminal."""
+        self._thought = float("-inf")
+        self._draw()
+        self._canvas.close()
+
+    def _draw(self) -> None:
+        if self._report is None or not self._here():
+            return
+        self._drawn = time.monotonic()
+        self._canvas.draw(self._text(self._report))
+
+    def _text(self, report: Report) -> str:
+        """The table as terminal text, cut off at the terminal's height."""
+        now, size = find_running_step(), self._canvas.size()
+        self._console.size = ConsoleDimensions(size.columns, size.lines)
+        if self._drawn - self._thought > _THINK_SECONDS:
+            self._thought, self._bottleneck = self._drawn, report.bottleneck
+        table = step_table(report, self._per_second, {} if now is None else now.doing, self._bottleneck)
+        with self._console.capture() as drawn:
+            self._console.print(table)
+        lines = drawn.get().splitlines(keepends=True)
+        return "".join(lines[: max(size.lines - 1, 1)])
+
+    def __str__(self) -> str:
+        return "the table on the terminal"

@@ -20,11 +20,10 @@ import tensorflow as tf
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.schema import DataHome
 from whale_nebula.datasets.grants import Grants
-from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader
+from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader, Usage
 from whale_nebula.datasets.reading import About, Direct, Reading, Wish, open_remote
 from whale_nebula.datasets.report_files import AUDIT
 from whale_nebula.datasets.schema import STRING, Column
-from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AuditError, ConfigError, IdentityError, OptionError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.runtime.run import Run, current_run, shut_down_at_exit

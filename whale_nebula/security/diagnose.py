@@ -14,6 +14,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
+from whale_nebula.config.place import split_address
 from whale_nebula.errors import (
     ExpiredError,
     IdentityError,
@@ -173,8 +174,7 @@ def probe(
 
 
 def _dial(address: str, timeout: float) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout)
+    return socket.create_connection(split_address(address), timeout)
 
 
 def _unreachable(address: str, error: OSError) -> Diagnosis:

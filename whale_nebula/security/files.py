@@ -109,13 +109,6 @@ def read(
                 )
             return file.read(most)
     except OSError as error:
-        beside = Path("certs") / Path(path).name  # the folder in which `certs` was called
-        if mend is None and beside.exists() and not Path(path).exists():
-            folder = beside.parent.absolute()
-            mend = (
-                f"it lies in {beside.absolute()}: move that folder to {Path(path).parent}, or name it in the config: "
-                f"security: {{ca: {folder}/ca.pem, ...}}"
-            )
         raise CredentialsError(f"{what} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
 
 

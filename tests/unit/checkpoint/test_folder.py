@@ -15,8 +15,15 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.checkpoint.folder import Folder, Found, choose_checkpoint, offer_checkpoints
-from whale_nebula.checkpoint.last_memory import Origin, note_origin, save_memory
+from whale_nebula.checkpoint.folder import (
+    Folder,
+    Found,
+    Origin,
+    choose_checkpoint,
+    note_origin,
+    offer_checkpoints,
+    save_memory,
+)
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
 from whale_nebula.cli.checkpoints import main
 from whale_nebula.config import Config, Links

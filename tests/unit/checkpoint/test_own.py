@@ -1,9 +1,11 @@
-"""The checkpoint folder of an account's run."""
+"""The checkpoint folder of an account's run, and the leading program of a loop that trains several."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -12,8 +14,10 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import AccountError, CheckpointError
 from whale_nebula.launch.attach import Attachment
+from whale_nebula.runtime.checkpoint.known import Leading
 from whale_nebula.runtime.checkpoint.opening import find_own
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, count_kept, open_home
@@ -77,3 +81,34 @@ def test_what_is_kept_is_counted_once_and_not_by_its_length(tmp_path: Path) -> N
     os.truncate(tmp_path / "holes", 1 << 30)
     (tmp_path / "link").symlink_to(tmp_path)
     assert 256 << 10 <= count_kept([tmp_path, tmp_path]) < 300 << 10
+
+
+def count_steps(programs: str) -> tuple[str, int]:
+    """The leading program and its steps after one step of each of these programs and the end of the loop."""
+    leading, position, counts = Leading(), Position(), Counter[str]()
+    for program in programs:
+        position = leading.choose(position, program)
+        counts[program] += 1
+        position = replace(position, programs=dict(counts))
+        if program == position.program:
+            position = replace(position, step=position.step + 1)
+    position = leading.count_last(position)
+    return position.program, position.step
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ("", ("", 0)),
+        ("aaa", ("a", 3)),
+        ("dgdgdg", ("d", 3)),  # a discriminator and a generator in turn: steps of one are counted
+        ("dddgdddgdddg", ("d", 9)),
+        ("aaabbb", ("b", 6)),  # one model after the other: all steps are counted
+        ("aaabcbcbc", ("b", 6)),
+        ("aaa" + "b" * 40, ("b", 43)),
+        ("aaab" + "ab" * 40, ("a", 43)),
+        ("abbb", ("a", 1)),  # one step alone: whether the other trains in turn with it is not known yet
+    ],
+)
+def test_steps_are_those_of_the_program_that_leads(programs: str, expected: tuple[str, int]) -> None:
+    assert count_steps(programs) == expected

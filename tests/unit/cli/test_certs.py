@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.cli import arguments, certs
-from whale_nebula.errors import CredentialsError
 from whale_nebula.security import Credentials, Files, Identity
 
 CONFIG = """
@@ -81,14 +80,6 @@ def test_a_config_elsewhere_has_its_certificates_beside_it(shell: Shell) -> None
     assert "gpu/0" in shell.good("show --config site/clusters.yaml")
     assert "renewed gpu/1" in shell.good("renew --cluster gpu --index 1 --config site/clusters.yaml")
     assert shell("show")[0] == arguments.FAILED
-
-
-def test_files_that_lie_where_certs_was_called_are_pointed_at(shell: Shell) -> None:
-    shell.good("init --run mt")
-    shell.good("issue --cluster gpu")
-    with pytest.raises(CredentialsError) as refused:
-        Credentials.of(Files.under("elsewhere/certs", Identity("mt", "gpu")))
-    assert f"it lies in {Path('certs/gpu-worker-0.key').absolute()}: move that folder" in refused.value.mend
 
 
 def test_json(shell: Shell) -> None:

@@ -16,8 +16,7 @@ import whale_nebula
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.manifest import File, Manifest, Position
 from whale_nebula.cli import doctor
-from whale_nebula.cli.checks import local
-from whale_nebula.cli.checks.local import config_checks, requirements, within
+from whale_nebula.cli.doctor import config_checks, requirements, within
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.placement import Placement
 
@@ -58,7 +57,7 @@ def test_the_ranges_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = {line.split(";")[0] for line in project["dependencies"]}
     assert {name + range_ for name, range_ in requirements().items()} == wanted
-    assert local.python_check().why == f"supported: {project['requires-python']}"
+    assert doctor.python_check().why == f"supported: {project['requires-python']}"
 
 
 VERSIONS = {
@@ -73,7 +72,7 @@ def test_versions() -> None:
 
 
 def test_a_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(local, "requirements", lambda: {"keras": ">=4.0"})
+    monkeypatch.setattr(doctor, "requirements", lambda: {"keras": ">=4.0"})
     assert doctor.main([]) == 1
     told = capsys.readouterr().out
     assert "BAD   Keras" in told and 'mend: pip install "keras>=4.0"' in told
@@ -81,36 +80,36 @@ def test_a_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_what_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "NEEDED", {"no-such-package": "It"})
+    monkeypatch.setattr(doctor, "NEEDED", {"no-such-package": "It"})
     assert doctor.main(["--json"]) == 1
-    assert local.package_check("no-such-package").found == "not installed"
+    assert doctor.package_check("no-such-package").found == "not installed"
 
 
 def test_a_gateways_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {name: version for name in local.NEEDED if (version := local.find_version(name))}
-    missing = {name: version for name, version in there.items() if name not in local.FOR_TRAINING}
-    monkeypatch.setattr(local, "find_version", missing.get)
+    there = {name: version for name in doctor.NEEDED if (version := doctor.find_version(name))}
+    missing = {name: version for name, version in there.items() if name not in doctor.FOR_TRAINING}
+    monkeypatch.setattr(doctor, "find_version", missing.get)
     assert doctor.main(["--gateway"]) == 0
     assert doctor.main([]) == 1
 
 
 def test_another_backend_of_keras_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    assert local.backend_check().state == "bad"
+    assert doctor.backend_check().state == "bad"
     monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    assert local.backend_check().found == "tensorflow"
+    assert doctor.backend_check().found == "tensorflow"
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
-    assert (local.backend_check().state, local.backend_check().found) == ("bad", "torch")
+    assert (doctor.backend_check().state, doctor.backend_check().found) == ("bad", "torch")
     (tmp_path / "keras.json").write_text("[")
-    assert local.backend_check().state == "ok"
+    assert doctor.backend_check().state == "ok"
 
 
 def test_settings_that_change_bits_and_little_memory_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(local, "free_memory", lambda: 2.0**29)
-    checks = [local.onednn_check(), local.threads_check(), local.memory_check()]
+    monkeypatch.setattr(doctor, "free_memory", lambda: 2.0**29)
+    checks = [doctor.onednn_check(), doctor.threads_check(), doctor.memory_check()]
     assert {check.state for check in checks} == {"note"}
     assert checks[0].found == "off" and "OMP_NUM_THREADS=1" in checks[1].why and checks[2].found == "512.0 MiB"
 

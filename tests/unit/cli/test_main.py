@@ -1,7 +1,8 @@
-"""The command line has all its commands."""
+"""The command line has all its commands, and parses lines with a script's own arguments."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,11 @@ import pytest
 
 from tests.unit.ir.traced import inference
 from tests.unit.report.making import full
+from whale_nebula.cli import arguments
+from whale_nebula.cli.arguments import Parser, split
 from whale_nebula.cli.main import COMMANDS, main
+from whale_nebula.cli.run import parser
+from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 
@@ -27,7 +32,7 @@ run(bare, "doctor")
 run(bare, "certs", "init", "--run", "mt")
 run(bare, "certs", "issue", "--cluster", "gpu")
 run(bare, "certs", "show")
-import whale_nebula.cli.bench, whale_nebula.cli.checks.cluster
+import whale_nebula.cli.bench, whale_nebula.cli.doctor_cluster
 for how in (["--text"], ["--json"], ["--html", "plan.html"]):
     run({"tensorflow", "keras"}, "show", "plan.json", *how)
 run({"tensorflow", "keras"}, "show", "--report", "run.jsonl")
@@ -73,3 +78,67 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         main(["shw"])
     assert ended.value.code == 2
     assert "there is no command 'shw'; did you mean 'show'?" in capsys.readouterr().err
+
+
+OPTIONS = {"--json": (None, ""), "--links": ("LINE", ""), "--html": ("FILE", "")}
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "script", "arguments"),
+    [
+        ("train.py", "", "train.py", ""),
+        ("--json train.py", "--json", "train.py", ""),
+        ("train.py --json", "--json", "train.py", ""),
+        ("train.py --epochs 3 -v data.csv", "", "train.py", "--epochs 3 -v data.csv"),
+        ("train.py 1 --links 10mbit 2", "--links 10mbit", "train.py", "1 2"),
+        ("--links=10mbit train.py", "--links=10mbit", "train.py", ""),
+        ("train.py -- --json --", "", "train.py", "--json --"),
+        ("-- train.py --json", "", "train.py", "--json"),
+        ("--jsn train.py", "--jsn", "train.py", ""),
+        ("train.py --html", "--html", "train.py", ""),
+        ("", "", None, ""),
+    ],
+)
+def test_splitting(line: str, options: str, script: str | None, arguments: str) -> None:
+    found = split(line.split(), OPTIONS)
+    assert found == (options.split(), script, arguments.split())
+
+
+@pytest.mark.parametrize(("word", "meant"), [("--jsn", "--json"), ("--link", "--links")])
+def test_a_misspelt_option_is_told_and_nothing_is_abbreviated(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Parser("it", "", OPTIONS).read([word, "10mbit"])
+    assert ended.value.code == 2
+    assert f"there is no option '{word}'; did you mean '{meant}'?" in capsys.readouterr().err
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text()
+SIGNALLED = [arguments.SIGNALLED + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
+
+
+def test_the_operators_page_has_those_of_run() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \|", PAGE, re.MULTILINE)
+    told = [int(code) for row in rows for code in row.split(",")]
+    killed = arguments.shell_code(-signal.SIGKILL)
+    assert told == [
+        arguments.DONE,
+        arguments.USAGE,
+        arguments.NO_FILE,
+        arguments.USED_UP,
+        arguments.LEFT,
+        arguments.CONFIG,
+        *SIGNALLED,
+        killed,
+    ]
+
+
+def test_so_has_its_help() -> None:
+    told = {int(code) for code in re.findall(r"\b\d+\b", parser().epilog.partition("exit status:")[2])}
+    assert told >= {arguments.DONE, arguments.USAGE, arguments.NO_FILE, arguments.LEFT, arguments.CONFIG, *SIGNALLED}
+
+
+def test_workers_end_with_the_same_numbers() -> None:
+    assert (EXIT_LEFT, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
+    assert [arguments.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]

@@ -134,7 +134,6 @@ def test_the_script_gets_its_arguments(show: Show) -> None:
     before = list(sys.argv), list(sys.path)
     shown = show(code, "--mermaid", "--epochs", "3", "--htlm", "plan.html", "--", "--json")
     assert "['--epochs', '3', '--htlm', 'plan.html', '--json'] True __main__" in shown.err
-    assert "--htlm was handed to the script; did you mean --html?" in shown.err
     assert (sys.argv, sys.path) == before
 
 
@@ -350,13 +349,11 @@ def test_command_lines_that_are_wrong(words: list[str]) -> None:
     assert ended.value.code == arguments.USAGE
 
 
-def test_a_program_is_shown_as_a_pass_leaves_it(show: Show, capsys: Capture) -> None:
+def test_a_program_is_shown_as_a_pass_leaves_it(show: Show) -> None:
     shown = show(FIT, "--after", "fold")
     assert shown.out.startswith("== fold\n") and "MatMul: rows(0)" in shown.out
-    with pytest.raises(SystemExit) as ended:
-        show(FIT, "--after", "fuse")
-    assert ended.value.code == arguments.USAGE
-    assert "no pass is called 'fuse'; choose one of 'capture'" in capsys.readouterr().err
+    wrong = show(FIT, "--after", "fuse")
+    assert wrong.status == arguments.USAGE and "no pass is called 'fuse'" in wrong.err
 
 
 def test_as_a_user_starts_it(tmp_path: Path) -> None:

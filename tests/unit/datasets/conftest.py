@@ -16,11 +16,10 @@ from whale_nebula.accounts.login import Desk
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
 from whale_nebula.datasets.grants import GRANTED, Grants, Permission
-from whale_nebula.datasets.guard import Guard, Reader
+from whale_nebula.datasets.guard import Guard, Reader, Usage
 from whale_nebula.datasets.interface import parse_interface
 from whale_nebula.datasets.reading import Remote, Wish, open_remote
 from whale_nebula.datasets.service import serve
-from whale_nebula.datasets.usage import Usage
 from whale_nebula.security import Credentials, Files, Identity, authority, files
 from whale_nebula.security.allowance import UNLIMITED
 from whale_nebula.security.audit import AuditLog

@@ -15,8 +15,8 @@ from whale_nebula.accounts.members import DISABLED, ENABLED
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.rows import FILE
 from whale_nebula.datasets.grants import DENIED, GRANTED, MOST_ASKED, WITHDRAWN, Grants
+from whale_nebula.datasets.guard import Usage
 from whale_nebula.datasets.interface import Limits
-from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AccessError, AccountError
 from whale_nebula.security import authority, files
 

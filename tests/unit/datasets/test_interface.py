@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.config.place import Place
-from whale_nebula.datasets.interface import Interface, parse_interface, read_interface
-from whale_nebula.datasets.opened import Opened, find_rows, open_dataset
+from whale_nebula.datasets.interface import Interface, Opened, find_rows, open_dataset, parse_interface, read_interface
 from whale_nebula.datasets.schema import (
     Column,
     check_columns,
@@ -290,7 +289,7 @@ def test_the_order_has_each_row_once(count: int) -> None:
     assert sorted(whole) == list(range(count))
     assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
     with pytest.MonkeyPatch.context() as patch:  # as of a dataset of which no order is kept
-        patch.setattr("whale_nebula.datasets.opened._KEPT", 0)
+        patch.setattr("whale_nebula.datasets.interface._KEPT", 0)
         assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
     if count > 60:
         assert whole != find_rows(count, 5, 3, 0, count).tolist() != find_rows(count, 6, 3, 0, count).tolist()

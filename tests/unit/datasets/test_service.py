@@ -21,11 +21,10 @@ import pytest
 from tests.unit.datasets.conftest import Owner, Site, certify
 from whale_nebula.accounts.members import DISABLED
 from whale_nebula.accounts.server import dial, make_client_context
-from whale_nebula.datasets import frames
-from whale_nebula.datasets.frames import read_frame, write_frame
 from whale_nebula.datasets.grants import WITHDRAWN
 from whale_nebula.datasets.guard import Asked, Reader
 from whale_nebula.datasets.reading import Direct, Remote, Wish
+from whale_nebula.datasets.schema import ANSWER, ASK, BATCH, HELLO, MOST_JSON, REFUSED, Frame, read_frame, write_frame
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError, NebulaWarning
 from whale_nebula.security import Credentials, Identity, authority, issue
 from whale_nebula.security.audit import AuditLog, read_heads
@@ -82,7 +81,7 @@ def test_a_line_that_breaks_is_made_again(site: Site, monkeypatch: pytest.Monkey
     remote, broken = site.reads("ana"), []
     plain = read_frame
 
-    def break_once(line: ssl.SSLSocket, most_data: int = 0, most_json: int = frames.MOST_JSON) -> Any:
+    def break_once(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JSON) -> Any:
         found = plain(line, most_data, most_json)
         if found.said.get("first") == 40 and not broken:
             broken.append(line.shutdown(socket.SHUT_RDWR))
@@ -261,14 +260,14 @@ def test_attack_a_request_that_is_made_again(site: Site) -> None:
     said = {"ask": "list", "nonce": "", "request": 1}
     with remote._open() as line:
         said["nonce"] = line._nonce
-        for kind in (frames.ANSWER, frames.REFUSED):
-            write_frame(line._secured, frames.ASK, said)
+        for kind in (ANSWER, REFUSED):
+            write_frame(line._secured, ASK, said)
             found = read_frame(line._secured, 0)
             assert found.kind == kind
     assert "was made before" in found.said["what"] and refused(site, "was made before")
     with remote._open() as line:
-        write_frame(line._secured, frames.ASK, said)
-        assert read_frame(line._secured, 0).kind == frames.REFUSED
+        write_frame(line._secured, ASK, said)
+        assert read_frame(line._secured, 0).kind == REFUSED
 
 
 # ---------------------------------------------------------------------- attacks: how much
@@ -392,7 +391,7 @@ def test_attack_a_request_that_is_none(site: Site, more: dict[str, Any]) -> None
     }  # fmt: skip
     with site.reads("ana")._open() as line, pytest.raises(AccessError):
         line.ask(said)
-        line.take(frames.BATCH, 1 << 20)
+        line.take(BATCH, 1 << 20)
     assert refused(site, "ana")
     assert site.rows("ana") == list(range(100))
 
@@ -403,7 +402,7 @@ def test_attack_bytes_that_are_no_frame(site: Site, sent: bytes) -> None:
     site.owner.grant("ana")
     with site.reads("ana")._open() as line:
         line._secured.sendall(sent)
-        assert read_frame(line._secured).kind == frames.REFUSED
+        assert read_frame(line._secured).kind == REFUSED
     assert refused(site, "sends what is no frame")
     assert site.rows("ana") == list(range(100))
 
@@ -468,14 +467,14 @@ def test_attack_a_service_that_sends_something_else(site: Site, schema: Any, row
     about = remote.describe("corpus")
     frame = {"first": 0, "rows": rows}
     answers = iter([
-        frames.Frame(frames.HELLO, {"nonce": "n"}, memoryview(b"")),
-        frames.Frame(frames.ANSWER, {"schema": schema, "count": 100, "edition": about.edition}, memoryview(b"")),
-        frames.Frame(frames.BATCH, frame, memoryview(bytes(min(data, 1000)))),
+        Frame(HELLO, {"nonce": "n"}, memoryview(b"")),
+        Frame(ANSWER, {"schema": schema, "count": 100, "edition": about.edition}, memoryview(b"")),
+        Frame(BATCH, frame, memoryview(bytes(min(data, 1000)))),
     ])  # fmt: skip
 
-    def answer(line: object, most_data: int = 0, most_json: int = 0) -> frames.Frame:
+    def answer(line: object, most_data: int = 0, most_json: int = 0) -> Frame:
         found = next(answers)
-        assert found.kind != frames.BATCH or most_data == 160
+        assert found.kind != BATCH or most_data == 160
         return found
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AccessError):

@@ -12,8 +12,8 @@ from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.feed.checks import fingerprints, is_same
 from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, take_whole
-from whale_nebula.feed.rewritten import blank
 from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tag_rows
+from whale_nebula.feed.shard import blank
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
 from whale_nebula.spec import Spec

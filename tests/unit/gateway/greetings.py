@@ -6,7 +6,7 @@ import contextlib
 import ssl
 import struct
 
-from whale_nebula.gateway.hello import MOST_BYTES
+from whale_nebula.gateway.front import MOST_BYTES
 
 
 def context(*protocols: str, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""One public port for links, logins and data, each with its own protocol; strangers are refused."""
+"""One public port for links, logins and data, told apart by the first message of TLS; strangers are refused."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.datasets.conftest import Owner, certify, owner  # noqa: F401 - a fixture
 from tests.unit.gateway import greetings
-from tests.unit.gateway.greetings import context, cut, hello
+from tests.unit.gateway.greetings import REFUSED, context, cut, hello
 from tests.unit.gateway.test_process import ended, listens
 from tests.unit.gateway.town import GPU, NPU, SOON, Town, certificates, records, town, until
 from tests.unit.transport.test_strangers import Strangers
@@ -30,12 +32,12 @@ from whale_nebula.accounts.service import Service
 from whale_nebula.accounts.service import serve as serve_logins
 from whale_nebula.cli.arguments import DONE, FAILED
 from whale_nebula.cli.main import main
-from whale_nebula.datasets.guard import Guard, Reader
+from whale_nebula.datasets.guard import Guard, Reader, Usage
 from whale_nebula.datasets.reading import Wish, open_remote
 from whale_nebula.datasets.service import serve as serve_data
-from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AccountError, LoginError, NebulaError, TransportError
 from whale_nebula.gateway import front
+from whale_nebula.gateway.front import MOST_BYTES, read_hello
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import start
 from whale_nebula.security import Credentials, Files, Identity
@@ -46,7 +48,7 @@ from whale_nebula.transport.grpc.listener import Listener
 from whale_nebula.transport.handover import DATA, LOGIN, hand_over, is_served, receive_connections, socket_path
 
 STRANGE = {name: greetings.REFUSED[name] for name in ("SSH", "a record for each byte")} | greetings.UNSPOKEN
-"""What else is no first message, `test_hello` knows."""
+"""Some messages that are no ClientHello; `REFUSED` has all."""
 GOOD = "a sentence to remember"
 H2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
@@ -446,3 +448,38 @@ def test_a_port_that_is_taken_is_told(place: Place, tmp_path: Path, files: dict[
     (tmp_path / "second").mkdir()
     with town(tmp_path / "second", files) as made, pytest.raises(TransportError, match="cannot listen on"):
         made.start("gpu", services=tmp_path, listen=place.made.sites["gpu"].listen)
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("protocols", [["h2"], ["nebula-login/1"], ["a", "b" * 255], []], ids=str)
+def test_the_protocols_of_a_client_of_openssl(protocols: list[str], newest: ssl.TLSVersion) -> None:
+    assert read_hello(hello(*protocols, newest=newest)) == tuple(protocols)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8])
+def test_of_a_part_it_is_said_how_much_is_missing(parts: int) -> None:
+    """So that nothing need be looked at again before that has come."""
+    data, asked = cut(hello("h2"), parts), []
+    size = 0
+    while isinstance(found := read_hello(data[:size]), int):
+        assert found > size
+        asked.append(found)
+        size = found
+    assert (found, size, len(asked)) == (("h2",), len(data), 2 * parts)
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_first_message_is_an_error(case: tuple[bytes, str]) -> None:
+    data, said = case
+    with pytest.raises(NebulaError) as refused:
+        read_hello(data)
+    assert said in f"{refused.value.what}: {refused.value.why}"
+
+
+@given(st.binary(max_size=64), st.integers(0, 300), st.integers(0, 64), st.integers(1, 8))
+def test_any_bytes_are_read_or_refused(more: bytes, at: int, size: int, parts: int) -> None:
+    whole = hello("h2")
+    for data in (more, cut(whole[:at] + more + whole[at + size :], parts), bytes([22, 3, 1]) + more):
+        with contextlib.suppress(NebulaError):
+            found = read_hello(data)
+            assert not isinstance(found, int) or len(data) < found <= MOST_BYTES

@@ -14,9 +14,9 @@ from tests.unit.gateway.town import GPU, NPU, Town, key, records, town
 from tests.unit.transport.cable import SOON
 from tests.unit.transport.crossing import Certificates
 from whale_nebula.errors import AuditError, IdentityError, NotAllowedError
+from whale_nebula.gateway.entry import Traffic
 from whale_nebula.gateway.relay import Side
 from whale_nebula.gateway.route import Lines
-from whale_nebula.gateway.traffic import Traffic
 from whale_nebula.security import Files, files
 from whale_nebula.security.allowance import Allowance
 

@@ -15,7 +15,6 @@ from whale_nebula.launch.link_advice import (
     Crossing,
     LineFound,
     advise,
-    describe_asymmetry,
     load_measurement,
     path_of,
     rate_text,
@@ -87,11 +86,6 @@ class TestWhatItMeansForTheConfig:
         written = load({"clusters": {"a": {}, "b": {}}, "links": [{"between": ["a", "b"], "rate": rate_text(bits)}]})
         found = written.links.between("a", "b").rate
         assert found is not None and 0.9 * bits < found <= bits
-
-    def test_a_line_that_is_slower_one_way_is_named(self) -> None:
-        slow = replace(FOUND, crossings=(replace(LARGE, back=2.4e6),))
-        assert describe_asymmetry(slow) == "npu -> gpu is 3.0 times slower than gpu -> npu; the slower one counts"
-        assert describe_asymmetry(FOUND) == ""
 
 
 class TestTheTable:

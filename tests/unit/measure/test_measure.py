@@ -16,7 +16,7 @@ from tests.unit.transport.crossing import free_address
 from whale_nebula.cli import arguments, measure
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo, timing
+from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo, measured
 from whale_nebula.hardware import measured as hardware_measured
 from whale_nebula.hardware.measured import (
     Measurement,
@@ -250,7 +250,7 @@ def test_a_cluster_that_the_config_does_not_name(folder: Path, capsys: Capture) 
     ],
 )
 def test_a_line_through_what_was_timed(points: list[tuple[float, float]], alpha: float, beta: float) -> None:
-    assert timing.fit_line(points) == (pytest.approx(alpha), pytest.approx(beta))
+    assert measured.fit_line(points) == (pytest.approx(alpha), pytest.approx(beta))
 
 
 def test_calls_are_timed_by_the_median_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +261,8 @@ def test_calls_are_timed_by_the_median_of_runs(monkeypatch: pytest.MonkeyPatch) 
         return lambda: clock.__setitem__(0, clock[0] + next(left))
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    assert timing.time_calls(ticking([9.0, 0.1, *[0.1] * 9, 5.0])).seconds == pytest.approx(0.1)
-    assert timing.time_calls(ticking([9.0, 1.0, 1.0, 3.0, 1.0])).seconds == pytest.approx(1.0)  # they take long
+    assert measured.time_calls(ticking([9.0, 0.1, *[0.1] * 9, 5.0])).seconds == pytest.approx(0.1)
+    assert measured.time_calls(ticking([9.0, 1.0, 1.0, 3.0, 1.0])).seconds == pytest.approx(1.0)  # they take long
 
 
 def test_what_runs_have_shown_holds_for_the_same_machine_and_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

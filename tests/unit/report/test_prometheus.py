@@ -12,9 +12,8 @@ import pytest
 
 from tests.unit.report.making import full
 from whale_nebula.errors import ConfigError
-from whale_nebula.report.goodput import Goodput
 from whale_nebula.report.prometheus import METRICS, LastReport, Prometheus, read_reports, render_metrics
-from whale_nebula.report.records import LinkReport, RunTotals, WorkerReport
+from whale_nebula.report.records import Goodput, LinkReport, RunTotals, WorkerReport
 
 _LINE = re.compile(r'(nebula_\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
 

@@ -1,7 +1,8 @@
-"""The three forms of a step (a text, a line of the log, a table), and the text of a run: golden."""
+"""The forms of a step (a text, lines of the log, a table), and the text of a run: golden."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,6 @@ import pytest
 from tests.golden.files import check_golden
 from tests.unit.report.making import THERE, basis, full, measured
 from tests.unit.report.terminal import stand_in
-from whale_nebula.report.lines import step_line
-from whale_nebula.report.live import Live
 from whale_nebula.report.prediction import Basis
 from whale_nebula.report.records import (
     ALONE,
@@ -26,6 +25,8 @@ from whale_nebula.report.records import (
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import programs, summary_document, summary_text
 from whale_nebula.report.screen import Screen
+from whale_nebula.report.text import Lines, Rate, log, step_line
+from whale_nebula.report.watchers import Live
 from whale_nebula.schedule.lines import Work
 
 SENT = BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)
@@ -217,3 +218,82 @@ def test_the_document_says_the_same() -> None:
     assert program["links"][THERE] == {"bytes": {"measured": 4000, "predicted": 4000.0}, "total_bytes": 20_000}
     assert found["last"]["step"] == 5
     assert programs(slowed())[0].typical.bottleneck == slowed()[-2].bottleneck != slowed()[-1].bottleneck
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def at(clock: Clock, lines: Lines, second: float, step: int, program: str = "fit") -> None:
+    clock.now = second
+    lines.step(replace(full(), step=step, program=program, time=second))
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture):
+    """What was said so far, each line to its first comma."""
+    return lambda: [record.getMessage().split(":")[0] for record in caplog.records]
+
+
+def test_first_then_every_ten_seconds_and_at_the_end(said) -> None:
+    clock = Clock()
+    lines = Lines(now=clock)
+    for second in range(24):
+        at(clock, lines, second, second + 1)
+    assert said() == ["step 1 of fit", "step 11 of fit", "step 21 of fit"]
+    lines.close()
+    assert said()[3:] == ["step 24 of fit"]
+
+
+def test_a_last_step_that_was_said_is_not_said_again(said) -> None:
+    lines = Lines(now=Clock())
+    lines.step(full())
+    lines.close()
+    assert said() == ["step 3 of fit"]
+
+
+def test_each_program_has_a_first_and_a_last_step(said) -> None:
+    clock = Clock()
+    lines = Lines(now=clock)
+    for second, program in enumerate(["fit", "fit", "test", "test"]):
+        at(clock, lines, second, second + 1, program)
+    lines.close()
+    assert said() == ["step 1 of fit", "step 3 of test", "step 2 of fit", "step 4 of test"]
+
+
+def test_only_the_lead_says_anything(said) -> None:
+    lines = Lines(here=lambda: False, now=Clock())
+    lines.step(full())
+    lines.close()
+    assert said() == []
+
+
+def test_where_nobody_listens_they_go_to_standard_error_and_after_that_all_is_as_before(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    before = log.level, list(log.handlers)
+    lines = Lines(now=Clock())
+    lines.step(full())
+    lines.close()
+    assert capsys.readouterr().err.startswith("whale_nebula: step 3 of fit: ")
+    assert (log.level, log.handlers) == before
+
+
+def test_the_rate_is_that_of_the_last_steps() -> None:
+    rate = Rate()
+    assert rate.add(replace(full(), time=5.0, step_seconds=0.5)) is None, "the first step is traced, which takes long"
+    assert rate.add(replace(full(), time=5.25)) == 4.0
+    for second in range(100):
+        found = rate.add(replace(full(), time=10.0 + second))
+    assert found == 1.0
+
+
+def test_a_validation_between_two_steps_does_not_slow_the_training() -> None:
+    rate = Rate()
+    for program, time in (("fit", 1.0), ("fit", 1.5), ("test", 60.0), ("test", 61.0), ("fit", 90.0)):
+        found = rate.add(replace(full(), program=program, time=time))
+    assert found == 2.0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from whale_nebula.launch.ports import free_port
-from whale_nebula.runtime.session.server_filter import Rule, admit_only, comes_from, rules
+from whale_nebula.launch.placement import free_port
+from whale_nebula.runtime.session.task import Rule, admit_only, comes_from, rules
 
 NETWORKS = ["127.0.0.0/8", "::1/128", "192.0.2.7", "2001:db8::5"]
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step  # the later name dials
-from whale_nebula.launch.ports import free_port
+from whale_nebula.launch.placement import free_port
 from whale_nebula.security import Credentials, Files, Identity, files
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.authority import Authority, certificate_bytes, create, process_certificate

@@ -23,23 +23,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.checkpoint.interval import guess_between_failures
 from whale_nebula.checkpoint.manifest import Position, Shapes
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
 from whale_nebula.passes.effects import DRAWS
-from whale_nebula.report.goodput import Goodput, Spent
-from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
+from whale_nebula.report.records import Goodput, Spent
 from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, save_at_error
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
-from whale_nebula.runtime.checkpoint.known import Known
-from whale_nebula.runtime.checkpoint.leading import Leading
-from whale_nebula.runtime.checkpoint.level import Level, Notices
+from whale_nebula.runtime.checkpoint.known import Known, Leading, capture_rounds, list_copies, must_meet, warn_of_unused
+from whale_nebula.runtime.checkpoint.level import Level, Notices, guess_between_failures
 from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.runtime.checkpoint.slices import Source
-from whale_nebula.runtime.checkpoint.unused import warn_of_unused
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.site import script_site, warn_once

@@ -1,26 +1,176 @@
-"""The variables of a run by their names in checkpoints, and their values from the checkpoint that it resumes from."""
+"""The variables of a run by their names in checkpoints, their values from the checkpoint that it resumes from, and its
+leading program: the one whose steps the run's position counts, where several train.
+
+Of clusters that train apart each has its own copy of the weights. The shared weights are saved under the names of their
+variables, with the optimizer's slots of the first cluster: that is the model, for any other plan. Each cluster's own
+copy is saved under names that contain the cluster's, as are differences in flight, compression errors, and the outer
+optimizer's state. A run of the same clusters resumes bit for bit; a run of others starts from the model.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from whale_nebula.errors import CheckpointError
-from whale_nebula.runtime.checkpoint.apart import restore_apart
+import tensorflow as tf
+
+from whale_nebula.checkpoint.manifest import Position
+from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.runtime.checkpoint.group import Group
-from whale_nebula.runtime.checkpoint.slices import Source
+from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
+from whale_nebula.runtime.checkpoint.slices import Entry, Source
+from whale_nebula.runtime.local_sgd.topology import Meetings, offset_seeds, seeds_of
 from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+    from whale_nebula.runtime.checkpoint.group import Group
     from whale_nebula.runtime.local_sgd.clusters import Opened
     from whale_nebula.runtime.local_sgd.step import BetweenClusters
 
 
+# ---------------------------------------------------------------------- clusters that train apart
+_KIND = "rounds"
+
+
+def name_copy(cluster: str, name: str) -> str:
+    """The name in checkpoints of a cluster's copy of a variable.
+
+    >>> name_copy("gpu", "dense/kernel")
+    'apart/gpu/dense/kernel'
+    """
+    return f"apart/{cluster}/{name}"
+
+
+def list_copies(
+    opened: Opened, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
+) -> Iterator[Entry]:
+    """The entries of this process's variables for a checkpoint of clusters that train apart."""
+    shared, first = opened.read_shared(), opened.names[:1]
+    cluster = opened.own_cluster
+    for entry in entries:
+        variable = variables[entry.name]
+        if not group.knows_holders(variable) or (cluster in first and id(variable) not in shared):
+            yield entry
+        elif cluster not in first:
+            yield entry._replace(name=name_copy(cluster, entry.name))
+        else:
+            numbers = tf.cast(tf.reshape(shared[id(variable)], variable.shape), variable.dtype)
+            yield entry._replace(value=numbers)
+            yield entry._replace(name=name_copy(cluster, entry.name))
+        for other, copies in opened.copies.kept.items():
+            if id(variable) in copies:
+                yield entry._replace(name=name_copy(other, entry.name), value=copies[id(variable)].read_value())
+
+
+def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
+    """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, in any thread.
+    `names` are the names of variables in checkpoints, by their ids.
+    """
+    taken = []
+    for meetings in opened.list_rounds():
+        weights = _name_weights(next(iter(meetings.values())).flat.variables, names)
+        begun = ((cluster, rounds) for cluster, rounds in meetings.items() if rounds.shared is not None)
+        taken += [(cluster, weights, rounds.form, rounds.capture()) for cluster, rounds in begun]
+
+    def encode(put: Put) -> dict[str, Any]:
+        found: dict[str, list[Any]] = {}
+        for cluster, weights, form, collect in taken:
+            state = encode_value(collect(), put)
+            found.setdefault(cluster, []).append({"weights": weights, "form": form, "state": state})
+        return {_KIND: {"clusters": list(opened.names), "of": found}}
+
+    return encode
+
+
+def _name_weights(variables: Sequence[Any], names: Mapping[int, str]) -> list[str]:
+    return [names.get(id(variable), "") for variable in variables]
+
+
+class SavedRounds:
+    """The state of the rounds of local SGD in a checkpoint."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        found = [part.memory[_KIND] for part in source.parts.values() if _KIND in part.memory]
+        self._clusters = tuple(found[0]["clusters"]) if found else ()
+        self._of: dict[str, Sequence[Mapping[str, Any]]] = {}
+        for each in found:
+            self._of.update(each["of"])
+
+    def has(self, clusters: tuple[str, ...], here: Mapping[str, Meetings], weights: Sequence[str]) -> bool:
+        """Whether it was a run of exactly these clusters with the same options, and the state of this process's
+        clusters is in this checkpoint.
+        """
+        found = {cluster: self._find(cluster, weights) for cluster in here}
+        alike = all(each is not None and each.get("form") == here[cluster].form for cluster, each in found.items())
+        return self._clusters == clusters and alike
+
+    def read(self, cluster: str, weights: Sequence[str]) -> Any:
+        """The state of a cluster in the rounds of these weights."""
+        found = self._find(cluster, weights)
+        return None if found is None else decode_value(found["state"], self._source.read)
+
+    def _find(self, cluster: str, weights: Sequence[str]) -> Mapping[str, Any] | None:
+        documents = self._of.get(cluster, ())
+        return next((each for each in documents if each["weights"] == list(weights)), None)
+
+
+def restore_apart(
+    group: Group, source: Source, runner: BetweenClusters, opened: Opened, named: Mapping[str, Any]
+) -> list[str]:
+    """Restore the variables of a step that clusters train apart, by their names in checkpoints, and this process's
+    copies of them for other clusters; returns the names without a saved value. All processes call it at the same point.
+    """
+    rounds, clusters, kept = runner.rounds, runner.participants.names, opened.copies.kept
+    own = opened.own_cluster
+    flat = rounds[own].flat.variables
+    weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})
+    saved = SavedRounds(source)
+    exact = all(group.exchange("whether all clusters go on", saved.has(clusters, rounds, weights)).values())
+    missing = group.restore(source, named)
+    opened.copies.alike(named.values())
+    for each in rounds.values():
+        each.begin()
+    if not exact:
+        _LOG.info("%s: all clusters begin with the weights that are in %s", group.worker, source.path)
+        for place, cluster in enumerate(clusters):
+            held = {n: v for n, v in named.items() if cluster == own} or _pick(kept.get(cluster, {}), named)
+            offset_seeds(seeds_of(held), place)
+        return missing
+    trained = {id(variable) for variable in flat}
+    copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
+    _restore_copy(group, source, own, copied)
+    for cluster, copies in kept.items():
+        _restore_copy(group, source, cluster, _pick(copies, named))
+    for cluster, each in rounds.items():
+        each.resume(saved.read(cluster, weights))
+    return missing
+
+
+def _pick(copies: Mapping[int, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The copies of variables, by the variables' names."""
+    return {name: copies[id(variable)] for name, variable in named.items() if id(variable) in copies}
+
+
+def _restore_copy(group: Group, source: Source, cluster: str, variables: Mapping[str, Any]) -> None:
+    group.restore(source, {name_copy(cluster, name): variable for name, variable in variables.items()})
+
+
+def must_meet(opened: Opened) -> bool:
+    """Whether some clusters of this run must synchronise before they are saved."""
+    every = (rounds for meetings in opened.list_rounds() for rounds in meetings.values())
+    return any(rounds.waits_for_all and rounds.shared is not None for rounds in every)
+
+
+# ---------------------------------------------------------------------- variables by name
 Trained = weakref.WeakValueDictionary[int, Any]
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
@@ -214,3 +364,90 @@ class Known:
         if name != path:
             self.aliases.setdefault(program, {})[key] = name
         return name
+
+
+# ---------------------------------------------------------------------- the leading program
+_AWAY = 32
+"""Steps of other programs in a row after which the first of them leads."""
+
+
+@dataclass
+class Leading:
+    """Chooses the leading program: that of the running `fit`; in loops the first that trained, until another one has
+    trained alone for long, which then leads with all its steps so far.
+
+    `_away` are the programs of the steps since the last one of the leading program, `_beside` those that train in turn
+    with it.
+    """
+
+    _away: list[str] = field(default_factory=list)
+    _beside: set[str] = field(default_factory=set)
+
+    @property
+    def trained_others(self) -> bool:
+        """Whether other programs have trained since the last step of the leading one."""
+        return bool(self._away)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other programs have trained since, or train in turn with the leading one."""
+        return bool(self._away or self._beside)
+
+    def choose(self, position: Position, program: str) -> Position:
+        """The position before a step of a program, with the program that leads from there on."""
+        if program == position.program:
+            self._beside.update(self._away)
+            self._away.clear()
+            return position
+        self._away.append(program)
+        if not position.program or len(self._away) > _AWAY:
+            position = self._replace_leading(position)
+            if program == position.program:  # this step is not done yet
+                position = replace(position, step=position.step - 1)
+        return position
+
+    def count_last(self, position: Position) -> Position:
+        """The position at the end of a loop, in which the last program leads if it trained after the leading one, not
+        in turn with it.
+        """
+        while self._away and self._beside.isdisjoint(self._away) and position.programs.get(position.program, 0) > 1:
+            position = self._replace_leading(position)
+        return position
+
+    def _replace_leading(self, position: Position) -> Position:
+        """Let the first program lead that trained since the last step of the leading one, and count its steps."""
+        away, self._away, self._beside = self._away, [], set()
+        first = away[0]
+        for program in away:
+            if program == first:
+                self._beside.update(self._away)
+                self._away.clear()
+            else:
+                self._away.append(program)
+        return replace(position, program=first, step=position.step + away.count(first))
+
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+def warn_of_unused(checkpoints: Checkpoints) -> None:
+    """Log a warning if a script that ends without error has not trained the programs of its checkpoints."""
+    if sys.exc_info()[0] is not None:
+        return
+    resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
+    if resumed is not None and checkpoints.fits < resumed.fit:
+        calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
+        said = f"this run was in fit {resumed.fit} when it was saved, and now the script has called {calls}"
+        why = f"it goes on in fit {resumed.fit}: those before have trained nothing, as the run had ended them"
+        mend = "call fit as often where a run goes on as where it begins, without `if nb.resumed() is None:`"
+    elif resumed is not None and not checkpoints.read:
+        said = f"nothing was read of the checkpoint of step {resumed.step}"
+        why = "no step was called, so models have the values that they were made with"
+        mend = f"nb.restore({folder!r}, model) where a loop has nothing left to train"
+    elif resumed is None and not checkpoints.known.names:
+        said = "nothing was saved"
+        why = "no model was trained by fit, and no step under @nb.function was called"
+        mend = "@nb.function instead of @tf.function on a loop's step; without training, no checkpoint="
+    else:
+        return
+    _LOG.warning("%s", NebulaWarning(said, where=folder, why=why, mend=mend))

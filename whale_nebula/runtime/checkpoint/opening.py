@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whale_nebula.checkpoint import files
-from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.checkpoint.interval import Pace
-from whale_nebula.checkpoint.last_memory import Origin, note_origin
+from whale_nebula.checkpoint.folder import Folder, Origin, note_origin
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.report.goodput import Spent
+from whale_nebula.report.records import Spent
 from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring
 from whale_nebula.runtime.checkpoint.group import Group
-from whale_nebula.runtime.checkpoint.level import Level
+from whale_nebula.runtime.checkpoint.level import Level, Pace
 from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.security.tenant import check_folder, check_room, claim_folder
 

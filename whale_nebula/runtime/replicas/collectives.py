@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.config.place import split_address
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.ir.layout import divide
-from whale_nebula.runtime.session.server_filter import restrict_port
+from whale_nebula.runtime.session.task import restrict_port
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf import patch as tf_patch
@@ -87,7 +88,7 @@ def can_open(index: int, count: int) -> bool:
 def listening_port() -> int | None:
     """The port of TensorFlow's server in this process; None if there is none."""
     task = tf_collectives.task()
-    return None if task is None or not task.address else _port(task.address)
+    return None if task is None or not task.address else split_address(task.address)[1]
 
 
 def open_collectives(
@@ -109,12 +110,8 @@ def open_collectives(
             mend="call nb.init() before anything that makes a tensor, a variable or a layer",
         )
     tf_collectives.serve(index, addresses)
-    restrict_port(_port(addresses[index]), [address.rpartition(":")[0].strip("[]") for address in addresses])
+    restrict_port(split_address(addresses[index])[1], [split_address(address)[0] for address in addresses])
     return Collectives(index, tuple(addresses), patience, lost)
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,10 @@ HELLO at the start (versions, seed, config), AGREE for each program (its digest)
 fingerprint of the inputs), MEET around a read of the whole model. All workers send the same sequence of messages: a
 different one is an error, so that no worker waits forever. Graphs and code are never sent: every process traces its own
 copy of the script. The text of a program is sent only if digests differ, and never in a private run.
+
+Processes start with equal variables and make the same updates, so variables stay equal. Periodic checksums verify it:
+without them, a device that computes differently, a callback that writes a weight in one process only, or a memory error
+would not be detected.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import google_crc32c
+import numpy as np
 
 from whale_nebula.errors import (
     AbsentInputError,
@@ -39,8 +46,8 @@ from whale_nebula.errors.text import LIMIT, escape_foreign_text, remove_folders
 from whale_nebula.faults import failpoint
 from whale_nebula.feed.checks import is_same
 from whale_nebula.ir.canonical import digest_lines, first_unlike
+from whale_nebula.ir.cut import Cut
 from whale_nebula.runtime.exchange.expected import Expected
-from whale_nebula.runtime.variables.checksums import check
 from whale_nebula.site import script_site
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import SESSION, build_message
@@ -231,7 +238,7 @@ class Session:
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
                 raise self._astray(_step(sheet), peer, _describe_place(theirs))
             self._check_rows(peer, {"mark": mark, **sheet}, theirs)
-            check(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
+            check_sums(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
         failpoint("step.checked")
         return told
 
@@ -361,3 +368,54 @@ def _step(sheet: Sheet) -> str:
 def _describe_place(theirs: Sheet) -> str:
     at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"
     return escape_foreign_text(at)
+
+
+# ---------------------------------------------------------------------- checksums of variables
+_SUMS_EVERY = 100
+"""The interval of comparisons, in steps. Each reads every variable that several processes hold."""
+
+Sums = Mapping[str, int]
+"""A checksum of the variables with the same holders, by the names of these workers."""
+
+
+def are_sums_due(steps: int) -> bool:
+    """Whether checksums are compared after a step, by its number: the second, and every hundredth.
+
+    >>> [step for step in range(202) if are_sums_due(step)]
+    [1, 101, 201]
+    """
+    return steps % _SUMS_EVERY == 1
+
+
+def add_up_variables(
+    cut: Cut, worker: str, variables: Mapping[str, Any], pieces: Mapping[str, Sequence[str]] | None = None
+) -> Sums:
+    """Checksums of the variables that a worker replicates with others of its cluster; for `pieces`,
+    with these workers.
+    """
+    clusters = {each.name: each.cluster for each in cut.workers}
+    found: dict[str, int] = {}
+    for path in sorted(cut.held):
+        holders = (pieces or {}).get(path, cut.held[path])
+        mates = [other for other in holders if clusters[other] == clusters[worker]]
+        if worker in mates and len(mates) > 1 and path in variables:
+            together = ", ".join(sorted(mates))
+            data = np.ascontiguousarray(variables[path].numpy())
+            found[together] = google_crc32c.extend(found.get(together, 0), data.tobytes())
+    return found
+
+
+def check_sums(worker: str, own: Sums, peer: str, theirs: Any, step: int) -> None:
+    """Raise if another worker has other bits.
+
+    >>> check_sums("gpu/0", {"gpu/0, gpu/1": 1}, "gpu/1", {"gpu/0, gpu/1": 1}, 101)
+    """
+    said = theirs if isinstance(theirs, dict) else {}
+    unlike = next((names for names in own if names in said and said[names] != own[names]), None)
+    if unlike is not None:
+        raise PlanMismatchError(
+            f"the replicas in {unlike} no longer have the same variables: {worker} and {peer} differ at step {step}",
+            where=peer,
+            why="something wrote a variable in one process only, or computed it in another way",
+            mend="write variables in every process alike, or in a step; then start all workers from a checkpoint",
+        )

@@ -26,7 +26,7 @@ from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.session.session import Session, add_up_variables, are_sums_due
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, weigh_worker
@@ -45,7 +45,6 @@ from whale_nebula.runtime.step.measured import (
 )
 from whale_nebula.runtime.step.peers import Wires
 from whale_nebula.runtime.step.rollback import Guard
-from whale_nebula.runtime.variables.checksums import is_due, sums
 
 PeerReport = Mapping[str, Any]
 """The report of a process on its last step."""
@@ -283,8 +282,8 @@ class DistributedStep(ActorStep):
         if checkpoints is not None:
             sheet["checkpoint"] = checkpoints.sheet()
         pieces = {} if self.shards is None else self.shards.mates
-        if (self.routing.replicated or pieces) and is_due(self.steps):
-            sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables, pieces)
+        if (self.routing.replicated or pieces) and are_sums_due(self.steps):
+            sheet["alike"] = add_up_variables(self.compiled.cut, self.session.worker, self.variables, pieces)
         self.session.start_step(sheet, inputs.mark, self.mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
 

@@ -30,10 +30,9 @@ from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.passes.split import check_devices, check_held, hosts_of_splits
 from whale_nebula.plan.forbidden import check_forbidden, forbidden_inputs
-from whale_nebula.report.costs import Prices, StepCost
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
-from whale_nebula.report.report import Report
+from whale_nebula.report.report import Prices, Report, StepCost
 from whale_nebula.runtime.clusters import told_by_config
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Models, States, StepLines

@@ -1,1 +1,1 @@
-"""Variables in several processes: ownership, collective reads, and checksums."""
+"""Variables in several processes: ownership, and collective reads."""

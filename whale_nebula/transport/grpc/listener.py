@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 
 import grpc
 
+from whale_nebula.config.place import split_address
 from whale_nebula.errors import (
     ExpiredError,
     IdentityError,
@@ -236,9 +237,9 @@ class Listener:
 
     def _refuse_taken(self) -> None:
         """Refuse a port that is in use, the most frequent error, before gRPC writes its own line to standard error."""
-        host, _, port = self._asked.rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            asked = split_address(self._asked)
+            found = socket.getaddrinfo(*asked, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             with socket.socket(*found[0][:2]) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind(found[0][4])

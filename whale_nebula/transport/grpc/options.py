@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import grpc
 
+from whale_nebula.config.place import split_address
 from whale_nebula.security import Credentials, CurrentCredentials
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.wire.frame import FRAME_CAP
@@ -144,9 +145,8 @@ class Probe(NamedTuple):
 
 def probe(address: str, seconds: float) -> Probe:
     """Connect to an address once and disconnect at once."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        socket.create_connection(split_address(address), timeout=seconds).close()
     except ConnectionRefusedError:
         return Probe("refused", f"nothing listens at {address}")
     except TimeoutError:

@@ -1,8 +1,9 @@
-"""Checks of this host's part in a run: certificates, names, ports, reachability of other hosts, and lines."""
+"""Checks of `whale-nebula doctor --cluster`: this host's certificates, names, ports and lines, and whether other hosts
+are reached.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import socket
@@ -16,8 +17,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whale_nebula.cli.arguments import describe_time
-from whale_nebula.cli.checks.local import Check
+from whale_nebula.cli.arguments import Check, describe_time
 from whale_nebula.config import Config
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, IdentityError
@@ -26,7 +26,6 @@ from whale_nebula.launch.link_advice import (
     LineFound,
     advise,
     delay_text,
-    describe_asymmetry,
     load_measurement,
     path_of,
     rate_text,
@@ -235,7 +234,7 @@ def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
     if again:
         return Check(label, "note", text, ago, again)
-    return Check(label, "ok", text, "; ".join(filter(None, [advice.why, describe_asymmetry(found), ago])))
+    return Check(label, "ok", text, f"{advice.why}; {ago}")
 
 
 def clocks(found: LineFound, cluster: str, ago: str) -> Check:
@@ -262,9 +261,6 @@ def check_versions(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, A
     return Check(f"versions at {cluster}", "warning", said, f"{ago}; a run would refuse to start", mend)
 
 
-_IP_MTU, _IPV6_MTU = 14, 24  # of linux/in.h and linux/in6.h: the path MTU that the kernel has cached for an address
-_USUAL_MTU = 1500
-_SMALL_MTU = 1280
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _FILES_LEAST = 256  # a worker's own and its libraries'
 _FILES_EACH = 8  # connections to another worker, and spare ones to reconnect
@@ -272,43 +268,12 @@ _FILES_EACH = 8  # connections to another worker, and spare ones to reconnect
 
 def network_checks(host: Host) -> Iterator[Check]:
     """All checks of this host's network."""
-    sizes: dict[int, list[str]] = {}  # hosts by path MTU
-    for address in dict.fromkeys(target.address for target in host.targets()):
-        if (size := way_mtu(address)) is not None:
-            sizes.setdefault(size, []).append(host_of(address))
-    for size, hosts in sizes.items():
-        yield mtu_check(size, ", ".join(dict.fromkeys(hosts)))
     yield congestion_check(congestion_control())
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     yield files_check(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
-    yield clock_check(_clock_is_set())
 
 
-# ---------------------------------------------------------------------- packets
-def mtu_check(size: int, to: str) -> Check:
-    """Check one path MTU."""
-    if size < _SMALL_MTU:
-        why = "packets so small cost time, and IPv6 needs 1280"
-        return Check("MTU", "warning", f"{size} bytes to {to}", why, f"ip link set dev INTERFACE mtu {_USUAL_MTU}")
-    if size < _USUAL_MTU:
-        why = "a tunnel, it seems: see that ICMP 'packet too big' passes the firewalls, or large frames stand still"
-        return Check("MTU", "note", f"{size} bytes to {to}", why)
-    return Check("MTU", "ok", f"{size} bytes to {to}")
-
-
-def way_mtu(address: str) -> int | None:
-    """The path MTU to an address; None if it is unreachable or unknown. Sends nothing."""
-    host, port = host_of(address), int(address.rpartition(":")[2])
-    with suppress(OSError):
-        family, kind, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if family == socket.AF_INET6 else (socket.IPPROTO_IP, _IP_MTU)
-        with socket.socket(family, kind) as trial:
-            trial.connect(end)
-            return trial.getsockopt(level, option)
-    return None
-
-
-# ---------------------------------------------------------------------- losses
+# ---------------------------------------------------------------------- this host
 def congestion_check(control: str) -> Check:
     """Check TCP's congestion control: all but BBR treat each loss as a sign of a full line."""
     if control.startswith("bbr"):
@@ -323,7 +288,6 @@ def congestion_check(control: str) -> Check:
     return Check("congestion control", "warning", control, why, mend)
 
 
-# ---------------------------------------------------------------------- files
 def files_check(limit: int, used: int, workers: int) -> Check:
     """Check how many more files a process may open, as each connection is one.
 
@@ -337,30 +301,6 @@ def files_check(limit: int, used: int, workers: int) -> Check:
         why = f"a run with {workers} workers may need {need}"
         return Check("open files", "warning", f"{free} free", why, f"ulimit -n {max(1024, 2 * need)}")
     return Check("open files", "ok", f"{free} free", f"limit {limit}")
-
-
-# ---------------------------------------------------------------------- the clock
-_TIMEX_BYTES = 208
-_TIME_ERROR = 5
-
-
-def clock_check(is_set: bool | None) -> Check:
-    """Check whether the kernel reports a synchronised clock."""
-    if is_set:
-        return Check("clock", "ok", "synchronised", "by the kernel's word")
-    why = "certificates are good by the clock of each host; five minutes behind is too much"
-    if is_set is None:
-        return Check("clock", "note", "not known whether it is right", why, "timedatectl")
-    return Check("clock", "note", "the kernel does not know it to be right", why, "timedatectl set-ntp true")
-
-
-def _clock_is_set() -> bool | None:
-    """Whether the clock is synchronised, by adjtimex without changes."""
-    try:
-        found = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
-    except (OSError, AttributeError):
-        return None
-    return None if found < 0 else found != _TIME_ERROR
 
 
 _SECONDS = 5.0
