@@ -83,8 +83,23 @@ class Told(keras.callbacks.Callback):
         self._breaks.at("end")
 
 
+class Counts(keras.callbacks.Callback):
+    """Counts batches, and remembers how many there were."""
+
+    batches = 0
+
+    def get_state(self) -> Any:
+        return self.batches
+
+    def set_state(self, state: Any) -> None:
+        self.batches = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+
+
 def fit(breaks: Breaks, cut: bool = False, early: bool = False) -> list[np.ndarray]:
-    """Callbacks that save are called before the error, if they are `early`, or after it."""
+    """A callback that saves is called before the error, if it is `early`, or after it."""
     model = build(cut)
 
     def read(batch: Any) -> Any:
@@ -95,9 +110,14 @@ def fit(breaks: Breaks, cut: bool = False, early: bool = False) -> list[np.ndarr
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9, min_delta=9.0)
     path = Path(current_run().checkpoints.levels[0].folder.path) / "{epoch}-{batch}.weights.h5"
     saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)
-    callbacks = [*([saving, Told(breaks)] if early else [Told(breaks), saving]), stopping]
+    counts = Counts()
+    callbacks = [*([saving, Told(breaks)] if early else [Told(breaks), saving]), counts, stopping]
     model.fit(data, epochs=EPOCHS, validation_data=(X, Y), validation_batch_size=20, verbose=0, callbacks=callbacks)
-    return [*model.get_weights(), *map(np.asarray, model.optimizer.variables), np.asarray(stopping.wait)]
+    return [
+        *model.get_weights(),
+        *map(np.asarray, model.optimizer.variables),
+        np.asarray([stopping.wait, counts.batches]),
+    ]
 
 
 def _take(number: Any) -> Any:
