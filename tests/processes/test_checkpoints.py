@@ -21,6 +21,7 @@ from tests.processes.sites import HERE
 from tests.processes.workers import breaking
 from tests.processes.workers.replanned import PLANS, lesson
 from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli.main import main
 from whale_nebula.faults import POINTS
 
@@ -78,10 +79,11 @@ while the others are in the next step. Of a step that is torn, or whose worker i
 
 
 @pytest.mark.grid
-def test_an_error_costs_no_step_unless_one_is_torn(undisturbed: Ended, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [(), ("piped",)], ids=["one folder", "a folder for each worker"])
+def test_an_error_costs_no_step_unless_one_is_torn(undisturbed: Ended, tmp_path: Path, hosts: Sequence[str]) -> None:
     begins = []
     for death in [*(each for each, _ in ERRORS), "-"]:
-        found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
+        found = run("resuming", WORKERS, tmp_path, death, EPOCHS, *hosts)
         begins.append((found.same("resumed") or [0])[0])
     assert begins == [0, *(step for _, step in ERRORS)]
     assert told(found) == told(undisturbed)
@@ -142,10 +144,11 @@ def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(undis
 def test_what_is_in_memory_is_saved_as_a_run_ends_by_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An error that would come again ends it, however many restarts are left."""
+    """An error that would come again ends it, whatever restarts are left. What is newer waits for the next start."""
     script, folder = str(HERE / "workers" / "breaking.py"), tmp_path / "saved"
     assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", script, str(folder)]) == 1
-    (found,) = Folder(str(folder)).scan()
+    newest, found = Folder(str(folder)).scan()
+    assert newest.step == breaking.LAST and describe_waiting(newest.path).startswith("parts of gpu/0, npu/0: the next")
     assert 0 < found.step < breaking.LAST and found.check() == ()
     assert f"step {found.step}, which was saved in memory, is saved in {folder}" in capfd.readouterr().err
 
