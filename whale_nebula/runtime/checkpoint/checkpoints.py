@@ -123,8 +123,7 @@ class Checkpoints:
     def open(self) -> None:
         """Choose the checkpoint that the run resumes from, together with all other processes."""
         folders = [level.folder for level in self.levels]
-        if not self.group.alone:
-            commit_written(self.group, folders[0])
+        commit_written(self.group, folders[0])
         self.source = choose_source(
             self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1], folders[0].scan
         )
