@@ -165,16 +165,18 @@ class DistributedStep(ActorStep):
             departure.begin()
         self._running = None
         try:
-            return self._run(tensors)
+            outcome = self._run(tensors)
         except BaseException as failure:
             if self._running is not None and not self.torn:
                 self._running.post.undo()
             self._tell_failure(failure)
             raise
+        self._running = None
+        return outcome
 
     @property
     def torn(self) -> bool:
-        """Whether an update of the last step that was begun has started."""
+        """Whether the update of a step that has failed had begun."""
         return self._running is not None and self._running.guard.begun
 
     def _tell_failure(self, failure: BaseException) -> None:
