@@ -106,6 +106,18 @@ def test_silence_leaves_no_file_of_a_logger(silent: bool, tmp_path: Path, monkey
     assert written == (set() if silent else {"log", "events"})
 
 
+def test_hold_saving_counts_no_batch_that_was_counted(tmp_path: Path) -> None:
+    saved, held, again = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.keras", save_freq=2), [True], [False]
+    saved.set_model(fitted(epochs=1))
+    keras_training.hold_saving(saved, lambda: held[0], lambda: again[0])
+    saved.on_epoch_begin(0)
+    for batch, held[0], again[0] in [(0, True, False), (1, True, False), (2, False, False), (2, False, True)]:
+        saved.on_train_batch_end(batch, {})
+    counted = saved._batches_seen_since_last_saving, saved._last_batch_seen
+    assert counted == (0, 2) and [each.name for each in tmp_path.iterdir()] == ["3.keras"]
+    keras_training.hold_saving(keras.callbacks.CSVLogger(tmp_path / "log.csv"), lambda: True)
+
+
 class Begins(keras.callbacks.Callback):
     """Does something with a `fit` as it begins."""
 

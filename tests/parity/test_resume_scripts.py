@@ -187,8 +187,11 @@ class Seen:
 
 
 def a_loop_that_remembers(cut: bool, count: Count) -> Any:
-    """What is written to variables after the step counts; a second step draws, too."""
+    """What is written to variables after the step counts; a second step draws, too. The losses of the first are scaled,
+    and some overflow.
+    """
     model, other = build(cut, "first"), build(cut, "second")
+    model.optimizer = keras.optimizers.LossScaleOptimizer(momentum(), initial_scale=2.0**126, dynamic_growth_steps=4)
     draws, other_draws = np.random.default_rng(1), random.Random(1)
     mean, kept = keras.metrics.Mean(), tf.Variable(tf.zeros((8, 1)))
     seen = Seen()
@@ -198,7 +201,8 @@ def a_loop_that_remembers(cut: bool, count: Count) -> Any:
         with tf.GradientTape() as tape:
             x = x + tf.random.normal(tf.shape(x), seed=5) - tf.random.normal(tf.shape(x), seed=5)
             loss = tf.reduce_mean((model(x + tf.random.uniform(tf.shape(x))) - y) ** 2)
-        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            scaled = model.optimizer.scale_loss(loss)
+        model.optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
         return loss
 
     @nb.function
@@ -211,11 +215,13 @@ def a_loop_that_remembers(cut: bool, count: Count) -> Any:
 
     for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
         seen.numbers.append(number)
-        mean.update_state(train_first(draws.normal(size=(8, 4)).astype("float32"), Y[:8] * other_draws.random()))
+        mean.update_state(train_first(draws.normal(size=(8, 4)).astype("float32"), Y[:8] * 99 * other_draws.random()))
         mean.update_state(train_second(draws.normal(size=(8, 4)).astype("float32"), Y[:8]))
         kept.assign(0.5 * kept + model.get_layer("b").kernel)
         count()
-    return mean.variables, kept, model.get_weights(), other.get_weights(), seen.numbers
+    scales = [each.numpy() for each in model.optimizer.variables]
+    assert scales[3] < 2.0**126 and 0 < scales[4] < 12
+    return mean.variables, kept, model.get_weights(), scales, other.get_weights(), seen.numbers
 
 
 def make_step(model: keras.Model) -> Callable[[Any, Any], Any]:

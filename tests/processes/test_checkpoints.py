@@ -21,12 +21,15 @@ from tests.processes.sites import HERE
 from tests.processes.workers import breaking
 from tests.processes.workers.replanned import PLANS, lesson
 from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli.main import main
 from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-DEATHS = ["c1/0:update.begun=kill@5", "c1/0:agree.after=kill@1"]
-"""Who dies where, and which time it comes there: some variables have the update, and others not; while it recovers."""
+DEATHS = ["c1/0:batch@3", "c1/0:update.begun=kill@5"]
+"""Who ends where, and after which step, or which time it comes there: by an error of its script, while the others are
+within the next step; by a kill, where some variables have the update, and others not.
+"""
 MORE_DEATHS = [
     "c0/1:step.announced=kill@5",
     "c1/0:update.begun=kill@3",
@@ -53,13 +56,37 @@ def test_processes_that_die_again_and_again_come_to_the_same_end(
     stood, saved = [0], 0
     for death in deaths:
         found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
-        assert -9 in found.result.codes.values()
+        assert (-9 in found.result.codes.values()) == ("kill" in death)
         resumed = [each.get("resumed") for each in found.told.values()]
         stood.append(max((each[0] for each in resumed if each), default=stood[-1]))
         assert stood[-1] >= saved
         saved = max(saved, found.result.saved or 0)
     assert stood == sorted(stood) and stood[-1] > 0 and saved >= stood[-1]
     assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
+
+
+ERRORS = [
+    ("batch@3", 3),
+    ("c0/0:begin@5", 5),
+    ("epoch@6", 6),
+    ("c0/1:forward.before=raise@3", 8),
+    ("c0/1:update.begun=raise@1", 8),
+    ("c1/0:step.announced=kill@2,c0/0:checkpoint.written=raise@1", 8),
+]
+"""Who ends by an error, and after which step the next start goes on: the scripts of all in one callback, or of one
+while the others are in the next step. Of a step that is torn, or whose worker is killed, what was saved before is left.
+"""
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("hosts", [(), ("piped",)], ids=["one folder", "a folder for each worker"])
+def test_an_error_costs_no_step_unless_one_is_torn(undisturbed: Ended, tmp_path: Path, hosts: Sequence[str]) -> None:
+    begins = []
+    for death in [*(each for each, _ in ERRORS), "-"]:
+        found = run("resuming", WORKERS, tmp_path, death, EPOCHS, *hosts)
+        begins.append((found.same("resumed") or [0])[0])
+    assert begins == [0, *(step for _, step in ERRORS)]
+    assert told(found) == told(undisturbed)
 
 
 @pytest.mark.grid
@@ -117,10 +144,11 @@ def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(undis
 def test_what_is_in_memory_is_saved_as_a_run_ends_by_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An error that would come again ends it, however many restarts are left."""
+    """An error that would come again ends it, whatever restarts are left. What is newer waits for the next start."""
     script, folder = str(HERE / "workers" / "breaking.py"), tmp_path / "saved"
     assert main(["run", "--all", "--clusters", "gpu,npu", "--restarts", "2", script, str(folder)]) == 1
-    (found,) = Folder(str(folder)).scan()
+    newest, found = Folder(str(folder)).scan()
+    assert newest.step == breaking.LAST and describe_waiting(newest.path).startswith("parts of gpu/0, npu/0: the next")
     assert 0 < found.step < breaking.LAST and found.check() == ()
     assert f"step {found.step}, which was saved in memory, is saved in {folder}" in capfd.readouterr().err
 

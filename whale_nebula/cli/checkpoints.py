@@ -14,6 +14,7 @@ from typing import Any
 from whale_nebula.checkpoint.files import is_local
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Manifest
+from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Answer, Options, Parser, answer, split, tell
 from whale_nebula.errors import AccountError, CheckpointError, NebulaError
@@ -125,7 +126,7 @@ def _summarize(found: Found) -> dict[str, Any]:
         "bytes": sum(manifest.size for manifest in manifests),
         "time": "" if first is None else escape_foreign_text(first.time),
         "where": "" if first is None else _say_where(first),
-        "problem": problems[0] if problems else "",
+        "problem": "" if not problems else (not manifests and describe_waiting(found.path)) or problems[0],
     }
 
 

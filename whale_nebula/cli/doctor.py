@@ -22,6 +22,7 @@ from pathlib import Path
 
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Check, Options, Parser, answer
 from whale_nebula.config import Config, load
@@ -164,9 +165,14 @@ def _checkpoints(config: Config) -> Iterator[Check]:
     for each in (each for each in found if each.manifests and each not in whole):
         mend = f"whale-nebula checkpoints verify {path}"
         yield Check("checkpoints", "warning", each.path, each.check(digests=False)[0], mend)
+    for each in (each for each in found if not each.manifests):
+        if told := describe_waiting(each.path):
+            yield Check("checkpoints", "note", each.path, f"a run ended by an error after this step; {told}")
     free = shutil.disk_usage(there).free
     largest = max((manifest.size for each in whole for manifest in each.manifests.values()), default=0)
     newest = f"a run goes on from step {whole[0].step}" if whole else "a run begins anew"
+    if whole and any(manifest.at_error for manifest in whole[0].manifests.values()):
+        newest += ", after which it ended by an error"
     if largest and free < 2 * largest:
         why = f"{size(free)} are free there, and one takes {size(largest)}"
         yield Check("checkpoints", "warning", path, why, f"whale-nebula checkpoints prune {path} --keep 1")

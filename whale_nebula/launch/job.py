@@ -137,6 +137,11 @@ class Job:
         """Whether a worker has taken its first step."""
         return any(each.stepped is not None for each in self._ward.told.values())
 
+    @property
+    def _saves(self) -> bool:
+        """Whether a worker that has not ended is saving."""
+        return any(self._processes[name].poll() is None and each.saving for name, each in self._ward.told.items())
+
     def signal(self, worker: str, number: int) -> None:
         """Send a signal to one worker, but not to its children."""
         self._processes[worker].send_signal(number)
@@ -182,14 +187,17 @@ class Job:
     def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
         """Wait until all workers have ended, at most `deadline` seconds; then kill the rest.
 
-        When one fails, the others have `grace` seconds to detect it, to report and to exit by themselves; when one
-        leaves, they have `patience` seconds to leave with it.
+        When one fails, the others have `grace` seconds to detect it, to report and to exit by themselves, or `patience`
+        seconds if they are saving; when one leaves, they have `patience` seconds to leave with it.
         """
         self._limit = min(self._limit, time.monotonic() + deadline)
         order: list[str] = []
         over: float | None = None
         while len(order) < len(self._processes):
             name = self._next()
+            if name is None and over is not None and self._saves and time.monotonic() < over + (patience or grace):
+                self._limit = time.monotonic() + _LOOK_SECONDS
+                continue
             if name is None:
                 break
             if name:

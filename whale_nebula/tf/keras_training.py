@@ -254,6 +254,21 @@ def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> No
     setattr(callback, method, change(getattr(callback, method)))
 
 
+def hold_saving(callback: Any, holds: Callable[[], bool], repeats: Callable[[], bool] = lambda: False) -> None:
+    """Let a callback that saves the model after batches count no batch while `holds` is true, and not the one that it
+    has counted last while `repeats` is true.
+    """
+    if not isinstance(callback, CHECKPOINT):
+        return
+    plain = callback.on_train_batch_end
+
+    def count(batch: int, logs: Any = None) -> None:
+        if not holds() and not (repeats() and batch == callback._last_batch_seen):
+            plain(batch, logs)
+
+    callback.on_train_batch_end = count
+
+
 def silence(callback: Any, silent: Callable[[], bool]) -> None:
     """Disable a callback while `silent` is true, and remove what it has written already."""
     for name in _HOOKS:

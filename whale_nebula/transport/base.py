@@ -154,8 +154,10 @@ class Link(ABC):
         self.epoch = epoch
 
     @abstractmethod
-    def fail(self, reason: Mapping[str, Any]) -> None:
-        """Notify the other worker of a failure and its cause, ahead of queued tensors."""
+    def fail(self, reason: Mapping[str, Any], *, last: bool = False) -> None:
+        """Notify the other worker of a failure and its cause, ahead of queued tensors; or as the `last` message: then
+        everything sent before still arrives, and the other worker may send on, to nobody.
+        """
 
     @abstractmethod
     def close(self) -> None:

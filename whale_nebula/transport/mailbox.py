@@ -34,11 +34,14 @@ class _Item(NamedTuple, Generic[T]):
 
 
 class _End(NamedTuple):
-    """Why no more messages will arrive. `at_once`: unread messages are discarded, too."""
+    """Why no more messages will arrive. `at_once`: unread messages are discarded, too. `takes`: the other side may
+    still be sent to.
+    """
 
     due: float
     error: Callable[[], NebulaError]
     at_once: bool
+    takes: bool = False
 
 
 def unsent_error(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
@@ -188,13 +191,15 @@ class Mailbox:
             waiting.append(_Item(due, message, cost))
             self._changed.notify_all()
 
-    def end(self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False) -> None:
-        """No more messages will arrive: current and later waits raise this error. The first end is kept, but a failure
-        (`at_once`) replaces a graceful close.
+    def end(
+        self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False, takes: bool = False
+    ) -> None:
+        """No more messages will arrive: current and later waits raise this error, and later sends, unless the other
+        side `takes` them. The first end is kept, but a failure (`at_once`) replaces a graceful close.
         """
         with self._changed:
             if self._end is None or (at_once and not self._end.at_once):
-                self._end = _End(due, error, at_once)
+                self._end = _End(due, error, at_once, takes)
             self._changed.notify_all()
 
     def close(self, error: Callable[[], NebulaError]) -> bool:
@@ -211,7 +216,8 @@ class Mailbox:
     def check_open(self) -> None:
         """Raise the error of the end, if there is one, before a send."""
         with self._changed:
-            self._raise_end(self._clock.now())
+            if self._end is None or not self._end.takes:
+                self._raise_end(self._clock.now())
 
     def take(self, key: Key, deadline: float) -> Payload:
         """Wait up to `deadline` seconds for the tensor with this key."""

@@ -87,12 +87,12 @@ class MemoryLink(Link):
         data = encode_message(message)
         self._outbox.put_message(decode_message(data), self._line.occupy(self._count_message(len(data))).due)
 
-    def fail(self, reason: Mapping[str, Any]) -> None:
+    def fail(self, reason: Mapping[str, Any], *, last: bool = False) -> None:
         """Notify the other worker of a failure and its cause."""
-        data = encode_message({"kind": FAIL, "reason": dict(reason)})
-        due = self._line.occupy(self._count_message(len(data)), overtakes=True).due
+        data = encode_message({"kind": FAIL, "reason": dict(reason), "last": last})
+        due = self._line.occupy(self._count_message(len(data)), overtakes=not last).due
         told = decode_message(data)["reason"]
-        self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=True)
+        self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=not last, takes=last)
 
     def close(self) -> None:
         """Close gracefully: everything sent before still arrives. Idempotent."""

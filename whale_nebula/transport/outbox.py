@@ -78,7 +78,7 @@ class Outbox:
         self._parcels: deque[Parcel] = deque()
         self._parcel: Parcel | None = None  # partly sent
         self._chunks: Iterator[tuple[Header, Bytes]] = iter(())
-        self._forgets = self._finishing = self._stopped = False
+        self._forgets = self._complete = self._finishing = self._stopped = False
 
     # The queue.
 
@@ -101,7 +101,7 @@ class Outbox:
             return self._queue(parcel)
 
     def _queue(self, parcel: Parcel) -> bool:
-        if self.finishing or self._forgets:
+        if self.finishing or self._forgets or self._complete:
             return False
         self._parcels.append(parcel)
         self.waiting += parcel.size
@@ -109,7 +109,11 @@ class Outbox:
         return True
 
     def _lacks_room(self, size: int) -> bool:
-        return not (self.finishing or self._forgets) and self.waiting > 0 and self.waiting + size > self._budget
+        return (
+            not (self.finishing or self._forgets or self._complete)
+            and self.waiting > 0
+            and self.waiting + size > self._budget
+        )
 
     def put_urgent(self, parcel: Parcel) -> bool:
         """Queue a parcel before all others, whatever the budget; False if nothing is written any more."""
@@ -119,6 +123,19 @@ class Outbox:
             self._urgent.append(parcel)
             self.waiting += parcel.size
             self.changed.notify_all()
+            return True
+
+    def put_last(self, parcel: Parcel) -> bool:
+        """Queue a parcel behind all others, whatever the budget, and accept no more; False if nothing is written any
+        more.
+        """
+        with self.changed:
+            if self.finishing or self._forgets:
+                return False
+            self._parcels.append(parcel)
+            self.waiting += parcel.size
+            self._complete = True
+            self._notify_all()
             return True
 
     def forget(self) -> None:

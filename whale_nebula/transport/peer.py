@@ -170,15 +170,20 @@ class PeerLink(Link):
         with self._changed:
             self._conversation.begin_session(epoch)
 
-    def fail(self, reason: Mapping[str, Any]) -> None:
-        """Notify the other worker of a failure and its cause, ahead of the queue, which is dropped as the link ends."""
+    def fail(self, reason: Mapping[str, Any], *, last: bool = False) -> None:
+        """Notify the other worker of a failure and its cause: ahead of the queue, which is dropped as the link ends, or
+        behind it, as the `last` message.
+        """
         failpoint("failure.telling")
         cut = {name: value[:_LONGEST_REASON] if isinstance(value, str) else value for name, value in reason.items()}
-        parcel = self._parcel({"kind": FAIL, "reason": cut})
+        parcel = self._parcel({"kind": FAIL, "reason": cut, "last": last})
         with self._changed:
+            if last and self._failed:
+                return
             self._failed = True
-            self._outbox.forget()
-            if self._outbox.put_urgent(parcel):
+            if not last:
+                self._outbox.forget()
+            if self._outbox.put_last(parcel) if last else self._outbox.put_urgent(parcel):
                 self._count_message(parcel.payload.size)
 
     def part(self) -> None:
@@ -447,9 +452,11 @@ class PeerLink(Link):
             self._say_farewell()
             self._bye_heard = True
         elif message["kind"] == FAIL:
-            self._inbox.end(partial(failed_error, self.there, message.get("reason")), at_once=True)
+            last = message.get("last", False)
+            self._inbox.end(partial(failed_error, self.there, message.get("reason")), at_once=not last, takes=last)
             self._fail_heard = True
-            self._outbox.forget()  # the peer has ended: wake senders that wait for room
+            if not last:
+                self._outbox.forget()  # the peer has ended: wake senders that wait for room
         else:
             self._inbox.put_message(message, size=size)
 

@@ -167,7 +167,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
         "LEAVING": MessageKind(Word.NOTE, {"program": is_count, "step": is_count, "why": _is_text}),
         "SAVING": MessageKind(Word.NOTE, {"level": is_count, "step": is_count}, {"part": _is_text}),
         "BYE": MessageKind(Word.BYE),
-        "FAIL": MessageKind(Word.FAIL, {}, {"reason": _is_anything}),
+        "FAIL": MessageKind(Word.FAIL, {}, {"reason": _is_anything, "last": _is_flag}),
         # between the two ends of `whale-nebula bench link`
         "PING": MessageKind(Word.NOTE, {"last": _is_flag}, {"found": _list_of(_is_number)}),
         "PONG": MessageKind(Word.NOTE, {"clock": _is_number}),

@@ -41,7 +41,7 @@ def train(folder: Path, dies: str = "", rest: float = 0.0, steps: int = STEPS) -
     here = nb.here()
     tell(f"epoch {here.epoch}", time.time())
     model = taught()
-    saved = sorted(folder.glob("*.weights.h5"))
+    saved = sorted(folder.glob("[0-9]*.weights.h5"))
     if saved:
         model.load_weights(saved[-1])
     x, y = data(8 * steps, 6), data(8 * steps, 3, seed=1)
@@ -49,7 +49,9 @@ def train(folder: Path, dies: str = "", rest: float = 0.0, steps: int = STEPS) -
         rows = slice(8 * step, 8 * step + 8)
         tell("loss", float(model.train_on_batch(x[rows], y[rows])).hex())
         tell(f"epoch {here.epoch} step {step}", time.time())
-        model.save_weights(folder / f"{step}.weights.h5")  # when it returns, the file is there for all
+        model.save_weights(folder / "part.weights.h5")  # when it returns, the file is there for all
+        if here.lead:  # who is killed while it writes leaves no half of a file under the name of a whole one
+            (folder / "part.weights.h5").rename(folder / f"{step}.weights.h5")
         if dies == f"{here.worker}@{here.epoch}@{step}":
             tell("dies", time.time())
             os.kill(os.getpid(), signal.SIGKILL)

@@ -3,8 +3,10 @@ saves every two steps, and dies where it is told to.
 """
 
 import hashlib
+import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -42,6 +44,28 @@ class Told(keras.callbacks.Callback):
                 level._committing.result()
 
 
+class Breaks(keras.callbacks.Callback):
+    """Ends the script by an error at a place of a `fit`, after so many steps; "step" is the begin of the next one."""
+
+    def __init__(self, place: str, step: int) -> None:
+        super().__init__()
+        self._place, self._step = place, step
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        self._break_at("batch")
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        self._break_at("begin")
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        self._break_at("epoch")
+
+    def _break_at(self, place: str) -> None:
+        checkpoints = current_run().checkpoints
+        if place == self._place and checkpoints is not None and checkpoints.position.step == self._step:
+            raise ValueError(f"the script ends at {place} {self._step}")
+
+
 def piped() -> keras.Model:
     """Two replicas of one stage, and another one beyond a codec that remembers."""
     with nb.cluster(), nb.pipeline(2):
@@ -77,7 +101,9 @@ def copied(**options: Any) -> keras.Model:
 MODELS = {"piped": piped, "apart": apart, "members": members}
 
 
-def lesson(epochs: str = "3", kind: str = "piped", rest: str = "0") -> None:
+def lesson(
+    epochs: str = "3", kind: str = "piped", rest: str = "0", breaks: Sequence[keras.callbacks.Callback] = ()
+) -> None:
     """Tells the numbers of the training, what was trained, and where it was gone on with."""
     tell("resumed", list(nb.resumed() or ()))
     model = MODELS[kind]()
@@ -87,22 +113,25 @@ def lesson(epochs: str = "3", kind: str = "piped", rest: str = "0") -> None:
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9)
-    history = model.fit(data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told(float(rest))])
+    history = model.fit(data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told(float(rest)), *breaks])
     tell("history", {name: [float(each).hex() for each in values] for name, values in history.history.items()})
     weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
     tell("weights", hashlib.sha256(weights).hexdigest())
 
 
 def main(folder: str, faults: str, *arguments: str) -> None:
+    """`faults` are failpoints; or "WORKER:PLACE@STEP", where that worker's script breaks, or without its name all."""
     launched = attach()
     assert launched is not None
-    plan = FaultPlan.parse("" if faults == "-" else faults, worker=launched.worker)
+    broken = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", faults)
+    breaks = [Breaks(broken[2], int(broken[3]))] if broken and broken[1] in (None, launched.worker) else []
+    plan = FaultPlan.parse("" if faults == "-" or broken else faults, worker=launched.worker)
     if folder != "-" and arguments[1:]:
         folder = enter_own_folder(folder)
     every = {"every": 6 if arguments[2:] else 1000, "memory": 2} if launched.memory else {"every": 2}
     config = {} if folder == "-" else {"checkpoint": {"folder": folder, **every}}
     with apply_plan(plan), nb.init(config):
-        lesson(*arguments)
+        lesson(*arguments, breaks=breaks)
 
 
 if __name__ == "__main__":

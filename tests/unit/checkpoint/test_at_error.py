@@ -18,6 +18,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.errors import StageFailedError
+from whale_nebula.runtime.run import current_run
 
 BATCH, EPOCHS = 4, 2
 draws = np.random.default_rng(0)
@@ -82,7 +83,23 @@ class Told(keras.callbacks.Callback):
         self._breaks.at("end")
 
 
-def fit(breaks: Breaks, cut: bool = False) -> list[np.ndarray]:
+class Counts(keras.callbacks.Callback):
+    """Counts batches, and remembers how many there were."""
+
+    batches = 0
+
+    def get_state(self) -> Any:
+        return self.batches
+
+    def set_state(self, state: Any) -> None:
+        self.batches = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+
+
+def fit(breaks: Breaks, cut: bool = False, early: bool = False) -> list[np.ndarray]:
+    """A callback that saves is called before the error, if it is `early`, or after it."""
     model = build(cut)
 
     def read(batch: Any) -> Any:
@@ -91,9 +108,16 @@ def fit(breaks: Breaks, cut: bool = False) -> list[np.ndarray]:
 
     data = tf.data.Dataset.range(len(X) // BATCH).map(lambda n: tf.py_function(read, [n], tf.int64)).map(_take)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9, min_delta=9.0)
-    callbacks = [stopping, Told(breaks)]
+    path = Path(current_run().checkpoints.levels[0].folder.path) / "{epoch}-{batch}.weights.h5"
+    saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)
+    counts = Counts()
+    callbacks = [*([saving, Told(breaks)] if early else [Told(breaks), saving]), counts, stopping]
     model.fit(data, epochs=EPOCHS, validation_data=(X, Y), validation_batch_size=20, verbose=0, callbacks=callbacks)
-    return [*model.get_weights(), *map(np.asarray, model.optimizer.variables), np.asarray(stopping.wait)]
+    return [
+        *model.get_weights(),
+        *map(np.asarray, model.optimizer.variables),
+        np.asarray([stopping.wait, counts.batches]),
+    ]
 
 
 def _take(number: Any) -> Any:
@@ -152,23 +176,25 @@ DEATHS = [("batch", 3, 3), ("batch", 3, 3), ("validation", 1, 5), ("batch", 7, 7
 """Where it ends, at which time in that start, and the step that is saved then. Skipped batches count, too: the same
 error may come again, and no step was taken.
 """
-MORE_DEATHS = [("batch begins", 2, 1), ("epoch", 1, 5), ("batch begins", 7, 6), ("epoch", 1, 10)]
+MORE_DEATHS = [("batch begins", 2, 1), ("batch", 3, 3), ("epoch", 1, 5), ("batch begins", 7, 6), ("epoch", 1, 10)]
 
 
 @pytest.mark.parametrize("deaths", [DEATHS, pytest.param(MORE_DEATHS, marks=pytest.mark.grid)], ids=len)
 def test_a_fit_that_ends_by_errors_ends_as_one_without(
     deaths: list[tuple[str, int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = run(fit, tmp_path / "undisturbed")
+    script = partial(fit, early=deaths is MORE_DEATHS)
+    expected = run(script, tmp_path / "undisturbed")
     last = 0
     for place, count, step in deaths:
         caplog.clear()
-        assert isinstance(run(fit, tmp_path / "run", Breaks(place, count, raise_error)), Broken)
+        assert isinstance(run(script, tmp_path / "run", Breaks(place, count, raise_error)), Broken)
         assert list_steps(tmp_path / "run")[0] == step
         told = [f"step {step}, the last one that was taken, is saved in {tmp_path}/run"]
         assert said(caplog) == ([] if step == last else told)
         last = step
-    assert run(fit, tmp_path / "run") == expected
+    assert run(script, tmp_path / "run") == expected
+    assert read_saved(tmp_path / "run") == read_saved(tmp_path / "undisturbed")
 
 
 def test_data_that_cannot_be_read_costs_no_step(tmp_path: Path) -> None:
@@ -176,6 +202,17 @@ def test_data_that_cannot_be_read_costs_no_step(tmp_path: Path) -> None:
     assert isinstance(run(partial(fit, cut=True), tmp_path, Breaks("reading", 4, raise_error)), tf.errors.OpError)
     assert isinstance(run(partial(fit, cut=True), tmp_path, Breaks("reading", 6, raise_error), keep=1), Exception)
     assert list_steps(tmp_path) == [5, 3]
+
+
+def read_saved(folder: Path) -> dict[str, list[bytes]]:
+    """What `ModelCheckpoint` has saved every three batches, of ten."""
+    built, found = build(), {}
+    model = keras.Model(built.inputs, built.outputs)
+    for path in sorted(folder.glob("*.weights.h5")):
+        model.load_weights(path)
+        found[path.name.partition(".")[0]] = [each.tobytes() for each in model.get_weights()]
+    assert list(found) == ["1-3", "2-1", "2-4"]
+    return found
 
 
 # ------------------------------------------------------------------ Ctrl-C

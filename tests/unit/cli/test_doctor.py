@@ -14,7 +14,8 @@ import pytest
 
 import whale_nebula
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.checkpoint.manifest import File, Manifest, Position
+from whale_nebula.checkpoint.manifest import File, Manifest, Part, Position
+from whale_nebula.checkpoint.parts import Start, Written, write_document
 from whale_nebula.cli import doctor
 from whale_nebula.cli.doctor import config_checks, requirements, within
 from whale_nebula.errors import ConfigError
@@ -163,6 +164,12 @@ def test_it_knows_what_a_run_would_go_on_from(tmp_path: Path) -> None:
         os.makedirs(folder.step_path(step))
         folder.commit(Manifest(Position(step), {"local/0": "x"}))
     assert config_checks(str(config))[1].why == "2 checkpoints; a run goes on from step 8"
+    start = Start("token", ("gpu/0", "npu/0"))
+    os.makedirs(folder.worker_path(9, "gpu/0"))
+    write_document(folder.worker_path(9, "gpu/0"), Written(Part("gpu/0", {}), {}, Manifest(Position(9)), start))
+    noted, _ = config_checks(str(config))[1:]
+    assert (noted.state, noted.found) == ("note", folder.step_path(9)) and "if that of npu/0 is found" in noted.why
+    folder.clean(8)
     (Path(folder.step_path(8)) / "manifest.json").write_text("{}")
     (Path(folder.step_path(4)) / "manifest.json").unlink()
     folder.commit(Manifest(Position(4), {"local/0": "x"}, files=(File("state.index", 4, "x"),)))

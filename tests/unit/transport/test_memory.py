@@ -114,6 +114,16 @@ def test_a_failure_overtakes_what_waits_for_the_line(line: tuple, clock: FakeClo
     assert clock.now() == pytest.approx(0.25, abs=0.001)
 
 
+def test_a_last_failure_comes_after_what_was_sent(line: tuple, clock: FakeClock) -> None:
+    here, there = line
+    here.send(key(0), TENSOR)
+    here.fail({"what": "division by zero"}, last=True)
+    there.receive(key(0), 10.0)
+    with pytest.raises(RemoteFailureError, match="'gpu/0' failed: division by zero"):
+        there.receive(key(1), 10.0)
+    there.send(back(), TENSOR)
+
+
 def test_a_close_comes_after_what_was_sent(line: tuple, clock: FakeClock) -> None:
     here, there = line
     here.send(key(0), TENSOR)

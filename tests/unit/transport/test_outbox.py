@@ -96,13 +96,23 @@ def test_finishing_lets_out_what_is_there_and_the_farewell() -> None:
     assert out.drained
 
 
-@pytest.mark.parametrize("end", ["finish", "stop", "forget"])
+@pytest.mark.parametrize("end", ["finish", "stop", "forget", "put_last"])
 def test_the_end_frees_who_is_blocked(end: str) -> None:
     out = outbox(10)
     out.put(parcel(1000), 1.0, "npu/0")
     result = in_thread(lambda: out.put(parcel(1), 20.0, "npu/0"))
-    getattr(out, end)()
+    getattr(out, end)(*([message(7)] if end == "put_last" else []))
     assert result() is False
+
+
+def test_the_last_parcel_leaves_behind_all_others_and_what_is_urgent_ahead() -> None:
+    out, last, urgent = outbox(10), message(7), message(8)
+    out.put(parcel(1000), 1.0, "npu/0")
+    assert out.put_last(last) and not out.put(parcel(1), 1.0, "npu/0")
+    assert sizes(out, 3) == [1000, last.payload.size, None]
+    assert out.put_urgent(urgent) and sizes(out, 1) == [urgent.payload.size]
+    out.forget()
+    assert not out.put_last(last)
 
 
 def test_what_is_forgotten_does_not_leave_and_what_is_urgent_does() -> None:

@@ -75,6 +75,21 @@ class TestUndisturbed:
         with pytest.raises(LinkClosedError, match="has closed its link to 'npu/0'"):
             pair.here.receive(back(), SOON)
 
+    def test_a_last_failure_comes_after_everything_that_was_sent(self, make: Callable[..., Pair]) -> None:
+        """What the other side still sends is no error of it, and a failure at once may follow."""
+        pair = make()
+        pair.begin()
+        big = np.ones(8 * CHUNK_BYTES, np.uint8)
+        pair.here.send(key(), big)
+        for _ in range(2):
+            pair.here.fail({"what": "a NaN"}, last=True)
+        np.testing.assert_array_equal(pair.there.receive(key(), SOON), big)
+        with pytest.raises(RemoteFailureError, match="'gpu/0' failed: a NaN"):
+            pair.there.receive(key(1), SOON)
+        pair.there.send(back(), np.zeros(3))
+        assert pair.here.receive(back(), SOON).shape == (3,)
+        pair.here.fail({"what": "a NaN"})
+
     def test_a_word_out_of_turn_is_the_senders_mistake(self, make: Callable[..., Pair]) -> None:
         pair = make()
         pair.here.send(key(), np.zeros(3))  # no step was announced

@@ -17,14 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.parts import (
+    Written,
+    describe_parts,
+    join_parts,
+    list_uncommitted,
+    read_document,
+    write_document,
+)
 from whale_nebula.errors import StageFailedError
+from whale_nebula.runtime.checkpoint.memories import INTERRUPTED
 from whale_nebula.runtime.checkpoint.objects import holds_variables, is_spread
 from whale_nebula.runtime.checkpoint.slices import Entry
-from whale_nebula.runtime.checkpoint.writing import Snapshot
+from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+    from whale_nebula.runtime.checkpoint.group import Group
     from whale_nebula.runtime.checkpoint.level import Level
+    from whale_nebula.runtime.step.clock import Runner
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
@@ -45,8 +57,8 @@ class Standing:
     held: Snapshot | None = None
 
     @contextlib.contextmanager
-    def run_step(self) -> Iterator[None]:
-        """Context of a step of any program. A failed one has changed nothing if its error says so."""
+    def run_step(self, runner: Runner | None = None) -> Iterator[None]:
+        """Context of a step of any program. A failed one has changed nothing if its error, or its runner, says so."""
         self.thread, self.torn = threading.get_ident(), True
         try:
             yield
@@ -54,27 +66,68 @@ class Standing:
         except StageFailedError as failure:
             self.torn = failure.torn
             raise
+        except BaseException:
+            self.torn = runner is None or runner.torn
+            raise
         finally:
             self.thread = None
 
 
 def save_at_error(checkpoints: Checkpoints) -> None:
-    """Save unsaved steps, if the state is certain to be whole, and log what was saved, or why it was not."""
+    """Save unsaved steps, if the state is certain to be whole, and log what was saved, or why it was not. In a run of
+    several processes each writes its part; the next start of the run commits them if they fit together.
+    """
     level, step = checkpoints.levels[0], checkpoints.position.step
     if not checkpoints.standing.steps:
         return
-    last, why = 0, ""
+    last, why, alone = 0, "", checkpoints.group.alone
     try:
-        level.drain()
+        written = level.finish_writing() and level.pending == step
         last = _find_newest(level)
-        why = "" if last == step else _find_doubt(checkpoints) or _save(checkpoints)
-    except Exception as error:  # the script's own error is raised, not this one
-        why = str(error).partition("\n")[0]
+        if last < step:
+            doubt = _find_doubt(checkpoints)
+            if not written:
+                why = doubt or _save(checkpoints)
+            elif not doubt:
+                _add_shared(checkpoints)
+    except Exception as failure:  # the script's own error is raised, not this one
+        why = str(failure).partition("\n")[0]
     if why:
+        who = "" if alone else f"{checkpoints.group.worker}: "
         newer = f" newer than step {last}" if last else ""
-        _LOG.warning("nothing%s could be saved in %s: %s", newer, level.folder.path, why)
-    else:
+        _LOG.warning("%snothing%s could be saved in %s: %s", who, newer, level.folder.path, why)
+    elif alone or last == step:
         _LOG.warning("step %d, the last one that was taken, is saved in %s", step, level.folder.path)
+    else:
+        _LOG.warning(
+            "%s: its part of step %d, the last one that was taken, is saved in %s: the run goes on from there if all "
+            "workers have saved theirs", checkpoints.group.worker, step, level.folder.path,
+        )  # fmt: skip
+
+
+def commit_written(group: Group, folder: Folder) -> None:
+    """Before a run chooses a checkpoint: commit the parts that its last start has written as it ended, if those of all
+    workers are there, of the same moment. All processes call it.
+    """
+    written = list_uncommitted(folder, group.members) if group.commits else {}
+    told = group.exchange("the parts that were written", describe_parts(written))
+    for joined in join_parts(told.values(), group.everyone):
+        if joined.why and joined.step in written:
+            _LOG.warning("what was written of step %d in %s is not used: %s", joined.step, folder.path, joined.why)
+        elif joined.step in written:
+            _commit(group, folder, written[joined.step], joined.digests)
+        if not joined.why:
+            return
+
+
+def _commit(group: Group, folder: Folder, written: Mapping[str, Written], digests: Mapping[str, str]) -> None:
+    found = [each.manifest for each in written.values() if each.manifest is not None]
+    manifest = replace(found[0], at_error=any(each.at_error for each in found))
+    try:
+        commit_parts(folder, manifest, digests, group.members, 0)
+        _LOG.info("%s: step %d is saved, with the parts of all workers", group.worker, manifest.position.step)
+    except Exception as error:  # the run goes on from an earlier one
+        _LOG.warning("the parts of step %d in %s cannot be joined: %s", manifest.position.step, folder.path, error)
 
 
 def _find_newest(level: Level) -> int:
@@ -86,15 +139,29 @@ def _save(checkpoints: Checkpoints) -> str:
     """Save the state after the last step to the disk; returns why that failed, or "". It takes the place of no other
     checkpoint: one more than usual is kept.
     """
-    snapshot = checkpoints.standing.held or checkpoints.take_snapshot()
+    held, group = checkpoints.standing.held, checkpoints.group
+    snapshot = held or checkpoints.take_snapshot()
     if damaged := _find_nan(snapshot.manifest.position.logs, snapshot.entries):
         return f"{damaged} is NaN"
     level = checkpoints.levels[0]
     level.keep += 1
-    snapshot = replace(snapshot, manifest=replace(snapshot.manifest, at_error=True))
+    memory = {**snapshot.memory, INTERRUPTED: held is None and not checkpoints.standing.whole}
+    exact = group.alone or held is not None
+    shared = None if exact else group.digest_shared(checkpoints.known.find_alive())
+    snapshot = replace(
+        snapshot, manifest=replace(snapshot.manifest, at_error=True), memory=memory, exact=exact, shared=shared
+    )
     level.write(snapshot)
-    level.drain()
-    return "" if _find_newest(level) == snapshot.step else "its files could not be written"
+    written = level.finish_writing() or (group.alone and _find_newest(level) == snapshot.step)
+    return "" if written else "its files could not be written"
+
+
+def _add_shared(checkpoints: Checkpoints) -> None:
+    """Add digests to the part of the last step that is written already: others may not have come as far."""
+    group, level = checkpoints.group, checkpoints.levels[0]
+    path = level.folder.worker_path(checkpoints.position.step, group.worker)
+    shared = group.digest_shared(checkpoints.known.find_alive())
+    write_document(path, replace(read_document(path), shared=shared))
 
 
 def _find_doubt(checkpoints: Checkpoints) -> str:
@@ -106,6 +173,8 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
         return f"step {position.step + 1} failed, or found no batch, and may have changed variables"
     if checkpoints.trains_apart:
         return "clusters that train apart are saved between two steps alone"
+    if shared := _find_shared(checkpoints):
+        return f"{shared!r} of nb.state is read by all processes together"
     if standing.whole:
         return ""
     late = sorted(name for name, value in memories.objects.items() if holds_variables(value))
@@ -119,9 +188,14 @@ def can_hold(checkpoints: Checkpoints) -> bool:
     """Whether the state after an epoch can be held: there is a step since the last saving, and nothing is read late."""
     standing, position = checkpoints.standing, checkpoints.position
     new = standing.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
-    spread = any(is_spread(value) for value in checkpoints.memories.objects.values())
-    alone = checkpoints.group.alone
-    return alone and new and standing.held is None and not (standing.torn or spread or checkpoints.trains_apart)
+    spread = any(is_spread(value) for value in checkpoints.memories.objects.values()) or _find_shared(checkpoints)
+    return new and standing.held is None and not (standing.torn or spread or checkpoints.trains_apart)
+
+
+def _find_shared(checkpoints: Checkpoints) -> str:
+    """The name of an object of the user's that several processes read together; "" if there is none."""
+    objects = {} if checkpoints.group.alone else checkpoints.memories.objects
+    return next((name for name, each in sorted(objects.items()) if is_spread(each) or holds_variables(each)), "")
 
 
 def _find_nan(logs: Mapping[str, float], entries: Sequence[Entry]) -> str:

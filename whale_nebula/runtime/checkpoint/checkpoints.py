@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -24,12 +25,13 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.checkpoint.manifest import Position, Shapes
+from whale_nebula.checkpoint.parts import Start
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure, heed_signal, stop_heeding
 from whale_nebula.passes.effects import DRAWS
 from whale_nebula.report.records import Goodput, Spent
-from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, save_at_error
+from whale_nebula.runtime.checkpoint.at_error import Standing, can_hold, commit_written, save_at_error
 from whale_nebula.runtime.checkpoint.copies import hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known import Known, Leading, capture_rounds, list_copies, must_meet, warn_of_unused
@@ -43,6 +45,7 @@ from whale_nebula.tf import keras_training
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
+    from whale_nebula.runtime.step.clock import Runner
     from whale_nebula.runtime.step.engine import Engine
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
@@ -103,6 +106,7 @@ class Checkpoints:
     _turns: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
     _ended: bool = False
+    _start: Start = field(default_factory=Start)
     _trains: bool = False
     _heeded: tuple[signal.Signals, ...] = ()
     _interrupted: bool = False
@@ -115,13 +119,15 @@ class Checkpoints:
     def open(self) -> None:
         """Choose the checkpoint that the run resumes from, together with all other processes."""
         folders = [level.folder for level in self.levels]
+        commit_written(self.group, folders[0])
         self.source = choose_source(
             self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1], folders[0].scan
         )
         step = None if self.source is None else self.source.manifest.position.step
         for level in self.levels if self.group.commits else ():
             level.clean(step)
-        self.group.exchange("the choice of a checkpoint", None)
+        told = self.group.exchange("the choice of a checkpoint", secrets.token_hex(8))
+        self._start = Start(str(told[min(told)]), tuple(sorted(self.group.everyone)))
         if self.source is None or step is None:
             return
         if not self.source.manifest.at_error:  # else a run that fails at each step would be restarted without end
@@ -326,10 +332,10 @@ class Checkpoints:
             self.hear({self.group.worker: self.sheet()})
 
     @contextlib.contextmanager
-    def note_failure(self) -> Iterator[None]:
-        """Context of a step: after a failed one nothing is saved until another one succeeds."""
+    def note_failure(self, runner: Runner | None = None) -> Iterator[None]:
+        """Context of a step of a runner: after a failed one nothing is saved until another one succeeds."""
         self.failed = True
-        with self.standing.run_step(), self.spent.count_step():
+        with self.standing.run_step(runner), self.spent.count_step():
             yield
         self.failed = False
 
@@ -417,7 +423,7 @@ class Checkpoints:
         manifest = replace(
             manifest, forms=self.forms, intervals=self.intervals, at=time.time(), spent=asdict(self.spent.sum_up())
         )
-        return Snapshot(manifest, self.group.worker, entries, memory, batch, late)
+        return Snapshot(manifest, self.group.worker, entries, memory, batch, late, self._start)
 
     def finish(self, *, ended: bool = True) -> None:
         """Save unsaved steps, and return when they are on the disk. All processes call it at the same point.
@@ -469,8 +475,10 @@ class Checkpoints:
 
     def end_by_error(self) -> None:
         """At the end of a script by an error: save unsaved steps if their state is whole."""
-        if not self._ended and self.group.alone:
+        if not self._ended:
+            self.group.tell_saving(True)
             save_at_error(self)
+            self.group.tell_saving(False)
         self.failed = self._ended = True
 
     def heed_signals(self) -> None:

@@ -25,7 +25,12 @@ _REMEMBERED: Mapping[type, tuple[str, ...]] = {
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
-    keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save", "_batches_seen_since_last_saving"),
+    keras.callbacks.ModelCheckpoint: (
+        "best",
+        "epochs_since_last_save",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
 }
 """The state of Keras's own callbacks between epochs. Others are saved by `get_state` and `set_state`, if they have
 these.
@@ -40,6 +45,7 @@ class FitWatch(keras.callbacks.Callback):
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
         super().__init__()
         self._checkpoints, self._fit, self._epoch, self._begins = checkpoints, fit, fit.initial_epoch, 0
+        self._passes = self._repeats = False
         checkpoints.count_last()
         checkpoints.fits += 1
         self._number = checkpoints.fits
@@ -69,6 +75,9 @@ class FitWatch(keras.callbacks.Callback):
             keras_training.begin_with(self.model, self._begins)
         if self._resumed is not None:
             self._checkpoints.memories.restore_callbacks(self._fit.callbacks)
+            self._passes = self._checkpoints.skips > 0
+            for callback in self._fit.callbacks if self._passes else ():
+                keras_training.hold_saving(callback, lambda: self._passes, lambda: self._repeats)
         self._checkpoints.memories.restore_history(self._number, self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -80,6 +89,20 @@ class FitWatch(keras.callbacks.Callback):
         """Record that all callbacks of the last batch were called."""
         self._checkpoints.standing.whole = True
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After the callbacks of the last batch that was trained already."""
+        self.end_passing(finished=True)
+        self._repeats = False
+
+    def end_passing(self, *, finished: bool) -> None:
+        """Before or after the callbacks of a batch: if it is the last one that was trained already, give them the state
+        that they had before these, or after these if they had `finished`.
+        """
+        memories = self._checkpoints.memories
+        if self._passes and self._checkpoints.skips == 0 and finished != memories.were_interrupted:
+            self._passes, self._repeats = False, not finished
+            memories.restore_callbacks(self._fit.callbacks)
+
     def on_train_end(self, logs: Any = None) -> None:
         """Save the final model."""
         if self._begins:
@@ -90,12 +113,16 @@ class FitWatch(keras.callbacks.Callback):
 
 class EpochEnd(keras.callbacks.Callback):
     """Callback that reports the end of an epoch's training to the run's checkpoints, before validation and before other
-    callbacks change what was trained. It is called first.
+    callbacks change what was trained. It is called first, and `watch` last.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, watch: FitWatch) -> None:
         super().__init__()
-        self._checkpoints = checkpoints
+        self._checkpoints, self._watch = checkpoints, watch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Before the callbacks of the last batch that was trained already."""
+        self._watch.end_passing(finished=False)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Keep the state before validation."""
@@ -115,8 +142,9 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
     """Let the `fit` that is about to begin report its position."""
     fit = keras_training.find_fit()
     if fit is not None and not any(isinstance(callback, FitWatch) for callback in fit.callbacks):
-        keras_training.add_callback(fit, FitWatch(checkpoints, fit, model), model)
-        keras_training.add_callback(fit, EpochEnd(checkpoints), model, first=True)
+        watch = FitWatch(checkpoints, fit, model)
+        keras_training.add_callback(fit, watch, model)
+        keras_training.add_callback(fit, EpochEnd(checkpoints, watch), model, first=True)
 
 
 def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -77,15 +78,20 @@ class Group:
 
     def tell_needed(self) -> None:
         """Report to the launcher that the missing clusters are needed."""
-        heart = None if self._run.attachment is None else self._run.attachment.heart
-        if heart is not None:
-            heart.tell(needs=self.gone)
+        self._tell(needs=self.gone)
 
     def tell_saved(self, step: int) -> None:
         """Report to the launcher that a step is saved."""
+        self._tell(saved=step)
+
+    def tell_saving(self, saving: bool) -> None:
+        """Report to the launcher that this worker is saving as it ends by an error, or no more."""
+        self._tell(saving=saving)
+
+    def _tell(self, **words: Any) -> None:
         heart = None if self._run.attachment is None else self._run.attachment.heart
         if heart is not None:
-            heart.tell(saved=step)
+            heart.tell(**words)
 
     def exchange(self, doing: str, said: Any) -> dict[str, Any]:
         """Exchange a value with all processes; the result includes this one's."""
@@ -113,6 +119,18 @@ class Group:
             turn = 0 if kept is None else number % max(len(near), 1)
             if self.worker in near and near[turn] == self.worker:
                 yield make_whole_entry(name, variable.read_value())
+
+    def digest_shared(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Digests of the variables that this worker and others hold, by all their holders."""
+        found: dict[str, Any] = {}
+        for name, variable in sorted(variables.items()):
+            kept = self._find_kept(variable)
+            holders = self.everyone if kept is None else kept.holders
+            if self.worker in holders and len(holders) > 1 and (kept is None or kept.piece is None):
+                digest = found.setdefault(" ".join(holders), hashlib.sha256())
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(variable.read_value()).tobytes())
+        return {holders: digest.hexdigest()[:32] for holders, digest in found.items()}
 
     def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:
         """Restore variables, or this worker's pieces of them, by name; returns the names without a saved value. If

@@ -209,6 +209,15 @@ class Level:
         if self._committing is not None:
             self._committing.result()
 
+    def finish_writing(self) -> bool:
+        """Wait until nothing is being written here any more, without the other processes; returns whether a local part
+        is left that waits for those of others.
+        """
+        written = self._pending is not None and self._pending.part.exception() is None
+        if self._committing is not None:
+            self._committing.result()
+        return written
+
     def settle(self, told: Mapping[str, str]) -> None:
         """Commit the pending checkpoint if all parts were written, by what the workers reported; otherwise report the
         failure.

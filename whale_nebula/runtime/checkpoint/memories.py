@@ -32,6 +32,7 @@ from whale_nebula.runtime.exchange.state import ChannelState
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _STRUCTURES: Mapping[str, type] = {kind.__name__: kind for kind in (Shared, Held)}
+INTERRUPTED = "interrupted"
 _PLAIN = ("steps", "rung", "version", "codec", "error")
 
 
@@ -142,6 +143,11 @@ class Memories:
                 _LOG.warning("what the codec of %s remembers is of a kind that is not saved: it begins anew", name)
             else:
                 self.channels[name] = state
+
+    @property
+    def were_interrupted(self) -> bool:
+        """Whether an error came before all callbacks of the last step were called."""
+        return bool(self._find(INTERRUPTED))
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
         """Restore the states of a `fit`'s callbacks."""

@@ -5,30 +5,29 @@ Everything here runs concurrently with training, in a thread, on values that wer
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.checkpoint.manifest import File, Manifest, Part, Tensor
+from whale_nebula.checkpoint.manifest import File, Manifest, Part
+from whale_nebula.checkpoint.parts import Start, Written, read_document, write_document
 from whale_nebula.errors import CheckpointError
 from whale_nebula.faults import failpoint
-from whale_nebula.plain import from_plain, to_plain
 from whale_nebula.runtime.checkpoint.memories import keep_arrays
 from whale_nebula.runtime.checkpoint.objects import Put
 from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 
 T = TypeVar("T")
-_PART, _STATE = "part.json", "state"
+_STATE = "state"
 _BUNDLE = 256 << 20
 """The most bytes of tensors in one bundle."""
 
@@ -67,7 +66,8 @@ class Writer:
 @dataclass(frozen=True)
 class Snapshot:
     """The entries of one worker for a step, and their manifest. Its states may be encoded `late`, in the writing
-    thread, if that has to wait.
+    thread, if that has to wait. `start`, `exact` and `shared` are for the next start of the run, which may find the
+    part (`Written`).
     """
 
     manifest: Manifest
@@ -76,19 +76,14 @@ class Snapshot:
     memory: Mapping[str, Any]
     batch: str = ""
     late: Callable[[Put], Mapping[str, Any]] | None = None
+    start: Start = field(default_factory=Start)
+    exact: bool = True
+    shared: Mapping[str, str] | None = None
 
     @property
     def step(self) -> int:
         """The step that is saved."""
         return self.manifest.position.step
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A written part, while others are pending."""
-
-    part: Part
-    tensors: Mapping[str, Tensor]
 
 
 def write_part(folder: Folder, snapshot: Snapshot) -> Part:
@@ -111,8 +106,8 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
     failpoint("checkpoint.written")
     part = Part(snapshot.worker, slices, tuple(written), memory, snapshot.batch)
     tensors = {entry.name: entry.tensor for entry in every}
-    document = json.dumps(to_plain(_Written(part, tensors)))
-    files.write(files.join(path, _PART), document.encode())
+    document = Written(part, tensors, snapshot.manifest, snapshot.start, snapshot.exact, snapshot.shared)
+    write_document(path, document)
     return part
 
 
@@ -141,7 +136,7 @@ def commit_parts(
     """
     step = manifest.position.step
     paths = {worker: folder.worker_path(step, worker) for worker in sorted(here)}
-    written = {worker: _read_part(path) for worker, path in paths.items()}
+    written = {worker: read_document(path) for worker, path in paths.items()}
     for worker, found in written.items():
         if found.part.digest != digests[worker]:
             raise CheckpointError(f"the part of {worker} is not the one that it wrote", where=paths[worker])
@@ -175,11 +170,3 @@ def commit_parts(
         files.remove(path)
     if keep:
         folder.prune(keep)
-
-
-def _read_part(path: str) -> _Written:
-    try:
-        found: _Written = from_plain(_Written, json.loads(files.read(files.join(path, _PART))))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError("a worker's part is not there", where=path) from None
-    return found

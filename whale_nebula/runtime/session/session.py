@@ -346,11 +346,13 @@ class Session:
             error.peer = closed.peer
             raise error from closed
 
-    def fail(self, failure: BaseException) -> None:
-        """Announce to every peer that this process failed."""
+    def fail(self, failure: BaseException, *, last: bool = False) -> None:
+        """Announce to every peer that this process failed: at once, or as the `last` message, after which they can end
+        the step that this process has finished.
+        """
         parts = failure_fields(failure, private=self.private)
         for link in (self.whole or self).links.values():
-            link.fail(parts)
+            link.fail(parts, last=last)
 
     def close(self) -> None:
         """Close the session in order: all links together if their transport supports it, otherwise one by one."""

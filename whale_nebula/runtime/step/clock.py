@@ -242,6 +242,11 @@ class Runner(ABC):
         return
 
     @property
+    def torn(self) -> bool:
+        """Whether a step that has failed may have changed variables, unless its error says otherwise."""
+        return True
+
+    @property
     def innermost(self) -> Runner:
         """The runner of the step itself, inside all wrappers."""
         return self

@@ -146,6 +146,7 @@ class DistributedStep(ActorStep):
     stays: bool = False
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
+    _running: OneStep | None = None
 
     def __post_init__(self) -> None:
         cut, here = self.compiled.cut, self.session.worker
@@ -171,11 +172,27 @@ class DistributedStep(ActorStep):
         """
         if current_run().checkpoints is None:
             departure.begin()
+        self._running = None
         try:
-            return self._run(tensors)
+            outcome = self._run(tensors)
         except BaseException as failure:
-            self.session.fail(failure)
+            if self._running is not None and not self.torn:
+                self._running.post.undo()
+            self._tell_failure(failure)
             raise
+        self._running = None
+        return outcome
+
+    @property
+    def torn(self) -> bool:
+        """Whether the update of a step that has failed had begun."""
+        return self._running is not None and self._running.guard.begun
+
+    def _tell_failure(self, failure: BaseException) -> None:
+        """Announce a failure to all processes. If all are to save the state before this step, they may end the step
+        before it first.
+        """
+        self.session.fail(failure, last=current_run().checkpoints is not None and not self.torn)
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         program = self.compiled.cut.program
@@ -303,13 +320,14 @@ class DistributedStep(ActorStep):
         )  # fmt: skip
         agreed.add_done_callback(partial(self._abort, post))
         exchange = None if self.shards is None else SplitExchange(post, self.shards)
-        return OneStep(batch, post, clocks, guard, wires, paces_of_trips(cut, self.pace), exchange, agreed)
+        self._running = OneStep(batch, post, clocks, guard, wires, paces_of_trips(cut, self.pace), exchange, agreed)
+        return self._running
 
     def _abort(self, post: Post, done: Agreed) -> None:
         failure = done.exception() if not done.cancelled() else None
         if failure is not None:
             post.abort(failure)
-            self.session.fail(failure)
+            self._tell_failure(failure)
 
     def _is_left_out(self, step: OneStep, phase: int) -> bool:
         """Whether any process votes to skip the step; votes are only exchanged if a boundary requests it."""
@@ -328,7 +346,7 @@ class DistributedStep(ActorStep):
         differ = isinstance(cause, InputMismatchError | PlanMismatchError)
         if cause is None or not (differ or isinstance(failure, LinkClosedError)):
             cause = failure
-        self.session.fail(cause)
+        self._tell_failure(cause)
         return cause
 
     def close(self) -> None:

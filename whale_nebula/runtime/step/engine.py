@@ -166,7 +166,7 @@ class Engine:
             tensors = take_whole(self.cut.program.leaves, tensors)
         taped = tf_private.tape_records() and not self.runner.plain
         without_tape = tf_private.stop_recording() if taped else contextlib.nullcontext()
-        failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure()
+        failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure(self.runner)
         now = current_run().step_now
         now.number, now.micro_batches = now.number + 1, 1
         now.apart = self.captured.program.apart is not None

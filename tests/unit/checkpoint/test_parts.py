@@ -1,0 +1,114 @@
+"""Written parts that were not committed: which of them make a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.manifest import Manifest, Part, Position
+from whale_nebula.checkpoint.parts import (
+    Start,
+    Written,
+    describe_parts,
+    describe_waiting,
+    join_parts,
+    list_uncommitted,
+    write_document,
+)
+from whale_nebula.errors import RemoteProtocolError
+
+WORKERS = ("c0/0", "c0/1", "c1/0")
+START = Start("token", WORKERS)
+STANDS = Position(7, 1, 0, 7, program="model.train_step", logs={"loss": 0.5})
+BOTH, OTHER = "c0/0 c0/1", "its digest"
+
+
+def written(worker: str, position: Position = STANDS, start: Start = START, attempt: int = 0, **more: Any) -> Written:
+    return Written(Part(worker, {}), {}, Manifest(position, attempt=attempt), start, **more)
+
+
+def changed(worker: str, **change: Any) -> dict[str, Written]:
+    """The parts of all workers, one of which differs."""
+    return {**{each: written(each) for each in WORKERS}, worker: written(worker, **change)}
+
+
+def beside(of: str, *shared: str, exact: bool = False) -> dict[str, Written]:
+    """Parts that were not taken at one line, with digests of what is shared; None is none."""
+    return {
+        worker: written(worker, exact=exact and worker != of, shared={BOTH: each} if each else None)
+        for worker, each in zip(WORKERS, shared, strict=True)
+    }
+
+
+CASES = {
+    "all": (changed("c0/0"), ""),
+    "results that are read elsewhere": (changed("c1/0", position=replace(STANDS, logs={})), ""),
+    "none of one": ({each: written(each) for each in WORKERS[:2]}, "c1/0 has no part of it"),
+    "another batch": (changed("c0/1", position=replace(STANDS, batch=6)), "c0/0 and c0/1 did not stand"),
+    "another epoch": (changed("c1/0", position=replace(STANDS, epoch=1, batch=0)), "c0/0 and c1/0 did not stand"),
+    "another start": (changed("c1/0", start=Start("earlier", WORKERS)), "c0/0 and c1/0 did not stand"),
+    "another attempt": (changed("c1/0", attempt=1), "c0/0 and c1/0 did not stand"),
+    "more workers before": (
+        {each: written(each, start=Start("token", (*WORKERS, "c1/1"))) for each in WORKERS},
+        "c1/1 has no part of it",
+    ),
+    "fewer workers before": (
+        {each: written(each, start=Start("token", WORKERS[:2])) for each in WORKERS[:2]},
+        "it was written by other workers",
+    ),
+    "the same shared variables": (beside("c0/0", "d", "d", "d"), ""),
+    "some at another line": (beside("c0/0", "d", "d", "d", exact=True), ""),
+    "other shared variables": (beside("c0/0", "d", OTHER, "d"), "variables that c0/0 and c0/1 share had changed"),
+    "unknown shared variables": (beside("c0/0", "d", "", "d", exact=True), "what c0/1 shares with others could not"),
+    "one line": (beside("", "", "", "", exact=True), ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_are_joined_if_all_are_of_one_moment(name: str) -> None:
+    parts, why = CASES[name]
+    hosts = [{7: {w: each for w, each in parts.items() if w.startswith(host)}} for host in ("c0", "c1")]
+    told = [describe_parts(each) for each in hosts]
+    (found,) = join_parts(told, WORKERS)
+    assert found == join_parts(reversed(told), WORKERS)[0]
+    assert found.why.startswith(why) and bool(found.why) == bool(why)
+    assert found.digests == ({} if why else {worker: each.part.digest for worker, each in parts.items()})
+
+
+def test_the_newest_step_comes_first_and_one_before_it_may_be_whole() -> None:
+    half = {worker: written(worker, replace(STANDS, step=8)) for worker in WORKERS[:2]}
+    found = join_parts([describe_parts({7: changed("c0/0"), 8: half})], WORKERS)
+    assert [(each.step, bool(each.why)) for each in found] == [(8, True), (7, False)]
+    assert join_parts([[], []], WORKERS) == []
+    with pytest.raises(RemoteProtocolError, match="words that are not known"):
+        join_parts([[[7, "c0/0"]]], WORKERS)
+
+
+def test_parts_of_steps_that_are_not_committed_are_found_and_told(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    for step, workers in {6: WORKERS, 7: WORKERS, 8: WORKERS[:1]}.items():
+        for worker in workers:
+            path = Path(folder.worker_path(step, worker))
+            path.mkdir(parents=True)
+            write_document(str(path), written(worker, replace(STANDS, step=step)))
+    folder.commit(Manifest(replace(STANDS, step=6)))
+    (tmp_path / "step-00000008" / ".c0-1").mkdir()  # a part that was not finished
+    assert {step: sorted(parts) for step, parts in list_uncommitted(folder, WORKERS[:2]).items()} == {
+        8: ["c0/0"],
+        7: ["c0/0", "c0/1"],
+    }
+    told = [describe_waiting(folder.step_path(step)) for step in (7, 8, 9)]
+    assert told == [
+        "parts of c0/0, c0/1, c1/0: the next start of the run takes them",
+        "parts of c0/0: the next start of the run takes them, if that of c0/1 is found, too",
+        "",
+    ]
+
+
+def test_a_part_of_no_start_has_no_moment() -> None:
+    """As those that `nb.save` writes."""
+    assert written("c0/0", start=Start()).moment == "" and replace(written("c0/0"), manifest=None).moment == ""

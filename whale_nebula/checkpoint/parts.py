@@ -1,0 +1,175 @@
+"""Written parts of a checkpoint that was not committed: what each worker wrote, and which of them make a whole one.
+
+A run that ends cannot always agree on a last checkpoint. So each worker writes its part, with the position at which it
+stands, and the next start decides: the parts are a checkpoint if those of all workers are there, of one start of the
+run, at one position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.manifest import Manifest, Part, Tensor
+from whale_nebula.errors import CheckpointError, RemoteProtocolError
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.plain import from_plain, to_plain
+
+_PART = "part.json"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run: a token that no other start has, the same in all processes, and all workers."""
+
+    token: str = ""
+    workers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A worker's written part, the forms of its tensors, the manifest without parts, and the start that wrote it.
+
+    It is `exact` if all workers took it at the same line of the script, which may change variables between two steps.
+    Otherwise `shared` are digests of the variables that this and other workers hold, by all their holders.
+    """
+
+    part: Part
+    tensors: Mapping[str, Tensor]
+    manifest: Manifest | None = None
+    start: Start = field(default_factory=Start)
+    exact: bool = True
+    shared: Mapping[str, str] | None = None
+
+    @property
+    def moment(self) -> str:
+        """A digest that is the same for the parts of one moment of a run: of one start, at one position."""
+        if self.manifest is None or not self.start.token:
+            return ""
+        position = replace(self.manifest.position, logs={}, titles={})
+        said = [to_plain(self.start), self.manifest.attempt, to_plain(position)]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def write_document(path: str, written: Written) -> None:
+    """Write the document of a part to the part's folder, last of all its files."""
+    files.write(files.join(path, _PART), json.dumps(to_plain(written)).encode())
+
+
+def read_document(path: str) -> Written:
+    """Read the document of a part in this folder."""
+    try:
+        found: Written = from_plain(Written, json.loads(files.read(files.join(path, _PART))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError("a worker's part is not there", where=path) from None
+    return found
+
+
+def list_written(path: str) -> dict[str, Written]:
+    """The written parts that the next start of a run may commit, in the folder of a step, by worker."""
+    found = {}
+    for name in files.list_names(path):
+        with contextlib.suppress(CheckpointError):
+            written = read_document(files.join(path, name)) if name.startswith(".") else None
+            if written is not None and written.moment:
+                found[written.part.worker] = written
+    return found
+
+
+def list_uncommitted(folder: Folder, workers: Collection[str]) -> dict[int, dict[str, Written]]:
+    """The written parts of these workers, by step, of steps that are not committed here."""
+    steps = [each for each in folder.scan() if not (each.manifests or each.problems)]
+    found = {each.step: list_written(each.path) for each in steps}
+    return {step: {w: each for w, each in parts.items() if w in workers} for step, parts in found.items() if parts}
+
+
+def describe_waiting(path: str) -> str:
+    """Whose parts are in the folder of a step that is not committed, in words; "" if there are none."""
+    written = list_written(path)
+    every = sorted({worker for each in written.values() for worker in each.start.workers})
+    if not written:
+        return ""
+    lacking = [worker for worker in every if worker not in written]
+    beside = f", if that of {escape_foreign_text(lacking[0])} is found, too" if lacking else ""
+    return f"parts of {escape_foreign_text(', '.join(sorted(written)))}: the next start of the run takes them{beside}"
+
+
+Told = Sequence[Any]
+"""What a process tells of a written part: step, worker, moment, digest, whether it is exact, digests of shared
+variables, and the workers of that start.
+"""
+
+
+def describe_parts(several: Mapping[int, Mapping[str, Written]]) -> list[list[Any]]:
+    """The written parts as told to other processes."""
+    return [
+        [step, worker, each.moment, each.part.digest, each.exact, to_plain(each.shared), list(each.start.workers)]
+        for step, written in sorted(several.items())
+        for worker, each in sorted(written.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A step of which parts were written: the digests of all parts, or `why` they are no checkpoint."""
+
+    step: int
+    digests: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
+
+
+def join_parts(told: Iterable[Sequence[Told]], workers: Sequence[str]) -> list[Joined]:
+    """Decide on the steps of which processes of a run of these `workers` have parts, the newest first. All processes
+    decide the same.
+
+    >>> both = ["a/0", "b/0"]
+    >>> parts = [[7, "a/0", "m", "d0", True, None, both], [7, "b/0", "m", "d1", True, None, both]]
+    >>> join_parts([parts], ["a/0", "b/0"])
+    [Joined(step=7, digests={'a/0': 'd0', 'b/0': 'd1'}, why='')]
+    >>> join_parts([parts[:1]], ["a/0", "b/0"])
+    [Joined(step=7, digests={}, why='b/0 has no part of it')]
+    """
+    by_step: dict[int, dict[str, _Heard]] = {}
+    try:
+        for step, worker, moment, digest, exact, shared, those in (part for each in told for part in each):
+            known = None if shared is None else dict(shared)
+            heard = _Heard(str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
+            by_step.setdefault(int(step), {})[str(worker)] = heard
+    except (TypeError, ValueError):
+        raise RemoteProtocolError("another process tells of written parts in words that are not known") from None
+    return [_join(step, dict(sorted(by_step[step].items())), workers) for step in sorted(by_step, reverse=True)]
+
+
+class _Heard(NamedTuple):
+    moment: str
+    digest: str
+    exact: bool
+    shared: Mapping[str, Any] | None
+    workers: frozenset[str]
+
+
+def _join(step: int, parts: Mapping[str, _Heard], workers: Sequence[str]) -> Joined:
+    one, first = next(iter(parts.items()))
+    lacking = next((worker for worker in sorted(first.workers) if worker not in parts), "")
+    elsewhere = next((worker for worker, each in parts.items() if each.moment != first.moment), "")
+    if elsewhere:
+        return Joined(step, why=f"{one} and {elsewhere} did not stand at the same place")
+    if lacking:
+        return Joined(step, why=f"{escape_foreign_text(lacking)} has no part of it")
+    if first.workers != set(workers):
+        return Joined(step, why="it was written by other workers")
+    known: dict[str, tuple[str, Any]] = {}
+    for worker, each in parts.items() if not all(each.exact for each in parts.values()) else ():
+        if each.shared is None:
+            return Joined(step, why=f"what {worker} shares with others could not be compared")
+        for holders, digest in each.shared.items():
+            other, same = known.setdefault(holders, (worker, digest))
+            if digest != same:
+                return Joined(step, why=f"variables that {other} and {worker} share had changed in one of them")
+    return Joined(step, {worker: each.digest for worker, each in parts.items()})
