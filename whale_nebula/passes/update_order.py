@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.passes.facts import ASSIGNS
+from whale_nebula.spec import Spec
 
 LEAST = 1 << 20
 """The least bytes of a variable that is ordered."""
@@ -58,5 +59,9 @@ def _may_wait(graph: Graph, index: int) -> bool:
     """Whether an op makes a large value, and no other process waits for it."""
     op = graph.ops[index]
     alone = not op.stateful or op.type == "ReadVariableOp"
-    sizes = (spec.nbytes() for spec in op.outputs if spec.shape is not None and None not in spec.shape)
-    return alone and bool(op.inputs) and op.type != REPLICA_SUM and max(sizes, default=0) >= LEAST
+    return alone and bool(op.inputs) and op.type != REPLICA_SUM and any(map(is_large, op.outputs))
+
+
+def is_large(spec: Spec) -> bool:
+    """Whether a tensor is of the size of a large variable, as far as known."""
+    return spec.shape is not None and None not in spec.shape and spec.nbytes() >= LEAST
