@@ -82,7 +82,7 @@ def allocate_tensor(shape: Sequence[int], dtype: Any) -> tuple[Any, Any]:
         tensor = tf.raw_ops.Empty(shape=shape, dtype=dtype)
     seen = np.asarray(memoryview(tensor))
     memory = (ctypes.c_byte * seen.nbytes).from_address(seen.ctypes.data)
-    return tensor, np.ndarray(seen.shape, seen.dtype, memory)
+    return tensor, np.ndarray(seen.shape, seen.dtype, memoryview(memory))
 
 
 def can_draw_parts(value: Any) -> bool:
