@@ -198,7 +198,11 @@ def test_draw_part_has_the_bits_of_the_whole_where_can_draw_parts_says_so(name: 
         for axis, size in enumerate(shape):
             for most in (30, 500, 1 << 22):
                 found = drawing.draw_part(graph.outputs[0], axis, size // 2, size - size // 2, most)
-                assert found.tobytes() == whole.take(range(size // 2, size), axis).tobytes(), (shape, axis, most)
+                assert found.numpy().tobytes() == whole.take(range(size // 2, size), axis).tobytes(), (
+                    shape,
+                    axis,
+                    most,
+                )
 
 
 def test_draw_part_leaves_what_is_only_computed_as_a_whole() -> None:
@@ -297,3 +301,25 @@ def test_patch_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
     asked.clear()
     tf.function(lambda x: x + 1.0)(tf.constant(1.0))
     assert not asked
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "bfloat16"])
+def test_copy_array_makes_a_tensor_of_the_same_numbers(dtype: str) -> None:
+    kind = tf.as_dtype(dtype).as_numpy_dtype
+    for shape in ((9, 5), (0, 3), ()):
+        array = (np.arange(np.prod(shape, dtype=int)) % 3).reshape(shape).astype(kind)
+        found = drawing.copy_array(array)
+        assert (found.dtype.name, found.shape) == (dtype, shape)
+        np.testing.assert_array_equal(found.numpy(), tf.constant(array).numpy())
+
+
+def test_allocate_tensor_gives_memory_that_a_variable_owns() -> None:
+    """It is updated where it lies, which one with the memory of an array is not."""
+    tensor, array = drawing.allocate_tensor((9, 5), tf.float32)
+    array[...] = 2.0
+    variable, place = tf.Variable(tensor), array.ctypes.data
+    del tensor, array
+    variable.assign_add(tf.ones([9, 5]))
+    found = np.asarray(memoryview(variable.read_value()))
+    assert found.ctypes.data == place
+    np.testing.assert_array_equal(found, np.full((9, 5), 3.0))

@@ -6,7 +6,8 @@ Each function has a contract test in tests/contract.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
 
 
 def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE) -> Any:
-    """Some entries of an initial value along an axis, as an array with the same bits as the whole has there; `value` is
+    """Some entries of an initial value along an axis, as a tensor with the same bits as the whole has there; `value` is
     a tensor of a traced graph, and at most `most` numbers are drawn at once. None if they cannot be drawn alone.
     """
     formula = _Formula.of(value)
@@ -47,8 +48,9 @@ def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE
     shape = value.shape.as_list()
     rows, inner = int(np.prod(shape[:axis])), int(np.prod(shape[axis + 1 :]))
     length, part = shape[axis] * inner, size * inner
-    found = np.empty((rows, part), value.dtype.as_numpy_dtype)
     with tf.init_scope():
+        made, memory = allocate_tensor([*shape[:axis], size, *shape[axis + 1 :]], value.dtype)
+        found = memory.reshape(rows, part)
         if 0 < length <= most:
             several = most // length
             for row in range(0, rows, several):
@@ -60,7 +62,27 @@ def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE
                 for done in range(0, part, most):
                     until = min(done + most, part)
                     found[row, done:until] = formula.draw(first + done, first + until).numpy()
-    return found.reshape([*shape[:axis], size, *shape[axis + 1 :]])
+    return made
+
+
+def copy_array(array: Any) -> Any:
+    """A tensor with the numbers of an array: one copy, where TensorFlow's own conversion makes two."""
+    if array.dtype.kind not in "biufc":
+        return tf.constant(array)
+    tensor, memory = allocate_tensor(array.shape, array.dtype)
+    memory[...] = array
+    return tensor
+
+
+def allocate_tensor(shape: Sequence[int], dtype: Any) -> tuple[Any, Any]:
+    """A tensor without values, and an array in its memory, to be filled while nobody else has the tensor. The tensor
+    must live longer than the array.
+    """
+    with tf.device("CPU"):
+        tensor = tf.raw_ops.Empty(shape=shape, dtype=dtype)
+    seen = np.asarray(memoryview(tensor))
+    memory = (ctypes.c_byte * seen.nbytes).from_address(seen.ctypes.data)
+    return tensor, np.ndarray(seen.shape, seen.dtype, memoryview(memory))
 
 
 def can_draw_parts(value: Any) -> bool:

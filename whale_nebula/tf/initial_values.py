@@ -38,7 +38,7 @@ class InitialValues:
         _give_values([pair for pair in chosen if not has_value(pair[0])])
 
     def draw_part(self, variable: Any, axis: int, start: int, size: int) -> Any:
-        """Some entries of a variable's initial value along an axis, as an array, without the rest; None if the variable
+        """Some entries of a variable's initial value along an axis, as a tensor, without the rest; None if the variable
         is another one, or its initial value is only computed as a whole.
         """
         value = next((value for own, value in self.pairs if own is variable), None)

@@ -255,6 +255,6 @@ class Outbox:
     def _frame_next(self, parcel: Parcel, frames: Iterator[tuple[Header, Bytes]]) -> Shipment:
         header, chunk = next(frames)
         if header.last and parcel is self._parcel:
-            self._parcel = None
+            self._parcel, self._chunks = None, iter(())  # neither holds the payload
         packet = self._conversation.frame(header, chunk)
         return Shipment(packet, parcel, last=header.last, share=HEADER_BYTES + chunk.size)

@@ -1,5 +1,6 @@
 """The queue of outgoing messages: order, budget, end."""
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -59,6 +60,23 @@ def test_parcels_leave_in_order_and_urgent_ones_between_their_frames() -> None:
     urgent = message(5)
     out.put_urgent(urgent)
     assert sizes(out, 4) == [urgent.payload.size, 1, 3, None]
+
+
+def test_of_a_parcel_that_has_left_only_frames_to_repeat_are_held() -> None:
+    talk, other = opened(stepping=True)
+    out = Outbox(talk, 1 << 30, beat=1000.0)
+    out.connect(1, ())
+    sent = parcel(2 * CHUNK_BYTES)
+    gone = weakref.ref(sent.payload)
+    out.put(sent, 1.0, "npu/0")
+    for _ in range(2):
+        shipment = out.next()
+        assert shipment is not None
+        other.receive(b"".join(map(bytes, shipment.packet)))
+    beat = b"".join(map(bytes, other.beat()))
+    del sent, shipment
+    talk.receive(beat)
+    assert gone() is None
 
 
 def test_what_is_above_the_budget_waits_until_something_has_left() -> None:

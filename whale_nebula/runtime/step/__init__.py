@@ -10,7 +10,8 @@
 6. For a forward or a backward, `stage_run` gathers the inputs of its function (`compiled`), calls it, and passes on
    the outputs: boundaries cross by `runtime.exchange`, sums of replicas by `runtime.replicas`.
 7. `gradients` adds up gradients of micro-batches and stages, in an order independent of the schedule.
-8. `once` sends the values that updates of other workers need (`peers`), and applies the update, round by round.
+8. `once` sends the values that updates of other workers need (`peers`), and applies the update, round by round, which
+   is handed large gradients as their only owner (`handover`).
 9. `rollback` restores variables after a step that failed, or was voted to be skipped.
 10. `clock`, `measured` and `traffic` measure and predict times and bytes for the step's report.
 """

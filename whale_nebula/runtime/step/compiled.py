@@ -28,8 +28,9 @@ from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
 from whale_nebula.runtime.split.lowering import Lowering, Shared
 from whale_nebula.runtime.split.shards import Shards
+from whale_nebula.runtime.step.handover import Handover
 from whale_nebula.runtime.step.rollback import Whereabouts
-from whale_nebula.spec import Value
+from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
 
@@ -37,7 +38,7 @@ from whale_nebula.tf import private as tf_private
 class Function:
     """A callable fragment from tensors of `feeds` to tensors of `fetches`. One with `waits` contains all-reduces, and
     is called inside that context. One that is `in_pieces` takes and returns shards of tensors; a process with a single
-    shard passes it as a tensor.
+    shard passes it as a tensor. Values in `handed` are no arguments: they are handed over.
     """
 
     fragment: Fragment
@@ -45,9 +46,10 @@ class Function:
     captured: Sequence[Any]
     waits: Callable[[], contextlib.AbstractContextManager[None]] | None = None
     in_pieces: bool = False
+    handed: Mapping[Value, Handover] = field(default_factory=dict)
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Run the fragment."""
+        """Run the fragment on the tensors of its feeds that are not handed over."""
         if self.in_pieces:
             tensors = tf.nest.flatten(list(tensors), expand_composites=True)
         with contextlib.nullcontext() if self.waits is None else self.waits():
@@ -85,13 +87,14 @@ class Workshop:
         self._donor.rename(aliases or {})
         self._external = {internal.op.name: external for external, internal in graph.captures}
 
-    def make(self, fragment: Fragment) -> Function:
-        """Build the function of a fragment."""
+    def make(self, fragment: Fragment, handed: Collection[Value] = ()) -> Function:
+        """Build the function of a fragment; tensors of the values in `handed` are handed over to it."""
+        slots = {value: Handover(self._donor.tensor(value).dtype) for value in handed}
         if any(
             each.touched.intersection(fragment.ops) or each.handed_on.intersection(fragment.feeds)
             for each in self._layouts.values()
         ):
-            return self._make_in_pieces(fragment)
+            return self._make_in_pieces(fragment, slots)
         operations = [self._donor.operations[index] for index in fragment.ops]
         feeds = [self._donor.tensor(value) for value in fragment.feeds]
         fetches = [self._donor.tensor(value) for value in fragment.fetches]
@@ -102,17 +105,27 @@ class Workshop:
 
         def body(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
-            known = {tensor.name: given for tensor, given in zip(feeds, tensors, strict=True)}
+            taken = self._take(fragment, tensors, slots)
+            known = {tensor.name: given for tensor, given in zip(feeds, taken, strict=True)}
             known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
             marks = [self._donor.tensor(Value(op)) for op in summed]
             found = plant(definition, known, [tensor.name for tensor in (*fetches, *marks)])
             return self._add_sums(fragment, found[: len(fetches)], found[len(fetches) :])
 
-        concrete = self._trace(fragment, body, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds])
+        concrete = self._trace(fragment, body, slots)
         waits = self.sums.explain_failures(fragment) if self.sums is not None and summed else None
-        return Function(fragment, concrete, concrete.captured_inputs, waits)
+        return Function(fragment, concrete, concrete.captured_inputs, waits, handed=slots)
 
-    def _make_in_pieces(self, fragment: Fragment) -> Function:
+    def _take(self, fragment: Fragment, given: Sequence[Any], slots: Mapping[Value, Handover]) -> list[Any]:
+        """The tensors of all feeds in a function: those that were `given`, and those that are handed over."""
+        arguments = iter(given)
+        return [self._take_over(value, slots[value]) if value in slots else next(arguments) for value in fragment.feeds]
+
+    def _take_over(self, value: Value, slot: Handover) -> Any:
+        form = self._spec(value)
+        return Pieces((slot.take(form.tensors[0].shape),)) if isinstance(form, Pieces.Spec) else slot.take(form.shape)
+
+    def _make_in_pieces(self, fragment: Fragment, slots: Mapping[Value, Handover]) -> Function:
         """Build the function of a fragment that has ops of stages in pieces."""
         graph, donor = self._graph.order(self._find_waits(fragment)), self._donor
         pieces = {} if self._shards is None else self._shards.pieces
@@ -128,11 +141,12 @@ class Workshop:
                     handles[number] = traced.capture(own)
             shared = [Shared(each, self._group(stage, fragment)) for stage, each in self._layouts.items()]
             lowering = Lowering(graph, donor.operations, shared, handles)
-            return lowering.run(fragment.ops, dict(zip(fragment.feeds, given, strict=True)), fragment.fetches)
+            tensors = self._take(fragment, given, slots)
+            return lowering.run(fragment.ops, dict(zip(fragment.feeds, tensors, strict=True)), fragment.fetches)
 
-        concrete = self._trace(fragment, body, [self._spec(value) for value in fragment.feeds])
+        concrete = self._trace(fragment, body, slots)
         waits = None if self._shards is None else self._shards.explained
-        return Function(fragment, concrete, concrete.captured_inputs, waits, in_pieces=True)
+        return Function(fragment, concrete, concrete.captured_inputs, waits, in_pieces=True, handed=slots)
 
     def _find_waits(self, fragment: Fragment) -> Mapping[int, int]:
         """For each ordered op of an update, the write that it waits for."""
@@ -142,7 +156,14 @@ class Workshop:
         """The devices of a stage, for one function."""
         return LocalGroup(self._layouts[stage].count) if self._shards is None else self._shards.group(stage, fragment)
 
-    def _trace(self, fragment: Fragment, body: Callable[..., list[Any]], signature: Sequence[Any]) -> Any:
+    def can_hand_over(self, value: Value) -> bool:
+        """Whether a value is one large tensor in this process."""
+        form = self._spec(value)
+        several = isinstance(form, Pieces.Spec) and len(form.tensors) > 1
+        return not several and is_large(mirror_spec(self._donor.tensor(value)))
+
+    def _trace(self, fragment: Fragment, body: Callable[..., list[Any]], handed: Collection[Value]) -> Any:
+        signature = [self._spec(value) for value in fragment.feeds if value not in handed]
         body.__name__ = _name(fragment)
         xla = (self._xla is not None and self._shards is None and self._xla.takes(fragment)) or None
         return tf.function(body, input_signature=signature, autograph=False, jit_compile=xla).get_concrete_function()
@@ -210,11 +231,12 @@ class StagePieces:
 
 @dataclass
 class Compiled:
-    """Everything that one worker runs of a plan."""
+    """Everything that one worker runs of a plan. With `apart` its functions are called one by one, outside traces."""
 
     cut: Cut
     worker: str
     workshop: Workshop
+    apart: bool = False
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
 
     @cached_property
@@ -298,8 +320,17 @@ class Compiled:
             return None
         if fragment not in self._pieces:
             feeds = tuple(self._feed(fragment, value) for value in fragment.feeds)
-            self._pieces[fragment] = Piece(self.workshop.make(fragment), feeds)
+            self._pieces[fragment] = Piece(self.workshop.make(fragment, self._find_handed(fragment)), feeds)
         return self._pieces[fragment]
+
+    def _find_handed(self, fragment: Fragment) -> frozenset[Value]:
+        """The gradients that only one update of this worker reads, if they are large."""
+        if not self.apart or fragment.kind != "update":
+            return frozenset()
+        readers = [each for phase in self.cut.phases for each in phase.updates.get(self.worker, ()) if each != fragment]
+        read = {value for each in readers for value in each.feeds}.union(fragment.fetches)
+        own = {value for value in fragment.feeds if value.op in self.cut.program.holders} - read
+        return frozenset(filter(self.workshop.can_hand_over, own))
 
     def _feed(self, fragment: Fragment, value: Value) -> Feed:
         program = self.cut.program
@@ -458,5 +489,9 @@ def _may_wait(graph: Graph, index: int) -> bool:
     """Whether an op makes a large value, and no other process waits for it."""
     op = graph.ops[index]
     alone = not op.stateful or op.type == "ReadVariableOp"
-    sizes = (spec.nbytes() for spec in op.outputs if spec.shape is not None and None not in spec.shape)
-    return alone and bool(op.inputs) and op.type != REPLICA_SUM and max(sizes, default=0) >= LEAST_ORDERED
+    return alone and bool(op.inputs) and op.type != REPLICA_SUM and any(map(is_large, op.outputs))
+
+
+def is_large(spec: Spec) -> bool:
+    """Whether a tensor is of the size of a large variable, as far as known."""
+    return spec.shape is not None and None not in spec.shape and spec.nbytes() >= LEAST_ORDERED

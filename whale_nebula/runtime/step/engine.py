@@ -406,9 +406,10 @@ def _runner(
             call, layout, jit=xla is not None, around=lambda tensors: patches.draw_from(captured.draws)
         )
         return Uncut(function, program.stages[0], captured.graph)
-    compiled = Compiled(cut, worker, Workshop(captured.graph, captured.aliases, xla, cut=cut))
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
-    if any(line.rate or line.delay for line in lines) or has_codecs(cut):
+    apart = any(line.rate or line.delay for line in lines) or has_codecs(cut)
+    compiled = Compiled(cut, worker, Workshop(captured.graph, captured.aliases, xla, cut=cut), apart)
+    if apart:
         states, seed = _states(run, captured), _seed(run)
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states, seed)
         _close_with(run, step)
@@ -458,7 +459,7 @@ def _make_distributed(
         session.fail(failure)
         raise
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
-    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases, xla, sums, cut, shards))
+    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases, xla, sums, cut, shards), True)
     variables = dict(captured.variables)
     for op, piece in shards.pieces.items() if shards is not None else ():
         variables[cut.program.variable_ops[op].path] = piece.variable

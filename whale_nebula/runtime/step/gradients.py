@@ -113,6 +113,12 @@ class Sums:
         else:
             self.dense[key] = sum_in_order([row[0] for row in rows])
 
+    def drop(self, request: int, source: int) -> None:
+        """Drop the sums of the gradient by a source."""
+        for sums in (self.dense, self.listed):
+            for key in [key for key in sums if key[:2] == (request, source)]:
+                del sums[key]
+
     def parts(self) -> dict[PartKey, tuple[Any, ...]]:
         """The sums: one tensor, or values and indices."""
         found: dict[PartKey, tuple[Any, ...]] = {key: (tensor,) for key, tensor in self.dense.items()}

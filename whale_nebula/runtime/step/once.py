@@ -132,6 +132,7 @@ class OnceRun:
         gradients = self.gradients(phase, self._runs)
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
         self._after = self.gate([*gradients.values(), *merged])
+        self._hand_over(phase, gradients, runs)
         if not self._early(phase):
             self._send(phase, -1)
         for piece in self.compiled.updates(phase):
@@ -141,6 +142,16 @@ class OnceRun:
             self._run(piece, gradients)
             self._send(phase, piece.fragment.round)
         self._receive_rest(phase)
+
+    def _hand_over(self, phase: PhasePlan, gradients: dict[Value, Any], runs: Sequence[StageRun]) -> None:
+        """Give large gradients to the updates that read them, and drop all other references to them."""
+        holders = self.compiled.cut.program.holders
+        for piece in self.compiled.updates(phase):
+            for value, slot in piece.function.handed.items():
+                slot.put(gradients.pop(value))
+                request, holder = holders[value.op]
+                for run in (*runs, *self._runs):
+                    run.sums.drop(request, holder.source)
 
     def gradients(self, phase: PhasePlan, runs: Sequence[StageRun]) -> dict[Value, Any]:
         """Every gradient placeholder's tensor."""
@@ -191,7 +202,8 @@ class OnceRun:
         self._got.add(bundle)
 
     def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
-        tensors = [self._take(feed, gradients) for feed in piece.feeds]
+        handed = piece.function.handed
+        tensors = [self._take(feed, gradients) for feed in piece.feeds if feed.what not in handed]
         with tf.control_dependencies(self._after):
             results = piece.function(tensors)
         self.once.update(zip(piece.fetches, results, strict=True))

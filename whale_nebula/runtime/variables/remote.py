@@ -24,6 +24,7 @@ from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.drawing import copy_array
 from whale_nebula.tf.guarding import make_guarded_class
 from whale_nebula.transport.protocol import Key
 
@@ -149,7 +150,7 @@ class Ledger:
         """
         kept, here = self.kept[id(variable)], self.session.worker
         if kept.holders[0] != here:
-            return tf.convert_to_tensor(self._receive(slot, kept))
+            return copy_array(self._receive(slot, kept))
         for worker in kept.holders[1:]:
             self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(take(worker)))
         return take(here)

@@ -1,0 +1,70 @@
+"""Gradients that are handed over to the update that reads them: it writes into their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.same import data
+from whale_nebula.runtime.step.handover import Handover
+
+WIDTH = 512
+"""Of a square weight of 1 MiB, which counts as a large one."""
+
+
+def address(tensor: Any) -> int:
+    """Where a tensor lies in memory."""
+    return int(np.asarray(memoryview(tensor)).ctypes.data)
+
+
+def test_a_function_writes_into_the_memory_of_what_it_is_handed() -> None:
+    slot = Handover(tf.float32)
+    double = tf.function(lambda: 2.0 * slot.take([WIDTH, WIDTH]))
+    given = tf.random.normal([WIDTH, WIDTH])  # in memory of TensorFlow's own
+    place, whole = address(given), given.numpy()
+    slot.put(given)
+    del given
+    found = double()
+    assert address(found) == place
+    np.testing.assert_array_equal(found, 2.0 * whole)
+
+
+def test_what_somebody_else_holds_stays_as_it_was() -> None:
+    slot = Handover(tf.float32)
+    given = tf.random.normal([WIDTH, WIDTH])
+    whole = given.numpy()
+    slot.put(given)
+    found = tf.function(lambda: 2.0 * slot.take([WIDTH, WIDTH]))()
+    assert address(found) != address(given)
+    np.testing.assert_array_equal(given, whole)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_nobody_holds_a_large_gradient_while_its_variable_is_updated(
+    micro_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, put = [], Handover.put
+
+    def record(self: Handover, tensor: Any) -> None:
+        places.append(address(tensor))
+        put(self, tensor)
+
+    monkeypatch.setattr(Handover, "put", record)
+    nb.init(links="10gbit,0ms")
+    weight = tf.Variable(data(WIDTH, WIDTH), name="weight")
+
+    def train(x: Any, cut: bool = True) -> Any:
+        with nb.cluster(), nb.pipeline(micro_batch=micro_batch), tf.GradientTape() as tape:
+            with nb.stage(cluster="a"):
+                hidden = x @ weight
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_mean(hidden**2)
+        weight.assign(weight - 0.1 * tape.gradient(loss, weight))
+        return loss
+
+    nb.function(train)(tf.constant(data(8, WIDTH)))
+    assert places == [address(weight.read_value())]
