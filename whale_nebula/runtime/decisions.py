@@ -17,6 +17,7 @@ from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
 from whale_nebula.hardware.measured import read_slowness, slowness_path
 from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.layout import ALL_REDUCE
 from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
 from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
@@ -32,7 +33,7 @@ from whale_nebula.planner.space import fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
-from whale_nebula.runtime.line_costs import complete_lines
+from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
@@ -71,8 +72,7 @@ def decide(
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
     reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
-    reasons += [f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
-                for line, at in sorted(clusters.measured.items()) if ">" in line]  # fmt: skip
+    reasons += tell_measured(clusters)
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
@@ -89,6 +89,21 @@ def decide(
         found, reasons=(*found.reasons, *slow), clusters=clusters, slowness=slowness, measured=frozenset(measured),
         emulated=run.alone,
     )  # fmt: skip
+
+
+def tell_measured(clusters: Clusters) -> list[str]:
+    """What was measured of lines, and of sums inside clusters, each with its date."""
+    found = [
+        f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
+        for line, at in sorted(clusters.measured.items())
+        if ">" in line
+    ]
+    for cluster in clusters.clusters:
+        for each in cluster.collectives:
+            at = clusters.measured.get(f"{cluster.name}.collectives.{each.kind}")
+            if each.kind == ALL_REDUCE and at is not None:
+                found.append(f"inside {cluster.name} an {each}, as measured on {at.date}")
+    return found
 
 
 def check_said(said: Constraints, limits: Limits, run: Run) -> None:
@@ -209,7 +224,9 @@ class Agreed(NamedTuple):
 
 
 def agree_on_clusters(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
-    """Exchange and merge the knowledge of all processes; lines that are unknown to all are measured between them."""
+    """Exchange and merge the knowledge of all processes; lines and collectives that are unknown to all are
+    measured between them.
+    """
     completed = complete(told, config_of(run))
     if run.alone:
         return Agreed(completed, rows, True)
@@ -221,7 +238,10 @@ def agree_on_clusters(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
     every = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())]
     for each in every:
         told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
-    told = complete_lines(name, told, run, min(float(each["measure"]) for each in every))
+    budget, joined = min(float(each["measure"]) for each in every), {session.worker: sheet, **heard}
+    unable = {cluster_of(worker) for worker, each in joined.items() if not each["shared"]["collectives"]}
+    told = complete_collectives(name, told, run, budget, set(told.names) - unable)
+    told = complete_lines(name, told, run, budget)
     rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
     return Agreed(told, rows, able)
 

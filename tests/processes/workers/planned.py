@@ -57,6 +57,22 @@ def lesson(memory: str = f"{KIB}KiB", last: str = "c1", *texts: str) -> None:
     tell("scoped history", model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
 
 
+def sums(config: str) -> None:
+    """Tells what a plan for several workers of a cluster knows of their sums; nothing is trained."""
+    with nb.init(config):
+        nb.auto_parallel()
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(4)(inputs))
+        model.compile("sgd", "mse")
+        for _ in range(2):
+            plan = nb.plan(model, np.zeros((8, 4), "float32"), np.zeros((8, 4), "float32"))
+        tell("sums", [each for each in " ".join(plan.explain().split()).split(". ") if "all-reduce" in each])
+        tell("kept", [str(each) for each in nb.clusters().cluster("c0").collectives])
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "sums":
+        sums(sys.argv[2])
+        sys.exit()
     with nb.init({"measure": "0s" if sys.argv[3:] else "1s"}):
         lesson(*sys.argv[1:])
