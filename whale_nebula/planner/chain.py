@@ -89,9 +89,13 @@ class Layers:
         return found
 
 
-def layers_of(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Layers | None:
-    """The chain of a program for a batch with these shapes; None if no op of the forward reads a variable."""
-    return _Chaining(program, rows, shapes).build()
+def layers_of(
+    program: Program, rows: int, shapes: Sequence[tuple[int, ...]], beside: Mapping[str, float] | None = None
+) -> Layers | None:
+    """The chain of a program for a batch with these shapes; None if no op of the forward reads a variable. `beside` are
+    the bytes of objects that stand beside variables, by the path of the variable.
+    """
+    return _Chaining(program, rows, shapes, beside or {}).build()
 
 
 def size_values(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sizes:
@@ -106,6 +110,7 @@ class _Chaining:
     program: Program
     rows: int
     shapes: Sequence[tuple[int, ...]]
+    beside: Mapping[str, float] = field(default_factory=dict)
     block: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +147,7 @@ class _Chaining:
             there, back, tied, cuttable, parted,
             sent=np.array([len(each) for each in tensors], float),
             returned=np.array([sum(tensor.returns for tensor in each) for each in tensors], float),
-            largest=largest, put_off=self._find_put_off(homes, later, count),
+            largest=largest, put_off=self._find_put_off(homes, later, count), beside=self._list_beside(variables),
         )  # fmt: skip
         ops = self._list_ops(homes, variables, count)
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)
@@ -313,6 +318,11 @@ class _Chaining:
         rest = sum(v.spec.nbytes() for v in self.program.variables if v.path not in readers and not v.metric)
         share = gradients / gradients.sum() if gradients.sum() else np.zeros(count)
         return weights, rest * share, gradients, largest, tied, readers
+
+    def _list_beside(self, variables: Sequence[Sequence[tuple[str, int]]]) -> Array | None:
+        """By block, the bytes of objects beside its variables; None if there are none."""
+        found = [sum(self.beside.get(path, 0.0) for path in {path for path, _ in own}) for own in variables]
+        return np.array(found) if self.beside else None
 
     def _held(self, homes: Mapping[int, int], count: int) -> tuple[Array, Array]:
         """Two numbers of bytes a row for each block: what its backward keeps of its forward, and the most that one of

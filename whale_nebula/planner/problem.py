@@ -80,7 +80,8 @@ class Chain:
     one before each block and one at the end: bytes a row that cross `there` and `back`, bytes that cross once a step
     for weights on both sides (`tied`), and whether a cut is allowed; the number of tensors `sent` and `returned`.
     `apart` are the bytes of a block's gradients that are computed separately from the gradient that is sent back.
-    `coded` are the codecs that may be chosen between clusters, the mildest first; empty: no codec.
+    `coded` are the codecs that may be chosen between clusters, the mildest first; empty: no codec. `beside` are bytes
+    of a block that are no variables (rows of a table), of which there are no replicas.
     """
 
     names: tuple[str, ...]
@@ -99,6 +100,17 @@ class Chain:
     returned: Array | None = None
     largest: Array | None = None
     put_off: Array | None = None
+    beside: Array | None = None
+
+    @cached_property
+    def resident(self) -> Array:
+        """Bytes of each block that its worker holds all the time."""
+        return self.weights + self.slots + (0.0 if self.beside is None else self.beside)
+
+    @cached_property
+    def single(self) -> NDArray[np.bool_]:
+        """Whether each block can have one replica only."""
+        return np.zeros(len(self), bool) if self.beside is None else self.beside > 0
 
     @cached_property
     def plain(self) -> Coded:
@@ -216,6 +228,11 @@ class Problem:
 
     def keeps(self, shape: Shape) -> bool:
         """Whether a shape satisfies all written stages, and shares workers only where they require it."""
+        single = self.chain.single if self.options.replica is None else self.chain.single & False
+        if any(
+            part.replicas > 1 and single[part.begin : part.end].any() and not self.inside(part) for part in shape.parts
+        ):
+            return False
         if not self.fixed:
             return True
         used = [0] * len(self.clusters)

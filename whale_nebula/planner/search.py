@@ -309,6 +309,7 @@ class _Search:
         """For stages between each two cuts: micro-batches of each replica, and whether such a stage is allowed."""
         copies = self.copies[how]
         may = self.costs.upper & self.open[cluster] & ((copies == 1) | (how.shards == 1))
+        may &= self.costs.may_copy(how.replicas)
         return np.ceil(self.costs.micro_batches / copies), may
 
     def _band(self, cluster: int, how: Way, limit: int) -> tuple[Array, Array, Array]:

@@ -48,6 +48,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         sent=None if chain.sent is None else chain.sent[ends],
         returned=None if chain.returned is None else chain.returned[ends],
         largest=None if chain.largest is None else np.maximum.reduceat(chain.largest, starts),
+        beside=None if chain.beside is None else add(chain.beside),
     )  # fmt: skip
     clusters = tuple(
         replace(
@@ -68,7 +69,7 @@ def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
     times = np.max(
         [cluster.forward.sum(0) * rows + cluster.backward.sum(0) * rows for cluster in problem.clusters], axis=0
     )
-    size = chain.weights + chain.slots + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
+    size = chain.resident + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
     room = min(cluster.memory for cluster in problem.clusters)
     wanted = min(max(WIDEST, math.ceil(3 * float(size.sum()) / room)), MOST_GROUPS)
     done = np.concatenate([[0.0], np.cumsum(times / max(times.sum(), 1e-30) + size / max(size.sum(), 1.0))])

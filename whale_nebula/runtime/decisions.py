@@ -5,8 +5,9 @@ stages.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.layout import ALL_REDUCE
 from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
+from whale_nebula.passes.batch import explain_coupling
 from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, layers_of, size_values
 from whale_nebula.planner.cluster_costs import grounds_of, problem_of, told_by_nobody
@@ -35,6 +37,7 @@ from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
 from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
 from whale_nebula.runtime.run import Run
+from whale_nebula.runtime.variables.beside import Expected, expect_beside
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
 from whale_nebula.scopes.identity import running_home
@@ -53,14 +56,19 @@ def decide(
     run: Run,
     tensors: Sequence[Any] | None,
     check: Callable[[Decision], object],
+    absent: Collection[int] = (),
 ) -> Decision | None:
     """Search for a plan among clusters; None if the step has nothing to assign to stages. `check` raises the refusals
-    of passes.
+    of passes; `absent` are the numbers of the inputs that this process has not.
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows, able = agree_on_clusters(name, find_clusters(limits, said, run), rows, run)
-    layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows))
+    here = [None if number in absent else shape for number, shape in enumerate(shapes)]
+    known = Known(rows, here, expect_all_beside(captured))
+    clusters, able, known, homes = agree_on_clusters(name, find_clusters(limits, said, run), known, run)
+    shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
+    rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
+    layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
     if layers is None:
         return None
     options = Options(
@@ -73,6 +81,9 @@ def decide(
         options = replace(options, memory=float(limits.memory))
     reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
     reasons += tell_measured(clusters)
+    reasons += [
+        f"beside {path} {size(each.bytes)} are counted, of {each.said}" for path, each in sorted(known.beside.items())
+    ]
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
@@ -128,7 +139,7 @@ def _explain_whole(captured: Captured, layers: Layers) -> str:
         )
     if not any(leaf.batched for leaf in captured.program.leaves):
         return "no argument of the step has rows"
-    return ""
+    return explain_coupling(captured.program)
 
 
 def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
@@ -213,37 +224,79 @@ def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
     return told_by_config(run, chosen or names)
 
 
+def expect_all_beside(captured: Captured) -> dict[str, Expected]:
+    """The memory that objects beside a step's variables are expected to take, by the path of the variable."""
+    found = {path: expect_beside(variable) for path, variable in captured.variables.items()}
+    return {path: each for path, each in found.items() if each is not None}
+
+
+class Known(NamedTuple):
+    """What a process knows of a step: the rows of the batch; the shapes of its inputs, None for one that it has not;
+    and the memory of objects beside variables.
+    """
+
+    rows: int
+    shapes: Sequence[Sequence[int] | None] = ()
+    beside: Mapping[str, Expected] = {}
+
+    def merge(self, other: Known) -> Known:
+        """What two processes know together: of what both know the larger one."""
+        pairs = itertools.zip_longest(self.shapes, other.shapes)
+        shapes = [one if two is None else two if one is None else tuple(map(max, one, two)) for one, two in pairs]
+        beside = {path: max(own, other.beside.get(path, own)) for path, own in self.beside.items()}
+        return Known(max(self.rows, other.rows), shapes, beside)
+
+    @classmethod
+    def from_plain(cls, told: Any) -> Known:
+        """Parse what another process has sent."""
+        rows, shapes, beside = told
+        known = {str(path): Expected(float(count), str(said)) for path, (count, said) in beside.items()}
+        return cls(int(rows), [None if each is None else tuple(map(int, each)) for each in shapes], known)
+
+
 class Agreed(NamedTuple):
-    """The agreed input of planning: clusters with measurements, the rows of the batch, and whether the workers of each
-    cluster can communicate.
+    """The agreed input of planning: clusters with measurements, whether the workers of each cluster can communicate,
+    what is known of the step, and by the number of an input that some processes have not the clusters that have it.
     """
 
     clusters: Clusters
-    rows: int
     collectives: bool
+    known: Known
+    homes: Mapping[int, frozenset[str]] = {}
 
 
-def agree_on_clusters(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
+def agree_on_clusters(name: str, told: Clusters, known: Known, run: Run) -> Agreed:
     """Exchange and merge the knowledge of all processes; lines and collectives that are unknown to all are
     measured between them.
     """
     completed = complete(told, config_of(run))
     if run.alone:
-        return Agreed(completed, rows, True)
+        return Agreed(completed, True, known)
     session, own = run.ledger.session, run.here().cluster
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
-    own_part = {"rows": rows, "clusters": completed.to_json(), "collectives": able, "measure": run.config.measure}
-    sheet = {"shared": own_part}
+    part = {"clusters": completed.to_json(), "collectives": able, "measure": run.config.measure, "known": known}
+    sheet = {"shared": part}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
-    every = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())]
-    for each in every:
+    every = {worker: each["shared"] for worker, each in sorted({session.worker: sheet, **heard}.items())}
+    for each in every.values():
         told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
-    budget, joined = min(float(each["measure"]) for each in every), {session.worker: sheet, **heard}
-    unable = {cluster_of(worker) for worker, each in joined.items() if not each["shared"]["collectives"]}
+    budget = min(float(each["measure"]) for each in every.values())
+    unable = {cluster_of(worker) for worker, each in every.items() if not each["collectives"]}
     told = complete_collectives(name, told, run, budget, set(told.names) - unable)
     told = complete_lines(name, told, run, budget)
-    rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
-    return Agreed(told, rows, able)
+    parts = {worker: Known.from_plain(each["known"]) for worker, each in every.items()}
+    return Agreed(told, not unable, functools.reduce(Known.merge, parts.values()), _find_homes(parts))
+
+
+def _find_homes(parts: Mapping[str, Known]) -> dict[int, frozenset[str]]:
+    """The clusters whose workers all have an input, for each that some have not."""
+    found: dict[int, frozenset[str]] = {}
+    clusters = {cluster_of(worker) for worker in parts}
+    for number in range(max(len(each.shapes) for each in parts.values())):
+        lacking = {cluster_of(worker) for worker, each in parts.items() if each.shapes[number] is None}
+        if lacking:
+            found[number] = frozenset(clusters - lacking)
+    return found
 
 
 def measure_in_clusters(

@@ -11,6 +11,7 @@ from tests.unit.planner.problems import draw_problem
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Chain, ClusterCosts, Part, Problem, Shape
 from whale_nebula.planner.score import score
+from whale_nebula.planner.search import search
 
 CALL, MESSAGE, BYTE, STEP = 1e-3, 1e-4, 1e-8, 5e-3
 
@@ -90,3 +91,20 @@ def test_memory_is_the_most_of_a_backward_and_of_an_update() -> None:
     assert needed(3, first, 3) == 300 + max(3 * 80 + 100 + 32, 2 * 80 + 2 * 100 + 60)
     # the last one keeps nothing from a call to the next but what has come, and what comes later reads
     assert needed(8, last, 1, 3, 2) == 300 + max(2 * 7 * 8 + 3 * 40 + max(80 + 32 + 200, 200 + 60), 260)
+
+
+def test_rows_of_a_table_take_memory_and_have_one_replica() -> None:
+    problem = make_problem()
+    beside = np.array([0.0, 5e6, 0.0])
+    held = replace(problem, chain=replace(problem.chain, beside=beside))
+    more = Costs(held, 4).bytes(1) - Costs(problem, 4).bytes(1)
+    begin, end = np.ogrid[:4, :4]
+    np.testing.assert_allclose(more, np.where((begin <= 1) & (end >= 2), 5e6, 0.0))
+    assert Costs(held, 4).part_bytes(Part(0, 1, 2, shards=2), 1) < 3e6
+    clusters = tuple(replace(cluster, workers=2) for cluster in problem.clusters)
+    free, tied = (search(replace(each, clusters=clusters)).candidates for each in (problem, held))
+    assert any(part.replicas > 1 for each in free for part in each.parts if part.begin <= 1 < part.end)
+    assert tied and not any(part.replicas > 1 for each in tied for part in each.parts if part.begin <= 1 < part.end)
+    small = tuple(replace(cluster, memory=4e6 if cluster.name == "gpu" else 6e6) for cluster in problem.clusters)
+    best = search(replace(held, clusters=small)).candidates
+    assert {part.cluster for each in best for part in each.parts if part.begin <= 1 < part.end} == {1}
