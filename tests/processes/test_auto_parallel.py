@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.processes.running import Ended, beside, run, told_alone
-from tests.processes.workers.planned import KIB, lesson
+from tests.processes.workers.planned import KIB, at_home, lesson
 from whale_nebula.hardware import ClusterInfo, Clusters, WorkerInfo
 from whale_nebula.launch.link_advice import path_inside
 from whale_nebula.runtime.clusters import add_kept
@@ -66,6 +66,14 @@ def test_collectives_that_nobody_has_said_are_measured_and_kept(tmp_path: Path) 
     elsewhere = {name: replace(at, machine="another one") for name, at in kept.measured.items()}
     replace(kept, measured=elsewhere).save(path_inside(config, "c0"))
     assert add_kept(told, config) == told
+
+
+def test_inputs_that_one_cluster_has_are_read_there_alone() -> None:
+    """Sentences and labels are in c0, which has no memory for all layers: c1 has those between, and reads neither."""
+    alone = partial(told_alone, at_home, "1GiB", config={"measure": "0s"})
+    found, alone = beside("planned", 2, "at_home", "1200KiB", alone=alone)
+    for name in ("history", "evaluated"):
+        np.testing.assert_allclose(*(tf.nest.flatten(told[name]) for told in (found.told["c0/0"], alone)), 1e-5)
 
 
 def test_what_scopes_say_holds_in_every_process(both: tuple[Ended, dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, written_handles
 from whale_nebula.passes.parting import ascend, is_movement
+from whale_nebula.passes.readings import asks_rows
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.crossing import Tensor
@@ -63,7 +64,7 @@ class Layers:
     `variables` are the paths of each block's variables with the number of the reader that is in it; `forward`,
     `backward` and `update` the work of each block's ops, and `ops` these ops. `draws` is whether the forward draws
     random numbers, `written` the first and last block of each stage defined by a scope. `tensors` are those that cross
-    at each cut.
+    at each cut, and `readers` the blocks that read each input, by its number.
     """
 
     chain: Chain
@@ -76,6 +77,7 @@ class Layers:
     ops: BlockOps = BlockOps()
     written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tensors: tuple[tuple[Tensor, ...], ...] = ()
+    readers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, later: bool = False) -> Array:
         """Seconds of blocks at the pace of a device: costs of a call, and costs of a row; for all ops, or for those
@@ -153,7 +155,10 @@ class _Chaining:
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
         draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
-        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written, tensors)
+        return Layers(
+            chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written, tensors,
+            self._list_readers(),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ order
     def _ends(self) -> list[int]:
@@ -318,6 +323,14 @@ class _Chaining:
         rest = sum(v.spec.nbytes() for v in self.program.variables if v.path not in readers and not v.metric)
         share = gradients / gradients.sum() if gradients.sum() else np.zeros(count)
         return weights, rest * share, gradients, largest, tied, readers
+
+    def _list_readers(self) -> dict[int, frozenset[int]]:
+        """By the number of an input, the blocks that read more of it than its number of rows."""
+        found = {}
+        for number, leaf in enumerate(self.program.leaves):
+            readers = [op for op in self.graph.consumers(Value(leaf.op)) if not asks_rows(self.graph, op)]
+            found[number] = frozenset(self.block[op.index] for op in readers if op.index in self.block)
+        return found
 
     def _list_beside(self, variables: Sequence[Sequence[tuple[str, int]]]) -> Array | None:
         """By block, the bytes of objects beside its variables; None if there are none."""

@@ -244,7 +244,11 @@ class Costs:
     def open_at(self, cluster: int) -> np.ndarray:
         """Mask of the ranges that may be a stage of a cluster."""
         admitted = np.array([*(each.admits(cluster) for each in self.problem.fixed), True])
-        return self.upper & admitted[np.maximum(self._written, -1)]
+        found = self.upper & admitted[np.maximum(self._written, -1)]
+        for each in self.problem.bound:
+            if cluster not in each.clusters:
+                found[: each.block + 1, each.block + 1 :] = False
+        return found
 
     def copies(self, replicas: int) -> Array:
         """The number of replicas of each range: the user's where a stage was written, otherwise the given one."""

@@ -145,6 +145,13 @@ class Fixed:
         return not self.clusters or cluster in self.clusters
 
 
+class Bound(NamedTuple):
+    """A block that only some clusters may run, as they have an input that it reads."""
+
+    block: int
+    clusters: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Options:
     """Decisions of the user that constrain the search; None leaves one to the search. `most` bounds the micro-batches,
@@ -166,7 +173,7 @@ class Options:
 @dataclass(frozen=True)
 class Problem:
     """The complete input of the search. `lines` connect pairs of clusters, by their numbers, in one direction each;
-    `fixed` are the stages that the user has written, in order.
+    `fixed` are the stages that the user has written, and `bound` the blocks that some clusters may not run, in order.
     """
 
     chain: Chain
@@ -175,6 +182,7 @@ class Problem:
     lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
     options: Options = Options()
     fixed: tuple[Fixed, ...] = ()
+    bound: tuple[Bound, ...] = ()
 
     def line(self, source: int, destination: int) -> Line:
         """The line from one cluster to another; one that takes no time if none is known."""
@@ -232,6 +240,9 @@ class Problem:
         if any(
             part.replicas > 1 and single[part.begin : part.end].any() and not self.inside(part) for part in shape.parts
         ):
+            return False
+        if not all(part.cluster in each.clusters for part in shape.parts for each in self.bound
+                   if part.begin <= each.block < part.end):  # fmt: skip
             return False
         if not self.fixed:
             return True

@@ -31,7 +31,7 @@ from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
-from whale_nebula.planner.space import fix_stages
+from whale_nebula.planner.space import bind_blocks, fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
@@ -56,16 +56,18 @@ def decide(
     run: Run,
     tensors: Sequence[Any] | None,
     check: Callable[[Decision], object],
-    absent: Collection[int] = (),
+    absent: Collection[int],
+    homes: Mapping[int, frozenset[str]],
 ) -> Decision | None:
     """Search for a plan among clusters; None if the step has nothing to assign to stages. `check` raises the refusals
-    of passes; `absent` are the numbers of the inputs that this process has not.
+    of passes; `absent` are the numbers of the inputs that this process has not, `homes` the clusters by the number
+    of an input that some have not.
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
     here = [None if number in absent else shape for number, shape in enumerate(shapes)]
     known = Known(rows, here, expect_all_beside(captured))
-    clusters, able, known, homes = agree_on_clusters(name, find_clusters(limits, said, run), known, run)
+    clusters, able, known = agree_on_clusters(name, find_clusters(limits, said, run), known, run)
     shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
     rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
     layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
@@ -84,6 +86,8 @@ def decide(
     reasons += [
         f"beside {path} {size(each.bytes)} are counted, of {each.said}" for path, each in sorted(known.beside.items())
     ]
+    names = [leaf.name for leaf in captured.program.leaves]
+    reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
@@ -91,6 +95,7 @@ def decide(
     slow = [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
+    problem = bind_blocks(problem, layers, homes)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
     first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=said)
@@ -256,13 +261,12 @@ class Known(NamedTuple):
 
 class Agreed(NamedTuple):
     """The agreed input of planning: clusters with measurements, whether the workers of each cluster can communicate,
-    what is known of the step, and by the number of an input that some processes have not the clusters that have it.
+    and what is known of the step.
     """
 
     clusters: Clusters
     collectives: bool
     known: Known
-    homes: Mapping[int, frozenset[str]] = {}
 
 
 def agree_on_clusters(name: str, told: Clusters, known: Known, run: Run) -> Agreed:
@@ -284,19 +288,24 @@ def agree_on_clusters(name: str, told: Clusters, known: Known, run: Run) -> Agre
     unable = {cluster_of(worker) for worker, each in every.items() if not each["collectives"]}
     told = complete_collectives(name, told, run, budget, set(told.names) - unable)
     told = complete_lines(name, told, run, budget)
-    parts = {worker: Known.from_plain(each["known"]) for worker, each in every.items()}
-    return Agreed(told, not unable, functools.reduce(Known.merge, parts.values()), _find_homes(parts))
+    parts = [Known.from_plain(each["known"]) for each in every.values()]
+    return Agreed(told, not unable, functools.reduce(Known.merge, parts))
 
 
-def _find_homes(parts: Mapping[str, Known]) -> dict[int, frozenset[str]]:
-    """The clusters whose workers all have an input, for each that some have not."""
-    found: dict[int, frozenset[str]] = {}
-    clusters = {cluster_of(worker) for worker in parts}
-    for number in range(max(len(each.shapes) for each in parts.values())):
-        lacking = {cluster_of(worker) for worker, each in parts.items() if each.shapes[number] is None}
-        if lacking:
-            found[number] = frozenset(clusters - lacking)
-    return found
+def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozenset[str]]:
+    """The clusters whose workers all have an input, by its number, for each that some processes have not. All
+    processes call it at the same point; `absent` are the numbers of those that this process has not.
+    """
+    if run.alone or not run.config.inputs:
+        return {}
+    session = run.ledger.session
+    sheet = {"shared": {"absent": sorted(absent)}}
+    heard = session.exchange(f"the inputs of {name!r}", sheet, set(session.links))
+    lacking: dict[int, set[str]] = {}
+    for worker, each in {session.worker: sheet, **heard}.items():
+        for number in each["shared"]["absent"]:
+            lacking.setdefault(int(number), set()).add(cluster_of(worker))
+    return {number: frozenset(run.cluster_sizes) - gone for number, gone in sorted(lacking.items())}
 
 
 def measure_in_clusters(
