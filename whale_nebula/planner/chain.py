@@ -28,6 +28,8 @@ from whale_nebula.spec import Value
 
 MOST_CROSSING = 4
 """The maximum number of tensors that cross at a cut."""
+LABELLED_ROWS = 32
+"""The number of rows with which `passes.label` counts bytes."""
 _GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
 """The pattern of the names of a gradient's ops, which contain that of the forward's op."""
 
@@ -261,7 +263,7 @@ class _Chaining:
         return dict(sorted(found.items(), key=lambda each: each[1]))
 
     def _crossing(
-        self, order: Sequence[int], starts: Sequence[int], weighted: Collection[int]
+        self, order: Sequence[int], starts: Sequence[int], weighted: Mapping[int, Sequence[tuple[str, int]]]
     ) -> tuple[Array, Array, np.ndarray, tuple[tuple[Tensor, ...], ...]]:
         """By cut: bytes a row in both directions, whether a cut is allowed, and the tensors that cross."""
         place = {op: number for number, op in enumerate(order)}
@@ -291,8 +293,42 @@ class _Chaining:
             places = range(last[number] + 1, end + 1)
             best.append(min(places, key=lambda at: (there[at] + back[at], -at)))
         at = np.array([*best, len(order)])
-        found = tuple(tuple(crossing[place]) for place in at)
-        return there[at], back[at], np.array([len(each) <= MOST_CROSSING for each in found]), found
+        found = [tuple(crossing[place]) for place in at]
+        sizes = there[at], back[at]
+        for cut in range(2, len(starts)):
+            self._move_late(cut, order[starts[cut - 1] : ends[cut]], weighted, sizes, found)
+        return *sizes, np.array([len(each) <= MOST_CROSSING for each in found]), tuple(found)
+
+    def _move_late(
+        self,
+        cut: int,
+        ops: Sequence[int],
+        weighted: Mapping[int, Sequence[tuple[str, int]]],
+        sizes: tuple[Array, Array],
+        tensors: list[tuple[Tensor, ...]],
+    ) -> None:
+        """Count at a cut what crosses at the one before it, and the variables that are read between them, where that
+        is less: `passes.label` then runs these ops after the cut, such as a normalisation whose input crosses as well.
+        """
+        there, back = sizes
+        known = {v.path: v for v in self.program.variables}
+        paths = dict.fromkeys(path for op in ops for path, _ in weighted.get(op, ()))
+        size = sum(known[path].spec.nbytes() for path in paths)
+        graph = self.graph
+        stays = any(graph.ops[op].stateful or op in self.stages for op in ops) or any(
+            is_read(graph.ops[value.op]) for op in ops if op in weighted for value in graph.ops[op].inputs
+        )  # what reads a variable itself is in the variable's stage
+        if not stays and LABELLED_ROWS * there[cut - 1] + size < LABELLED_ROWS * there[cut]:
+            trained = [bool(self.requests) and known[path].trainable for path in paths]
+            there[cut] = there[cut - 1] + size / self.rows
+            back[cut] = back[cut - 1] + sum(
+                known[path].spec.nbytes() * own for path, own in zip(paths, trained, strict=True)
+            ) / self.rows  # fmt: skip
+            more = [
+                Tensor(known[path].spec.dtype, tuple(known[path].spec.sized(1)), own)
+                for path, own in zip(paths, trained, strict=True)
+            ]
+            tensors[cut] = (*tensors[cut - 1], *more)
 
     def _find_trained(self, order: Sequence[int]) -> set[int]:
         """The ops of the forward that depend on a variable that is not a generator's state."""

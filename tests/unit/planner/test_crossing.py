@@ -16,9 +16,10 @@ from tests.same import data
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.codec.packing import PREFIX
 from whale_nebula.planner.crossing import Tensor, code_crossings
-from whale_nebula.planner.problem import Candidate, Shape
+from whale_nebula.planner.problem import Candidate, Part, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import search
+from whale_nebula.planner.search import Found, search
+from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 CLUSTERS = {"clusters": {name: {"flops": "2M"} for name in ("a", "b", "c")}}
@@ -77,6 +78,31 @@ def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
     with nb.cluster(), nb.pipeline(plan.micro_batch, schedule=plan.schedule), nb.compress(fp16=True):
         by_hand = model(parts)
     assert losses(by_hand) == pytest.approx(found, rel=1e-4)  # gradients are rounded by chance
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, pytest.param(4, marks=pytest.mark.grid)])
+def test_bytes_at_each_cut_are_those_that_cross(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a normalisation its input crosses alone, and what it makes of it is computed after the line."""
+
+    def choose(problem: Any, *options: Any) -> Found:
+        parts = Part(0, 0, cut), Part(1, cut, len(problem.chain))
+        found = score(problem, Shape(parts, 2))
+        assert isinstance(found, Candidate)
+        return Found((found,))
+
+    monkeypatch.setattr(decisions, "search", choose)
+    nb.shutdown()
+    nb.init(CLUSTERS, links="1mbit,1ms")
+    inputs = keras.Input((8, WIDTH))
+    hidden = keras.layers.Dense(WIDTH)(inputs)
+    inner = keras.layers.Dense(4 * WIDTH)(keras.layers.LayerNormalization()(hidden))
+    with nb.auto_parallel():
+        found = keras.Model(inputs, keras.layers.Dense(2)(hidden + keras.layers.Dense(WIDTH)(inner)))
+        found.compile("sgd", "mse")
+        plan = nb.plan(found, np.zeros((16, 8, WIDTH)), np.zeros((16, 8, 2)))
+    crossing = {"a->b": sum(each.step_bytes for each in plan.boundaries)}
+    crossing["b->a"] = sum(each.backward_step_bytes or 0 for each in plan.boundaries)
+    assert plan.predicted.bytes == pytest.approx(crossing, rel=0.02)
 
 
 @pytest.mark.parametrize(
