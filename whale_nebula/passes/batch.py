@@ -508,7 +508,7 @@ def divides(program: Program) -> bool:
         return False
 
 
-def explain_coupling(program: Program) -> str:
+def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
     """Why micro-batches would change a step that was captured uncut, as its rows depend on each other; "" if they do
     not, or if it is not known: weights that divide the loss are in the trace of a cut step alone.
     """
@@ -518,7 +518,7 @@ def explain_coupling(program: Program) -> str:
     if any(not each.good and each.kind != COUPLED for each in losses):
         return ""
     try:
-        fold_batch(tried)
+        fold_batch(tried, where)
     except BatchCoupledError as refused:
         return refused.what
     except CaptureError:

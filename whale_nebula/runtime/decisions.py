@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from whale_nebula.capture.mirror import order_operations
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.step import Captured
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError, NotYetError, OptionError, PlanError
@@ -144,7 +146,8 @@ def _explain_whole(captured: Captured, layers: Layers) -> str:
         )
     if not any(leaf.batched for leaf in captured.program.leaves):
         return "no argument of the step has rows"
-    return explain_coupling(captured.program)
+    operations = order_operations(captured.graph.get_operations())
+    return explain_coupling(captured.program, lambda number: find_origin(operations[number]))
 
 
 def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
