@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.planner.problems import draw_problem
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Chain, ClusterCosts, Part, Problem, Shape
+from whale_nebula.planner.problem import Bound, Chain, ClusterCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 
@@ -108,3 +108,17 @@ def test_rows_of_a_table_take_memory_and_have_one_replica() -> None:
     small = tuple(replace(cluster, memory=4e6 if cluster.name == "gpu" else 6e6) for cluster in problem.clusters)
     best = search(replace(held, clusters=small)).candidates
     assert {part.cluster for each in best for part in each.parts if part.begin <= 1 < part.end} == {1}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_blocks_stay_where_their_inputs_are(share: float) -> None:
+    """The first and the last one in npu, which does all of it if it has the memory, although gpu is as fast."""
+    problem = make_problem()
+    chain = replace(problem.chain, weights=np.full(3, 1e5))
+    bound = replace(problem, chain=chain, options=Options(micro_batch=8), bound=(Bound(0, (1,)), Bound(2, (1,))))
+    memory = share * Costs(bound, 8).part_bytes(Part(1, 0, 3), 8)
+    clusters = tuple(replace(cluster, memory=memory) for cluster in problem.clusters)
+    found = search(replace(bound, clusters=clusters)).candidates
+    ways = [[part.cluster for part in each.parts] for each in found]
+    assert ways and all(way[0] == way[-1] == 1 for way in ways)
+    assert [1, 0, 1] in ways and ([1] in ways) == (share == 1.0)
