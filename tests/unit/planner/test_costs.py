@@ -122,3 +122,18 @@ def test_blocks_stay_where_their_inputs_are(share: float) -> None:
     ways = [[part.cluster for part in each.parts] for each in found]
     assert ways and all(way[0] == way[-1] == 1 for way in ways)
     assert [1, 0, 1] in ways and ([1] in ways) == (share == 1.0)
+
+
+def test_memory_of_stages_that_share_a_worker_is_found_together() -> None:
+    """The first and the last of eight blocks are bound to npu, which is far faster, and holds four of them."""
+    ones, cuts = np.ones(8), np.array([0.0, *[1000.0] * 7, 0.0])
+    chain = Chain(
+        tuple("abcdefgh"), 1e6 * ones, ones, ones, ones, ones, cuts, cuts / 2, 0 * cuts, np.ones(9, bool)
+    )  # fmt: skip
+    seconds = np.stack([np.zeros(8), np.full(8, 1e-3)])
+    slow = ClusterCosts("gpu", 1, 5 * seconds, 10 * seconds, np.zeros(8), memory=5.5e6)
+    fast = replace(slow, name="npu", forward=seconds, backward=2 * seconds, memory=4.5e6)
+    bound = (Bound(0, (1,)), Bound(7, (1,)))
+    found = search(Problem(chain, (slow, fast), 8, options=Options(micro_batch=1), bound=bound)).candidates
+    assert found and [part.cluster for part in found[0].parts] == [1, 0, 1]
+    assert max(found[0].memory) <= 5.5e6
