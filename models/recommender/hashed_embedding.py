@@ -11,6 +11,7 @@ import tensorflow as tf
 from whale_nebula.errors import NotYetError, OptionError, WeightsError
 from whale_nebula.ir.layout import ROWS_PULLED, ROWS_PUSHED
 from whale_nebula.runtime.run import opened_run
+from whale_nebula.runtime.variables.beside import put_beside
 from whale_nebula.tf.failures import carry_errors
 
 from .distinct import Distinct, find_distinct, gather_rows
@@ -28,7 +29,8 @@ class HashedEmbedding(keras.layers.Layer):
 
     The table (`.table`) is in the memory of the process that runs the layer's stage. A step pulls the rows of its
     distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
-    `optimizer`, a Keras optimizer or its name, not by the model's, which does not include the table. Call the layer
+    `optimizer`, a Keras optimizer or its name, not by the model's, which does not include the table. `expected_rows` is
+    the number of rows for which a planner counts memory, if not `most_rows`. Call the layer
     once in a step; concatenate the ids of several look-ups. Its one variable, `anchor`, is always 0: it makes
     TensorFlow request the gradient, and has an entry for each bucket of ids. So `nb.split(axis=0)` around the call
     shards the table: each worker of the stage then has the rows of some buckets.
@@ -49,6 +51,7 @@ class HashedEmbedding(keras.layers.Layer):
         seed: int = 0,
         most_rows: int | None = None,
         staleness: int = 0,
+        expected_rows: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -61,7 +64,7 @@ class HashedEmbedding(keras.layers.Layer):
             )
         self.optimizer = get_optimizer(optimizer)
         self.width, self.scale, self.seed, self.most_rows = width, scale, seed, most_rows
-        self.staleness = staleness
+        self.staleness, self.expected_rows = staleness, expected_rows
         self.table = RowTable(
             width,
             make_row_optimizer(self.optimizer),
@@ -69,12 +72,14 @@ class HashedEmbedding(keras.layers.Layer):
             seed=seed,
             most_rows=most_rows,
             staleness=staleness,
+            expected_rows=expected_rows,
         )
         self.steps = RowSteps(self.table, self._find_distinct)
 
     def build(self, input_shape: Any) -> None:
         """Create the variable that connects the table with the model's gradients."""
         self.anchor = self.add_weight(shape=(BUCKETS,), initializer="zeros", dtype="float32", name="anchor")
+        put_beside(self.anchor.value, self.table)
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         """The vectors of the ids. In training new ids get rows; otherwise they have the initial values of new rows."""
@@ -119,6 +124,7 @@ class HashedEmbedding(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The options to create an equal layer, without its rows."""
         own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
+        own["expected_rows"] = self.expected_rows
         kept = {"staleness": self.staleness, "optimizer": keras.optimizers.serialize(self.optimizer)}
         return {**super().get_config(), **own, **kept}
 

@@ -85,6 +85,12 @@ class IdIndex:
     def __len__(self) -> int:
         return self._count
 
+    @staticmethod
+    def bytes_of(count: int) -> int:
+        """The bytes of an index of so many ids, for each of which there are two slots or more."""
+        slots = max(64, 1 << (2 * count - 1).bit_length() if count else 0)
+        return slots * (8 + (4 if slots <= 1 << 31 else 8))
+
     def find(self, ids: np.ndarray) -> np.ndarray:
         """The row of each id, or -1."""
         found = np.full(len(ids), _ABSENT, np.int64)

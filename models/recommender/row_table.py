@@ -13,6 +13,7 @@ import numpy as np
 from whale_nebula.errors import CheckpointError, DataError, OptionError, StateError
 from whale_nebula.runtime.checkpoint.objects import SavedState
 from whale_nebula.runtime.run import opened_run
+from whale_nebula.runtime.variables.beside import Expected
 
 from .hashing import IdIndex, draw_uniform
 from .row_optimizers import RowOptimizer
@@ -50,7 +51,8 @@ class RowTable:
     """Rows of `width` numbers with optimizer slots, and the count of each row's uses.
 
     An id without a row has the initial values of a row, drawn by id and seed: uniform, up to `scale`. With `most_rows`,
-    the least used rows are evicted for new ones. With `staleness`, look-ups in training may miss that number of the
+    the least used rows are evicted for new ones. `expected_rows` are those that a planner counts. With `staleness`,
+    look-ups in training may miss that number of the
     last updates. A table that is sharded over workers has in each the rows of its `share`: other ids are looked up as
     zeros, and their gradients are ignored.
     """
@@ -64,20 +66,22 @@ class RowTable:
         seed: int = 0,
         most_rows: int | None = None,
         staleness: int = 0,
+        expected_rows: int | None = None,
     ) -> None:
         if not isinstance(staleness, int) or staleness < 0:
             raise OptionError(f"staleness={staleness!r} is no number of steps", mend="staleness=0, or more")
-        sizes = [width] if most_rows is None else [width, most_rows]
+        sizes = [each for each in (width, most_rows, expected_rows) if each is not None]
         if not all(isinstance(each, int) and each > 0 for each in sizes):
             raise OptionError(
-                f"width={width!r}, most_rows={most_rows!r} holds no row", mend="width=16, most_rows=1_000_000"
+                f"width={width!r}, most_rows={most_rows!r}, expected_rows={expected_rows!r} holds no row",
+                mend="width=16, most_rows=1_000_000",
             )
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < float("inf"):
             raise OptionError(f"scale={scale!r} draws no rows", mend="scale=0.05: new values are up to it")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed={seed!r} draws no rows", mend="seed=0, a whole number of 64 bits")
         self.width, self.optimizer, self.scale, self.seed, self.most_rows = width, optimizer, scale, seed, most_rows
-        self.staleness = staleness
+        self.staleness, self.expected_rows = staleness, expected_rows
         self.share: Share | None = None
         self._saved: _Saved | None = None
         self.left_out = self.fetched_again = 0
@@ -102,6 +106,18 @@ class RowTable:
     def reserved_bytes(self) -> int:
         """The bytes that are reserved for rows; pages without a written row take no memory."""
         return sum(each.reserved_bytes for each in (self._values, self._ids, self._counts, self._stamps))
+
+    def expect_bytes(self) -> Expected:
+        """The bytes of all rows that the table is expected to have, of all workers together: as many as
+        `expected_rows`, else as it may have at most, else as it has.
+        """
+        held, said = len(self), "that it has: expected_rows= of its layer says how many it will have"
+        if self.expected_rows is not None:
+            held, said = self.expected_rows, "by expected_rows="
+        elif self.most_rows is not None:
+            held, said = self.most_rows, "by most_rows="
+        row = sum(each.row_bytes for each in (self._values, self._ids, self._counts, self._stamps))
+        return Expected(held * row + IdIndex.bytes_of(held), f"{held:,} rows {said}")
 
     def pull(self, ids: np.ndarray, seen: np.ndarray | None = None, ahead: Ahead | None = None) -> np.ndarray:
         """The values of distinct ids. With `seen`, the count of each in the batch, ids get rows and are counted.

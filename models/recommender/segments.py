@@ -20,6 +20,11 @@ class Segments:
         self._arrays: list[np.ndarray] = []
         self._starts = np.zeros(1, np.int64)
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row."""
+        return self._columns * np.dtype(self._dtype).itemsize
+
     def reserve(self, count: int) -> None:
         """Allocate rows 0 to `count` - 1."""
         while self._starts[-1] < count:

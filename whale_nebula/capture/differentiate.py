@@ -17,7 +17,7 @@ not sent: the stage before computes it itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,8 +29,10 @@ from whale_nebula.capture.mirror import ascend_ops, find_origin, order_operation
 from whale_nebula.capture.projection import check_nested
 from whale_nebula.capture.tracing import LiveRequest, Tracing, current
 from whale_nebula.errors import GradientError, PlanError
+from whale_nebula.ir.graph import Graph
 from whale_nebula.passes.checks import backwards, check_order
 from whale_nebula.passes.label import label
+from whale_nebula.passes.readings import bind_readers
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -84,11 +86,18 @@ def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     numbers = {op.name: index for index, op in enumerate(operations)}
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
-    found = label(graph, list(trace.met.stages), fixed=fixed, skip=skip)
+    found = label(graph, list(trace.met.stages), fixed=fixed, skip=skip, bound=bound_ops(trace, graph, numbers))
     if not trace.requests:  # later requests may belong to another phase, which may begin at the first stage again
         check_order(graph, found, tuple(trace.met.stages.values()), where=lambda op: find_origin(operations[op]))
     names = [op.name for op in operations]
     return {names[index]: stage for index, stage in found.items()}
+
+
+def bound_ops(trace: Tracing, graph: Graph, numbers: Mapping[str, int]) -> dict[int, frozenset[int]]:
+    """The ops that read an input which some clusters have not, each with the stages that may run it."""
+    homes = {} if trace.assignment is None else trace.assignment.homes
+    leaves = [numbers[leaf.op.name] for leaf in trace.leaves] if homes else []
+    return bind_readers(graph, leaves, homes, [stage.cluster for stage in trace.met.stages.values()])
 
 
 @dataclass

@@ -16,7 +16,7 @@ import tensorflow as tf
 from whale_nebula.capture import splits, tracing
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.bottlenecks import Bottlenecks
-from whale_nebula.capture.differentiate import explain_late_requests
+from whale_nebula.capture.differentiate import bound_ops, explain_late_requests
 from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.keras_scopes import stages_of
 from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
@@ -376,7 +376,10 @@ def assemble(
     stages = tuple(trace.met.stages.values())
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
-    labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)
+    bound = bound_ops(trace, graph, numbers)
+    labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward, bound=bound)
+    if bound:  # these ops run nowhere else
+        graph = graph.stamp({op: stages[labels[op]].key for op in bound if op in labels})
     codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]
     # Keras's masks of tensors, if a compress scope requests them
     marked = trace.masks if any(frame.options.get("mask") is True for frame in trace.met.compressions) else []

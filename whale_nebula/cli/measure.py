@@ -82,11 +82,11 @@ def _run(given: argparse.Namespace) -> int:
     found = _measure(told, again=given.again, quick=given.quick)
     if given.cluster is not None:
         _measure_lines(config, given.config, given.cluster, again=given.again)
-    from whale_nebula.runtime.clusters import add_lines
+    from whale_nebula.runtime.clusters import add_kept
 
     completed = found.complete(told, is_local)
     if given.config is not None:
-        completed = add_lines(completed, given.config)
+        completed = add_kept(completed, given.config)
     if given.save is not None:
         completed.save(given.save)
         remark(f"saved in {given.save}")
@@ -148,7 +148,10 @@ def _missing(told: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure
     shared = [each for each in told.clusters if len(each.workers) > 1]
     for cluster in shared:
         if not all(worker in local for worker in cluster.workers):
-            remark(f"collectives of {cluster.name} are not measured: its workers are on several machines")
+            remark(
+                f"collectives of {cluster.name} are not measured: its workers are on several machines; a run "
+                "under nb.auto_parallel measures them"
+            )
     if not found.collectives and any(all(worker in local for worker in each.workers) for each in shared):
         yield "collectives between two processes", _measure_collectives
 

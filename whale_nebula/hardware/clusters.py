@@ -131,6 +131,10 @@ class Collective:
         beta = self.beta_s_per_byte * rounds * self.workers / workers
         return Collective(self.kind, self.alpha_s * rounds, beta, workers)
 
+    def __str__(self) -> str:
+        rest = f"{add_prefix(self.alpha_s, 's')} + {add_prefix(self.beta_s_per_byte * 1e6, 's')} for each MB"
+        return f"{self.kind} of {self.workers}: {rest}"
+
 
 @dataclass(frozen=True)
 class WorkerInfo:
@@ -424,11 +428,7 @@ def table(clusters: Clusters) -> str:
     for each in clusters.clusters:
         if len(each.workers) > 1:
             lines.append(f"inside {each.name}: {each.inside}")
-        lines += [
-            f"{one.kind} of {one.workers} in {each.name}: {add_prefix(one.alpha_s, 's')} "
-            f"+ {add_prefix(one.beta_s_per_byte * 1e6, 's')} for each MB"
-            for one in each.collectives
-        ]
+        lines += [f"inside {each.name}: {one}" for one in each.collectives]
     lines += [f"{a} -> {b}: {link}" for (a, b), link in clusters.links.items()]
     if clusters.codecs:
         told = (f"{name} {add_prefix(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())

@@ -73,6 +73,10 @@ class Graph:
     def __len__(self) -> int:
         return len(self.ops)
 
+    def stamp(self, stages: Mapping[int, str]) -> Graph:
+        """The graph with the stages of some ops, by their keys."""
+        return replace(self, ops=tuple(replace(op, stage=stages.get(op.index, op.stage)) for op in self.ops))
+
     def spec(self, value: Value) -> Spec:
         """Element type and shape of a value."""
         return self.ops[value.op].outputs[value.out]

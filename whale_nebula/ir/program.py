@@ -363,7 +363,8 @@ class Assignment:
     ops that read it.
 
     Those ops are in the order of the trace; the last stage applies to all that follow. Ops that read no variable are
-    placed where the fewest bytes cross, like those outside any scope. `codecs` are those of the stages' inputs.
+    placed where the fewest bytes cross, like those outside any scope. `codecs` are those of the stages' inputs. `homes`
+    are the clusters that have an input, by its number, for those that some have not: only their stages read it.
 
     >>> given = Assignment((Stage("stage0", "gpu"), Stage("stage1", "npu")), {"table": ("stage0", "stage1")})
     >>> [given.stage_of("table", number) for number in range(3)], given.stage_of("other", 0)
@@ -374,6 +375,7 @@ class Assignment:
     variables: Mapping[str, tuple[str, ...]]
     pipeline: Pipeline = field(default_factory=Pipeline)
     codecs: Mapping[str, str] = field(default_factory=dict)
+    homes: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def stage_of(self, path: str, number: int) -> str | None:
         """The stage of the variable's reader of this number; None if it was not decided."""

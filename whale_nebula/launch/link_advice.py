@@ -99,6 +99,15 @@ def path_of(config: str | os.PathLike[str], a: str, b: str) -> Path:
     return Path(os.path.abspath(config)).parent / FOLDER / f"{name}.json"
 
 
+def path_inside(config: str | os.PathLike[str], cluster: str) -> Path:
+    """The file of the last measurement of a cluster's collectives, in the same folder.
+
+    >>> path_inside("/srv/clusters.yaml", "gpu").as_posix()
+    '/srv/line/gpu.collectives.json'
+    """
+    return Path(os.path.abspath(config)).parent / FOLDER / f"{cluster.replace('/', '_')}.collectives.json"
+
+
 def save(found: LineFound, path: Path) -> None:
     """Save a measurement, which `doctor` compares with the config."""
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from whale_nebula.errors import CaptureError, NebulaError
+from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import ADDED, GradientPart, Program, Request
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written_handles
@@ -506,6 +506,24 @@ def divides(program: Program) -> bool:
         return _are_uncoupled(fold_batch(tried))
     except NebulaError:
         return False
+
+
+def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
+    """Why micro-batches would change a step that was captured uncut, as its rows depend on each other; "" if they do
+    not, or if it is not known: weights that divide the loss are in the trace of a cut step alone.
+    """
+    tried = replace(program, pipeline=replace(program.pipeline, micro_batch=max(2, program.pipeline.micro_batch)))
+    folding = _fold_program(tried)
+    losses = [folding.of(value) for request in program.requests for value in request.targets]
+    if any(not each.good and each.kind != COUPLED for each in losses):
+        return ""
+    try:
+        fold_batch(tried, where)
+    except BatchCoupledError as refused:
+        return refused.what
+    except CaptureError:
+        pass  # of another cause, which is told where the step is cut
+    return ""
 
 
 def _are_uncoupled(folds: BatchFolds) -> bool:

@@ -173,11 +173,17 @@ _NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 
 
 def label(
-    graph: Graph, stages: Sequence[str], *, fixed: Mapping[int, int] | None = None, skip: frozenset[int] = frozenset()
+    graph: Graph,
+    stages: Sequence[str],
+    *,
+    fixed: Mapping[int, int] | None = None,
+    skip: frozenset[int] = frozenset(),
+    bound: Mapping[int, Collection[int]] | None = None,
 ) -> dict[int, int]:
     """The stage number of every op of the forward; inputs, captures, constants and `skip` ops have none.
 
-    `fixed` has the labels that an earlier call gave to the first ops of the same trace: they are kept.
+    `fixed` has the labels that an earlier call gave to the first ops of the same trace: they are kept. `bound` are the
+    stages that may run an op, where not all may: such an op is in the last of them that is not too late.
     """
     if not stages:
         return {}
@@ -185,6 +191,9 @@ def label(
     found = _Labelling(graph, numbers, dict(fixed or {}), skip)
     labels = found.run()
     moved = join_states(graph, labels, found.free, found.needed)
+    for op, allowed in (bound or {}).items():
+        if allowed and op in found.free and labels[op] not in allowed:
+            moved[op] = max((each for each in allowed if each < labels[op]), default=min(allowed))
     return _Labelling(graph, numbers, {**(fixed or {}), **moved}, skip).run() if moved else labels
 
 

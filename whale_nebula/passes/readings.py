@@ -13,6 +13,7 @@ from whale_nebula.feed.checks import absent_error
 from whale_nebula.feed.rows import RowsRead
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.spec import Value
 
 
 class Reading(NamedTuple):
@@ -88,6 +89,21 @@ def asks_rows(graph: Graph, op: Op) -> bool:
     users = (user for value in op.values for user in graph.consumers(value))
     first = [(0,), (1,)]
     return all(u.type == "StridedSlice" and [graph.ops[v.op].constant for v in u.inputs[1:3]] == first for u in users)
+
+
+def bind_readers(
+    graph: Graph, leaves: Sequence[int], homes: Mapping[int, Collection[str]], clusters: Sequence[str]
+) -> dict[int, frozenset[int]]:
+    """The stages that may run each op that reads an input, by the clusters of the stages and those that have the input:
+    `homes`, by the number of the input. `leaves` are the ops of inputs.
+    """
+    found: dict[int, frozenset[int]] = {}
+    for number, own in homes.items():
+        allowed = frozenset(stage for stage, cluster in enumerate(clusters) if cluster in own)
+        for op in graph.consumers(Value(leaves[number])):
+            if not asks_rows(graph, op):
+                found[op.index] = found.get(op.index, allowed) & allowed
+    return found
 
 
 def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[int], str]) -> None:

@@ -19,6 +19,7 @@ from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, written_handles
 from whale_nebula.passes.parting import ascend, is_movement
+from whale_nebula.passes.readings import asks_rows
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.problem import Array, Chain
@@ -26,6 +27,8 @@ from whale_nebula.spec import Spec, Value
 
 MOST_CROSSING = 4
 """The maximum number of tensors that cross at a cut."""
+LABELLED_ROWS = 32
+"""The number of rows with which `passes.label` counts bytes."""
 _GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
 """The pattern of the names of a gradient's ops, which contain that of the forward's op."""
 
@@ -76,7 +79,7 @@ class Layers:
     `variables` are the paths of each block's variables with the number of the reader that is in it; `forward`,
     `backward` and `update` the work of each block's ops, and `ops` these ops. `draws` is whether the forward draws
     random numbers, `written` the first and last block of each stage defined by a scope. `tensors` are those that cross
-    at each cut.
+    at each cut, and `readers` the blocks that read each input, by its number.
     """
 
     chain: Chain
@@ -89,6 +92,7 @@ class Layers:
     ops: BlockOps = BlockOps()
     written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tensors: tuple[tuple[Tensor, ...], ...] = ()
+    readers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, later: bool = False) -> Array:
         """Seconds of blocks at the pace of a device: costs of a call, and costs of a row; for all ops, or for those
@@ -102,9 +106,13 @@ class Layers:
         return found
 
 
-def layers_of(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Layers | None:
-    """The chain of a program for a batch with these shapes; None if no op of the forward reads a variable."""
-    return _Chaining(program, rows, shapes).build()
+def layers_of(
+    program: Program, rows: int, shapes: Sequence[tuple[int, ...]], beside: Mapping[str, float] | None = None
+) -> Layers | None:
+    """The chain of a program for a batch with these shapes; None if no op of the forward reads a variable. `beside` are
+    the bytes of objects that stand beside variables, by the path of the variable.
+    """
+    return _Chaining(program, rows, shapes, beside or {}).build()
 
 
 def size_values(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sizes:
@@ -119,6 +127,7 @@ class _Chaining:
     program: Program
     rows: int
     shapes: Sequence[tuple[int, ...]]
+    beside: Mapping[str, float] = field(default_factory=dict)
     block: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -155,13 +164,16 @@ class _Chaining:
             there, back, tied, cuttable, parted,
             sent=np.array([len(each) for each in tensors], float),
             returned=np.array([sum(tensor.returns for tensor in each) for each in tensors], float),
-            largest=largest, put_off=self._find_put_off(homes, later, count),
+            largest=largest, put_off=self._find_put_off(homes, later, count), beside=self._list_beside(variables),
         )  # fmt: skip
         ops = self._list_ops(homes, variables, count)
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
         draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
-        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written, tensors)
+        return Layers(
+            chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written, tensors,
+            self._list_readers(),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ order
     def _ends(self) -> list[int]:
@@ -264,7 +276,7 @@ class _Chaining:
         return dict(sorted(found.items(), key=lambda each: each[1]))
 
     def _crossing(
-        self, order: Sequence[int], starts: Sequence[int], weighted: Collection[int]
+        self, order: Sequence[int], starts: Sequence[int], weighted: Mapping[int, Sequence[tuple[str, int]]]
     ) -> tuple[Array, Array, np.ndarray, tuple[tuple[Tensor, ...], ...]]:
         """By cut: bytes a row in both directions, whether a cut is allowed, and the tensors that cross."""
         place = {op: number for number, op in enumerate(order)}
@@ -294,8 +306,42 @@ class _Chaining:
             places = range(last[number] + 1, end + 1)
             best.append(min(places, key=lambda at: (there[at] + back[at], -at)))
         at = np.array([*best, len(order)])
-        found = tuple(tuple(crossing[place]) for place in at)
-        return there[at], back[at], np.array([len(each) <= MOST_CROSSING for each in found]), found
+        found = [tuple(crossing[place]) for place in at]
+        sizes = there[at], back[at]
+        for cut in range(2, len(starts)):
+            self._move_late(cut, order[starts[cut - 1] : ends[cut]], weighted, sizes, found)
+        return *sizes, np.array([len(each) <= MOST_CROSSING for each in found]), tuple(found)
+
+    def _move_late(
+        self,
+        cut: int,
+        ops: Sequence[int],
+        weighted: Mapping[int, Sequence[tuple[str, int]]],
+        sizes: tuple[Array, Array],
+        tensors: list[tuple[Tensor, ...]],
+    ) -> None:
+        """Count at a cut what crosses at the one before it, and the variables that are read between them, where that
+        is less: `passes.label` then runs these ops after the cut, such as a normalisation whose input crosses as well.
+        """
+        there, back = sizes
+        known = {v.path: v for v in self.program.variables}
+        paths = dict.fromkeys(path for op in ops for path, _ in weighted.get(op, ()))
+        size = sum(known[path].spec.nbytes() for path in paths)
+        graph = self.graph
+        stays = any(graph.ops[op].stateful or op in self.stages for op in ops) or any(
+            is_read(graph.ops[value.op]) for op in ops if op in weighted for value in graph.ops[op].inputs
+        )  # what reads a variable itself is in the variable's stage
+        if not stays and LABELLED_ROWS * there[cut - 1] + size < LABELLED_ROWS * there[cut]:
+            trained = [bool(self.requests) and known[path].trainable for path in paths]
+            there[cut] = there[cut - 1] + size / self.rows
+            back[cut] = back[cut - 1] + sum(
+                known[path].spec.nbytes() * own for path, own in zip(paths, trained, strict=True)
+            ) / self.rows  # fmt: skip
+            more = [
+                Tensor(known[path].spec.dtype, tuple(known[path].spec.sized(1)), own)
+                for path, own in zip(paths, trained, strict=True)
+            ]
+            tensors[cut] = (*tensors[cut - 1], *more)
 
     def _find_trained(self, order: Sequence[int]) -> set[int]:
         """The ops of the forward that depend on a variable that is not a generator's state."""
@@ -326,6 +372,19 @@ class _Chaining:
         rest = sum(v.spec.nbytes() for v in self.program.variables if v.path not in readers and not v.metric)
         share = gradients / gradients.sum() if gradients.sum() else np.zeros(count)
         return weights, rest * share, gradients, largest, tied, readers
+
+    def _list_readers(self) -> dict[int, frozenset[int]]:
+        """By the number of an input, the blocks that read more of it than its number of rows."""
+        found = {}
+        for number, leaf in enumerate(self.program.leaves):
+            readers = [op for op in self.graph.consumers(Value(leaf.op)) if not asks_rows(self.graph, op)]
+            found[number] = frozenset(self.block[op.index] for op in readers if op.index in self.block)
+        return found
+
+    def _list_beside(self, variables: Sequence[Sequence[tuple[str, int]]]) -> Array | None:
+        """By block, the bytes of objects beside its variables; None if there are none."""
+        found = [sum(self.beside.get(path, 0.0) for path in {path for path, _ in own}) for own in variables]
+        return np.array(found) if self.beside else None
 
     def _held(self, homes: Mapping[int, int], count: int) -> tuple[Array, Array]:
         """Two numbers of bytes a row for each block: what its backward keeps of its forward, and the most that one of

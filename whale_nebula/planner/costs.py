@@ -110,8 +110,8 @@ class Costs:
 
     @cached_property
     def _resident(self) -> Array:
-        """Prefix sums of the resident bytes of a worker: weights and optimizer slots."""
-        return _sums(self.problem.chain.weights + self.problem.chain.slots)
+        """Prefix sums of the resident bytes of a worker: weights, optimizer slots, and rows of tables."""
+        return _sums(self.problem.chain.resident)
 
     @cached_property
     def _held(self) -> Array:
@@ -244,13 +244,25 @@ class Costs:
     def open_at(self, cluster: int) -> np.ndarray:
         """Mask of the ranges that may be a stage of a cluster."""
         admitted = np.array([*(each.admits(cluster) for each in self.problem.fixed), True])
-        return self.upper & admitted[np.maximum(self._written, -1)]
+        found = self.upper & admitted[np.maximum(self._written, -1)]
+        for each in self.problem.bound:
+            if cluster not in each.clusters:
+                found[: each.block + 1, each.block + 1 :] = False
+        return found
 
     def copies(self, replicas: int) -> Array:
         """The number of replicas of each range: the user's where a stage was written, otherwise the given one."""
         return np.array([*(each.replicas or replicas for each in self.problem.fixed), replicas])[
             np.maximum(self._written, -1)
         ]
+
+    def may_copy(self, replicas: int) -> np.ndarray:
+        """Mask of the ranges that may have so many replicas: with rows of a table one, unless the user says more."""
+        if replicas == 1 or self.problem.options.replica is not None:
+            return np.ones_like(self.upper)
+        single = _sums(self.problem.chain.single.astype(float))
+        said = np.array([*(each.replicas is not None for each in self.problem.fixed), False])
+        return (single[None, :] <= single[:, None]) | said[np.maximum(self._written, -1)]
 
     def bytes(self, in_flight: Any, shards: int = 1) -> Array:
         """Bytes that a worker needs for each range of blocks, by the number of micro-batches in flight."""

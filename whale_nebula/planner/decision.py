@@ -234,13 +234,14 @@ def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
     ways = [f"{size(int(excess.needed))} of memory for each worker of {excess.cluster}"]
     ways += [way for way, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates]
     chain, own = problem.chain, range(excess.begin, excess.end)
-    held = chain.weights + chain.slots + chain.gradients
+    held = chain.resident + chain.gradients
     largest = max(own, key=lambda block: held[block])
     lacking, workers = excess.needed - excess.allowed, problem.clusters[number].workers
     count = math.ceil(held[largest] / (held[largest] - lacking)) if held[largest] > lacking else 0
     if 1 < count <= workers:
         name = short_names(chain.names)[largest]
-        ways.append(f"nb.split({count}) around {name!r}, of which {count} workers then hold a piece each")
+        axis = ", axis=0" if chain.single[largest] else ""
+        ways.append(f"nb.split({count}{axis}) around {name!r}, of which {count} workers then hold a piece each")
     return "; ".join(ways) + "; or a smaller batch"
 
 

@@ -80,7 +80,8 @@ class Chain:
     one before each block and one at the end: bytes a row that cross `there` and `back`, bytes that cross once a step
     for weights on both sides (`tied`), and whether a cut is allowed; the number of tensors `sent` and `returned`.
     `apart` are the bytes of a block's gradients that are computed separately from the gradient that is sent back.
-    `coded` are the codecs that may be chosen between clusters, the mildest first; empty: no codec.
+    `coded` are the codecs that may be chosen between clusters, the mildest first; empty: no codec. `beside` are bytes
+    of a block that are no variables (rows of a table), of which there are no replicas.
     """
 
     names: tuple[str, ...]
@@ -99,6 +100,17 @@ class Chain:
     returned: Array | None = None
     largest: Array | None = None
     put_off: Array | None = None
+    beside: Array | None = None
+
+    @cached_property
+    def resident(self) -> Array:
+        """Bytes of each block that its worker holds all the time."""
+        return self.weights + self.slots + (0.0 if self.beside is None else self.beside)
+
+    @cached_property
+    def single(self) -> NDArray[np.bool_]:
+        """Whether each block can have one replica only."""
+        return np.zeros(len(self), bool) if self.beside is None else self.beside > 0
 
     @cached_property
     def plain(self) -> Coded:
@@ -133,6 +145,13 @@ class Fixed:
         return not self.clusters or cluster in self.clusters
 
 
+class Bound(NamedTuple):
+    """A block that only some clusters may run, as they have an input that it reads."""
+
+    block: int
+    clusters: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Options:
     """Decisions of the user that constrain the search; None leaves one to the search. `most` bounds the micro-batches,
@@ -154,7 +173,7 @@ class Options:
 @dataclass(frozen=True)
 class Problem:
     """The complete input of the search. `lines` connect pairs of clusters, by their numbers, in one direction each;
-    `fixed` are the stages that the user has written, in order.
+    `fixed` are the stages that the user has written, and `bound` the blocks that some clusters may not run, in order.
     """
 
     chain: Chain
@@ -163,6 +182,7 @@ class Problem:
     lines: Mapping[tuple[int, int], Line] = field(default_factory=dict)
     options: Options = Options()
     fixed: tuple[Fixed, ...] = ()
+    bound: tuple[Bound, ...] = ()
 
     def line(self, source: int, destination: int) -> Line:
         """The line from one cluster to another; one that takes no time if none is known."""
@@ -216,6 +236,14 @@ class Problem:
 
     def keeps(self, shape: Shape) -> bool:
         """Whether a shape satisfies all written stages, and shares workers only where they require it."""
+        single = self.chain.single if self.options.replica is None else self.chain.single & False
+        if any(
+            part.replicas > 1 and single[part.begin : part.end].any() and not self.inside(part) for part in shape.parts
+        ):
+            return False
+        if not all(part.cluster in each.clusters for part in shape.parts for each in self.bound
+                   if part.begin <= each.block < part.end):  # fmt: skip
+            return False
         if not self.fixed:
             return True
         used = [0] * len(self.clusters)

@@ -44,6 +44,8 @@ BY_FORMULA, BY_SIMULATOR = 12, 4
 """The number of best candidates that are improved by local search, with the formula and with the simulator, since the
 formula misjudges some if memory is short.
 """
+SHARES = (0.75, 0.5, 0.25)
+"""The shares of memory that are tried if a cluster has several stages apart from each other, and no plan fits."""
 HOPELESS = 1.5
 """The ratio to the best known step from which on a number of micro-batches, or of those in flight, is skipped, by a
 lower bound.
@@ -67,15 +69,35 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
     """
     coarse, cuts = group_blocks(problem)
     orders = list_orders(problem)
+    found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(coarse, orders)], most)
+    for share in SHARES if not found.candidates else ():
+        narrow = _narrow(coarse, orders, share)
+        if narrow != coarse and not found.candidates:
+            found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in _propose(narrow, orders)], most)
+    return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
+
+
+def _propose(problem: Problem, orders: Sequence[Order]) -> Sequence[Shape]:
+    """The best shapes by the formula, over all numbers of micro-batches."""
     best, few = _Pool(SCORED), list[Shape]()
-    for recompute in _recomputes(coarse):
+    for recompute in _recomputes(problem):
         for count in reversed(problem.counts):  # more micro-batches keep more workers busy
             own = _Pool(FEW, best)
-            _Search(coarse, Costs(coarse, count, recompute), own).run(orders)
+            _Search(problem, Costs(problem, count, recompute), own).run(orders)
             few += own.shapes()
-    shapes = dict.fromkeys([*best.shapes(), *few])
-    found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in shapes], most)
-    return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
+    return list(dict.fromkeys([*best.shapes(), *few]))
+
+
+def _narrow(problem: Problem, orders: Sequence[Order], share: float) -> Problem:
+    """The problem with a share of the memory of clusters to which the chain comes back: the formula counts the memory
+    of each stage alone, and there a worker may run two of them.
+    """
+    again = {cluster for order in orders for cluster in order if order.count(cluster) > 1}
+    clusters = [
+        replace(each, memory=each.memory * share) if number in again else each
+        for number, each in enumerate(problem.clusters)
+    ]
+    return replace(problem, clusters=tuple(clusters)) if again else problem
 
 
 def _find_excess(problem: Problem) -> Excess | None:
@@ -316,6 +338,7 @@ class _Search:
         """For stages between each two cuts: micro-batches of each replica, and whether such a stage is allowed."""
         copies = self.copies[how]
         may = self.costs.upper & self.open[cluster] & ((copies == 1) | (how.shards == 1))
+        may &= self.costs.may_copy(how.replicas)
         return np.ceil(self.costs.micro_batches / copies), may
 
     def _band(self, cluster: int, how: Way, limit: int) -> tuple[Array, Array, Array]:

@@ -8,7 +8,7 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,7 +19,7 @@ from whale_nebula.errors import PlanError
 from whale_nebula.ir.program import Constraints, Written
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Candidate, Chain, ClusterCosts, Fixed, Part, Problem, Shape
+from whale_nebula.planner.problem import Array, Bound, Candidate, Chain, ClusterCosts, Fixed, Part, Problem, Shape
 
 MOST_GROUPS = 240
 WIDEST = 72
@@ -52,6 +52,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         sent=None if chain.sent is None else chain.sent[ends],
         returned=None if chain.returned is None else chain.returned[ends],
         largest=None if chain.largest is None else np.maximum.reduceat(chain.largest, starts),
+        beside=None if chain.beside is None else add(chain.beside),
     )  # fmt: skip
     clusters = tuple(
         replace(
@@ -63,7 +64,8 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         )
         for cluster in problem.clusters
     )
-    return replace(problem, chain=grouped, clusters=clusters, fixed=group_written(problem, ends)), ends
+    bound = tuple(each._replace(block=bisect_right(starts, each.block) - 1) for each in problem.bound)
+    return replace(problem, chain=grouped, clusters=clusters, fixed=group_written(problem, ends), bound=bound), ends
 
 
 def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
@@ -72,7 +74,7 @@ def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
     times = np.max(
         [cluster.forward.sum(0) * rows + cluster.backward.sum(0) * rows for cluster in problem.clusters], axis=0
     )
-    size = chain.weights + chain.slots + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
+    size = chain.resident + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
     room = min(cluster.memory for cluster in problem.clusters)
     wanted = min(max(WIDEST, math.ceil(3 * float(size.sum()) / room)), MOST_GROUPS)
     done = np.concatenate([[0.0], np.cumsum(times / max(times.sum(), 1e-30) + size / max(size.sum(), 1.0))])
@@ -90,10 +92,12 @@ MOST_ORDERS = 160
 
 
 def follow_written(problem: Problem) -> list[tuple[int, ...]]:
-    """The orders of clusters that are compatible with written stages, and the suffixes of these orders; none if no
-    cluster was written.
+    """The orders of clusters that are compatible with written stages and bound blocks, and the suffixes of these
+    orders; none if no cluster is required.
     """
-    written = [each.clusters[0] for each in problem.fixed if len(each.clusters) == 1]
+    places = [(each.begin, each.clusters) for each in problem.fixed]
+    places += [(each.block, each.clusters) for each in problem.bound]
+    written = [clusters[0] for _, clusters in sorted(places) if len(clusters) == 1]
     first = tuple(cluster for cluster, _ in itertools.groupby(written))
     found = [first] if first else []
     for order in found:  # the list grows during the loop
@@ -124,6 +128,25 @@ def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
         for key, (begin, end) in layers.written.items()
     )
     return replace(problem, fixed=fixed)
+
+
+def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection[str]]) -> Problem:
+    """Add that blocks which read an input run in a cluster that has it. `homes` are the clusters by the number of the
+    input, for those that some have not.
+    """
+    names, allowed = [cluster.name for cluster in problem.clusters], dict[int, set[str]]()
+    for number, own in homes.items():
+        for block in layers.readers.get(number, ()):
+            allowed[block] = allowed.get(block, set(names)) & set(own)
+    bound = [Bound(block, tuple(n for n, name in enumerate(names) if name in own)) for block, own in allowed.items()]
+    for each in bound:
+        if not each.clusters:
+            raise PlanError(
+                f"no cluster has all inputs that {layers.chain.names[each.block]!r} reads",
+                why=f"the planner may give stages to {', '.join(names)}",
+                mend="yield these inputs in one of them",
+            )
+    return replace(problem, bound=tuple(sorted(bound)))
 
 
 def _find_clusters(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
@@ -182,6 +205,7 @@ def find_kinds(problem: Problem) -> list[int]:
         return (
             same
             and all(each.admits(a) == each.admits(b) for each in problem.fixed)
+            and all((a in each.clusters) == (b in each.clusters) for each in problem.bound)
             and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in costs)
             and problem.line(a, b) == problem.line(b, a)
             and all(problem.line(a, c) == problem.line(b, c) and problem.line(c, a) == problem.line(c, b) for c in rest)

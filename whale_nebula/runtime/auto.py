@@ -16,7 +16,15 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.passes.pipeline import run_passes
 from whale_nebula.passes.split import check_devices
 from whale_nebula.planner.decision import Decision, Unplanned
-from whale_nebula.runtime.decisions import check_said, decide, decide_again, find_clusters, handles_of, recount
+from whale_nebula.runtime.decisions import (
+    check_said,
+    decide,
+    decide_again,
+    find_clusters,
+    find_homes,
+    handles_of,
+    recount,
+)
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
 from whale_nebula.scopes import public
@@ -46,9 +54,10 @@ def capture_planned(
     if said.unplanned:
         said_so = f"nb.auto_parallel at {limits.site} leaves this step as its scopes say: {said.unplanned}."
         return replace(first, decision=Unplanned(said_so))
+    homes = find_homes(name, layout.absent, run)
 
     def cut(decision: Decision) -> Captured:
-        return _capture_stages(first, decision, limits, call, layout, options)
+        return _capture_stages(first, decision, limits, call, layout, {**options, "homes": homes})
 
     decision = _find_decision(run, first)
     if decision is not None:
@@ -61,7 +70,10 @@ def capture_planned(
         except (CaptureError, PlanError, NotYetError):
             return cut(_go_back(run, decision, decision.replaces))
     check_said(said, limits, run)
-    decision = decide(name, first, shapes, limits, run, tensors, lambda each: _check_cut(cut(each), each, shapes, run))
+    decision = decide(
+        name, first, shapes, limits, run, tensors, lambda each: _check_cut(cut(each), each, shapes, run),
+        layout.absent, homes,
+    )  # fmt: skip
     if decision is None:  # nothing to assign to stages: one cluster runs all of it
         if first.program.stages[0].where:
             return first
@@ -165,8 +177,10 @@ def _capture_stages(
     if decision.uncut:
         stage = Stage("stage0", decision.assignment.stages[0].cluster, decision.where)
         return replace(first, program=replace(first.program, stages=(stage,)), decision=decision)
+    given = dict(options)
+    assignment = replace(decision.assignment, homes=given.pop("homes"))
     with _compress_crossings(limits):
-        found = capture(call, layout, **options, assignment=decision.assignment, handles=decision.handles)
+        found = capture(call, layout, **given, assignment=assignment, handles=decision.handles)
 
     def begin(wanted: Callable[[Any], bool]) -> None:
         first.begin(wanted)

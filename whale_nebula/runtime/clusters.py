@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.config import load
+from whale_nebula.errors import ConfigError
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
-from whale_nebula.hardware.measured import read_kept
-from whale_nebula.launch.link_advice import LineFound, load_measurement, path_of
+from whale_nebula.hardware.measured import fingerprint, read_kept
+from whale_nebula.launch.link_advice import LineFound, load_measurement, path_inside, path_of
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.lines import Line
@@ -66,7 +68,7 @@ def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Cl
     if why:
         warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")
     completed = told if found is None else found.complete(told, is_local)
-    return completed if config is None else add_lines(completed, config)
+    return completed if config is None else add_kept(completed, config)
 
 
 def find_rings(run: Run) -> dict[str, Line]:
@@ -79,8 +81,16 @@ def find_rings(run: Run) -> dict[str, Line]:
     return {name: Line.of(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
 
 
-def add_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
-    """Add the lines that `bench link` or a run has measured, if the config has no rate."""
+def add_kept(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
+    """Add the lines and collectives that `bench link` or a run has measured, if the config has no rate; collectives
+    only if they were measured on this machine, among as many workers.
+    """
+    for each in told.clusters:
+        with contextlib.suppress(ConfigError):  # it is missing, or invalid
+            kept = Clusters.load(path_inside(config, each.name))
+            fits = all(one.workers == len(each.workers) for own in kept.clusters for one in own.collectives)
+            if fits and all(source.machine == fingerprint() for source in kept.measured.values()):
+                told = told.complete_from(kept)
     found = []
     for a, b in combinations_with_replacement(told.names, 2):
         line = load_measurement(path_of(config, a, b))

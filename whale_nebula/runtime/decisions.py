@@ -5,11 +5,13 @@ stages.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from whale_nebula.capture.mirror import find_origin, order_operations
 from whale_nebula.capture.step import Captured
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaError, NotYetError, OptionError, PlanError
@@ -17,8 +19,10 @@ from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
 from whale_nebula.hardware.measured import read_slowness, slowness_path
 from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.layout import ALL_REDUCE
 from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
+from whale_nebula.passes.batch import explain_coupling
 from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, layers_of, size_values
 from whale_nebula.planner.cluster_costs import MeasuredBlocks, grounds_of, problem_of, slowest_of, told_by_nobody
@@ -26,12 +30,13 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, describe_excess, slow_down
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
-from whale_nebula.planner.space import fix_stages
+from whale_nebula.planner.space import bind_blocks, fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
-from whale_nebula.runtime.line_costs import complete_lines
+from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
 from whale_nebula.runtime.run import Run
+from whale_nebula.runtime.variables.beside import Expected, expect_beside
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
 from whale_nebula.scopes.identity import running_home
@@ -50,14 +55,21 @@ def decide(
     run: Run,
     tensors: Sequence[Any] | None,
     check: Callable[[Decision], object],
+    absent: Collection[int],
+    homes: Mapping[int, frozenset[str]],
 ) -> Decision | None:
     """Search for a plan among clusters; None if the step has nothing to assign to stages. `check` raises the refusals
-    of passes.
+    of passes; `absent` are the numbers of the inputs that this process has not, `homes` the clusters by the number
+    of an input that some have not.
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows, able = agree_on_clusters(name, find_clusters(limits, said, run), rows, run)
-    layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows))
+    here = [None if number in absent else shape for number, shape in enumerate(shapes)]
+    known = Known(rows, here, expect_all_beside(captured))
+    clusters, able, known = agree_on_clusters(name, find_clusters(limits, said, run), known, run)
+    shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
+    rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
+    layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
     if layers is None:
         return None
     options = Options(
@@ -69,8 +81,12 @@ def decide(
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
     reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
-    reasons += [f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
-                for line, at in sorted(clusters.measured.items()) if ">" in line]  # fmt: skip
+    reasons += tell_measured(clusters)
+    reasons += [
+        f"beside {path} {size(each.bytes)} are counted, of {each.said}" for path, each in sorted(known.beside.items())
+    ]
+    names = [leaf.name for leaf in captured.program.leaves]
+    reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
@@ -78,6 +94,7 @@ def decide(
     slow = [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
+    problem = bind_blocks(problem, layers, homes)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
     first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=said)
@@ -87,6 +104,21 @@ def decide(
         found, reasons=(*found.reasons, *slow), clusters=clusters, slowness=slowness, measured=frozenset(measured),
         emulated=run.alone,
     )  # fmt: skip
+
+
+def tell_measured(clusters: Clusters) -> list[str]:
+    """What was measured of lines, and of sums inside clusters, each with its date."""
+    found = [
+        f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
+        for line, at in sorted(clusters.measured.items())
+        if ">" in line
+    ]
+    for cluster in clusters.clusters:
+        for each in cluster.collectives:
+            at = clusters.measured.get(f"{cluster.name}.collectives.{each.kind}")
+            if each.kind == ALL_REDUCE and at is not None:
+                found.append(f"inside {cluster.name} an {each}, as measured on {at.date}")
+    return found
 
 
 def check_said(said: Constraints, limits: Limits, run: Run) -> None:
@@ -111,7 +143,8 @@ def _explain_whole(captured: Captured, layers: Layers) -> str:
         )
     if not any(leaf.batched for leaf in captured.program.leaves):
         return "no argument of the step has rows"
-    return ""
+    operations = order_operations(captured.graph.get_operations())
+    return explain_coupling(captured.program, lambda number: find_origin(operations[number]))
 
 
 def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
@@ -196,32 +229,83 @@ def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
     return told_by_config(run, chosen or names)
 
 
+def expect_all_beside(captured: Captured) -> dict[str, Expected]:
+    """The memory that objects beside a step's variables are expected to take, by the path of the variable."""
+    found = {path: expect_beside(variable) for path, variable in captured.variables.items()}
+    return {path: each for path, each in found.items() if each is not None}
+
+
+class Known(NamedTuple):
+    """What a process knows of a step: the rows of the batch; the shapes of its inputs, None for one that it has not;
+    and the memory of objects beside variables.
+    """
+
+    rows: int
+    shapes: Sequence[Sequence[int] | None] = ()
+    beside: Mapping[str, Expected] = {}
+
+    def merge(self, other: Known) -> Known:
+        """What two processes know together: of what both know the larger one."""
+        pairs = itertools.zip_longest(self.shapes, other.shapes)
+        shapes = [one if two is None else two if one is None else tuple(map(max, one, two)) for one, two in pairs]
+        beside = {path: max(own, other.beside.get(path, own)) for path, own in self.beside.items()}
+        return Known(max(self.rows, other.rows), shapes, beside)
+
+    @classmethod
+    def from_plain(cls, told: Any) -> Known:
+        """Parse what another process has sent."""
+        rows, shapes, beside = told
+        known = {str(path): Expected(float(count), str(said)) for path, (count, said) in beside.items()}
+        return cls(int(rows), [None if each is None else tuple(map(int, each)) for each in shapes], known)
+
+
 class Agreed(NamedTuple):
-    """The agreed input of planning: clusters with measurements, the rows of the batch, and whether the workers of each
-    cluster can communicate.
+    """The agreed input of planning: clusters with measurements, whether the workers of each cluster can communicate,
+    and what is known of the step.
     """
 
     clusters: Clusters
-    rows: int
     collectives: bool
+    known: Known
 
 
-def agree_on_clusters(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
-    """Exchange and merge the knowledge of all processes; lines that are unknown to all are measured between them."""
+def agree_on_clusters(name: str, told: Clusters, known: Known, run: Run) -> Agreed:
+    """Exchange and merge the knowledge of all processes; lines and collectives that are unknown to all are
+    measured between them.
+    """
     completed = complete(told, config_of(run))
     if run.alone:
-        return Agreed(completed, rows, True)
+        return Agreed(completed, True, known)
     session, own = run.ledger.session, run.here().cluster
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
-    own_part = {"rows": rows, "clusters": completed.to_json(), "collectives": able, "measure": run.config.measure}
-    sheet = {"shared": own_part}
+    part = {"clusters": completed.to_json(), "collectives": able, "measure": run.config.measure, "known": known}
+    sheet = {"shared": part}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
-    every = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())]
-    for each in every:
+    every = {worker: each["shared"] for worker, each in sorted({session.worker: sheet, **heard}.items())}
+    for each in every.values():
         told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
-    told = complete_lines(name, told, run, min(float(each["measure"]) for each in every))
-    rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
-    return Agreed(told, rows, able)
+    budget = min(float(each["measure"]) for each in every.values())
+    unable = {cluster_of(worker) for worker, each in every.items() if not each["collectives"]}
+    told = complete_collectives(name, told, run, budget, set(told.names) - unable)
+    told = complete_lines(name, told, run, budget)
+    parts = [Known.from_plain(each["known"]) for each in every.values()]
+    return Agreed(told, not unable, functools.reduce(Known.merge, parts))
+
+
+def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozenset[str]]:
+    """The clusters whose workers all have an input, by its number, for each that some processes have not. All
+    processes call it at the same point; `absent` are the numbers of those that this process has not.
+    """
+    if run.alone or not run.config.inputs:
+        return {}
+    session = run.ledger.session
+    sheet = {"shared": {"absent": sorted(absent)}}
+    heard = session.exchange(f"the inputs of {name!r}", sheet, set(session.links))
+    lacking: dict[int, set[str]] = {}
+    for worker, each in {session.worker: sheet, **heard}.items():
+        for number in each["shared"]["absent"]:
+            lacking.setdefault(int(number), set()).add(cluster_of(worker))
+    return {number: frozenset(run.cluster_sizes) - gone for number, gone in sorted(lacking.items())}
 
 
 def measure_in_clusters(

@@ -1,26 +1,36 @@
-"""Measure the lines of a run that neither its config nor an earlier measurement describes, between its processes."""
+"""Measure what neither the config of a run nor an earlier measurement says, between its processes: lines, and
+collectives of the workers of a cluster.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import NamedTuple
 
+import numpy as np
+
 from whale_nebula.errors import NebulaError
-from whale_nebula.hardware import Clusters
+from whale_nebula.hardware import ClusterInfo, Clusters, Provenance
+from whale_nebula.hardware.measured import fingerprint
 from whale_nebula.launch import link_advice
 from whale_nebula.launch.link_measurement import SIZES, End
 from whale_nebula.runtime.clusters import complete_from_lines, config_of
 from whale_nebula.runtime.local_sgd.topology import PROGRAMS
+from whale_nebula.runtime.replicas.collective_costs import fit_collectives, time_collectives
 from whale_nebula.runtime.run import Run
 
 SECONDS = 0.3
 """For about so long each direction of a line is measured, after bursts that take less."""
 _ABOUT_SECONDS = 1.5
 """What measuring a line takes, with its round trips."""
+COLLECTIVE_SIZES, COLLECTIVE_RUNS = (1 << 12, 1 << 16, 1 << 20), 5
+COLLECTIVE_SECONDS = 1.0
+"""The most seconds for which collectives inside a cluster are measured, or the budget if that is less."""
 _PROGRAM = PROGRAMS - 1
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
@@ -30,6 +40,65 @@ class Ends(NamedTuple):
 
     first: str
     second: str
+
+
+def complete_collectives(name: str, told: Clusters, run: Run, budget: float, able: Collection[str]) -> Clusters:
+    """Complete the cluster object that all processes of a run share by the collectives of clusters with several
+    workers: those that were measured before in this run, and those that are unknown, which are measured now. `able` are
+    the clusters whose workers have collectives. All processes call it at the same point, with the same budget.
+    """
+    for each in run.collectives:
+        told = told.complete_from(each)
+    unknown = [each.name for each in told.clusters if each.name in able and _lacks_collectives(each)]
+    if not unknown or not budget:
+        return told
+    session, cluster = run.ledger.session, run.here().cluster
+    first = {name: next(worker for worker, own in run.workers.items() if own == name) for name in unknown}
+    found = _time_inside(cluster, run, budget) if cluster in unknown else None
+    leads = found is not None and session.worker == first[cluster]
+    sheet = {"shared": {"collectives": found.to_json() if found is not None and leads else ""}}
+    heard = session.exchange(f"the collectives for {name!r}", sheet, set(session.links))
+    for _, each in sorted({session.worker: sheet, **heard}.items()):
+        if text := each["shared"]["collectives"]:
+            run.collectives.append(Clusters.from_json(text, where=name))
+            told = told.complete_from(run.collectives[-1])
+    config, others = config_of(run), run.hosts.get(first.get(cluster, "")) != run.hosts.get(session.worker)
+    if config is not None and found is not None and (leads or others):
+        path = link_advice.path_inside(config, cluster)
+        with suppress(NebulaError, OSError):  # a folder that cannot be written is not used
+            path.parent.mkdir(exist_ok=True)
+            found.save(path)
+    return told
+
+
+def _lacks_collectives(cluster: ClusterInfo) -> bool:
+    """Whether several workers are joined by what nobody has described."""
+    unsaid = cluster.inside.rate_bytes_per_s is None and not cluster.inside.delay_s
+    return len(cluster.workers) > 1 and unsaid and not cluster.collectives
+
+
+def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
+    """Measure the collectives among the workers of this process's cluster."""
+    workers, joined = run.cluster_sizes[cluster], run.ledger.collectives
+    most = min(budget, COLLECTIVE_SECONDS)
+    _LOG.info("collectives of the %d workers of %s are not known, and are measured", workers, cluster)
+    group = joined.group(range(workers), "seconds of collectives")
+
+    def goes_on(seconds: float) -> bool:
+        """Whether the slowest of all workers has time for the next size."""
+        return bool(group.gather(np.array([1e3 * min(seconds, 1e3)], np.int32)).max() <= 1e3 * most)
+
+    with joined.explain_failures(f"measuring the collectives of {cluster}"):
+        timed = time_collectives(workers, COLLECTIVE_SIZES, COLLECTIVE_RUNS, goes_on)
+    among = fit_collectives(timed, COLLECTIVE_SIZES, workers)
+    for each in among.collectives:
+        _LOG.info("inside %s: %s", cluster, each)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    sources = {
+        f"{cluster}.collectives.{kind}": Provenance(date, spread, fingerprint())
+        for kind, spread in among.spreads.items()
+    }
+    return Clusters((ClusterInfo(cluster, (), collectives=among.collectives),), measured=sources)
 
 
 def complete_lines(name: str, told: Clusters, run: Run, budget: float) -> Clusters:

@@ -109,6 +109,7 @@ class Run:
     rounds: Any = None
     decisions: list[Any] = field(default_factory=list)
     lines: list[Any] = field(default_factory=list)
+    collectives: list[Any] = field(default_factory=list)
     intervals: list[tuple[Any, frozenset[int]]] = field(default_factory=list)
     checkpoints: Any = None
     data: dict[str, Any] = field(default_factory=dict)

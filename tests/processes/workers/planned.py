@@ -7,6 +7,7 @@ from functools import partial
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import whale_nebula as nb
 from tests.processes.telling import tell
@@ -57,6 +58,55 @@ def lesson(memory: str = f"{KIB}KiB", last: str = "c1", *texts: str) -> None:
     tell("scoped history", model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
 
 
+def sums(config: str) -> None:
+    """Tells what a plan for several workers of a cluster knows of their sums; nothing is trained."""
+    with nb.init(config):
+        nb.auto_parallel()
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(4)(inputs))
+        model.compile("sgd", "mse")
+        for _ in range(2):
+            plan = nb.plan(model, np.zeros((8, 4), "float32"), np.zeros((8, 4), "float32"))
+        tell("sums", [each for each in " ".join(plan.explain().split()).split(". ") if "all-reduce" in each])
+        tell("kept", [str(each) for each in nb.clusters().cluster("c0").collectives])
+
+
+def at_home(memory: str) -> None:
+    """Tells how a model trains whose sentences and labels only c0 has; it needs them at both ends, and a mask of the
+    sentences between.
+    """
+    nb.auto_parallel(memory=memory, micro_batch=1)
+    ids = keras.Input((8,), dtype="int32", name="ids")
+    hidden = keras.layers.Embedding(64, 96)(ids)
+    mask = keras.ops.cast(keras.ops.expand_dims(keras.ops.not_equal(ids, 0), -1), "float32")
+    for _ in range(3):
+        hidden = keras.layers.Dense(192, activation="relu")(hidden) * mask
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(hidden)))
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    draw, here = np.random.default_rng(0), nb.here().runs("c0")
+    x, y = draw.integers(0, 64, (48, 8)).astype("int32"), draw.random((48, 1)).astype("float32")
+    numbers = tf.data.Dataset.range(48).batch(16)
+    found = lambda each, at: tf.gather(each, at) if here else None  # noqa: E731
+    rows = numbers.map(lambda at: (found(x, at), found(y, at), tf.ones(tf.shape(at))))
+    history = model.fit(rows, epochs=2, verbose=0).history
+    stages = nb.last_report().stages
+    tell("history", {name: history[name] for name in ("loss", "mae")})
+    tell("evaluated", model.evaluate(rows, verbose=0))
+    tell("stages", len(stages))
+
+
+AT_HOME = {
+    "inputs": {"x": {"shape": [None, 8], "dtype": "int32"}, "y": {"shape": [None, 1], "dtype": "float32"}},
+    "measure": "0s",
+}
+
 if __name__ == "__main__":
+    if sys.argv[1] == "at_home":
+        with nb.init(AT_HOME):
+            at_home(sys.argv[2])
+        sys.exit()
+    if sys.argv[1] == "sums":
+        sums(sys.argv[2])
+        sys.exit()
     with nb.init({"measure": "0s" if sys.argv[3:] else "1s"}):
         lesson(*sys.argv[1:])

@@ -22,10 +22,10 @@ from whale_nebula.hardware.measured import BlockTime, blocks_path, keep_blocks, 
 from whale_nebula.planner.cluster_costs import Tensor, code_crossings
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision
-from whale_nebula.planner.problem import Candidate, Chain, ClusterCosts, Part, Problem, Shape
+from whale_nebula.planner.problem import Bound, Candidate, Chain, ClusterCosts, Options, Part, Problem, Shape
 from whale_nebula.planner.score import score
-from whale_nebula.planner.search import search
-from whale_nebula.runtime import block_costs
+from whale_nebula.planner.search import Found, search
+from whale_nebula.runtime import block_costs, decisions
 from whale_nebula.runtime.run import current_run
 
 CLUSTERS = {"clusters": {name: {"flops": "2M"} for name in ("a", "b", "c")}}
@@ -85,6 +85,31 @@ def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
     with nb.cluster(), nb.pipeline(plan.micro_batch, schedule=plan.schedule), nb.compress(fp16=True):
         by_hand = model(parts)
     assert losses(by_hand) == pytest.approx(found, rel=1e-4)  # gradients are rounded by chance
+
+
+@pytest.mark.parametrize("cut", [2, *(pytest.param(cut, marks=pytest.mark.grid) for cut in (1, 3, 4))])
+def test_bytes_at_each_cut_are_those_that_cross(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a normalisation its input crosses alone, and what it makes of it is computed after the line."""
+
+    def choose(problem: Any, *options: Any) -> Found:
+        parts = Part(0, 0, cut), Part(1, cut, len(problem.chain))
+        found = score(problem, Shape(parts, 2))
+        assert isinstance(found, Candidate)
+        return Found((found,))
+
+    monkeypatch.setattr(decisions, "search", choose)
+    nb.shutdown()
+    nb.init(CLUSTERS, links="1mbit,1ms")
+    inputs = keras.Input((8, WIDTH))
+    hidden = keras.layers.Dense(WIDTH)(inputs)
+    inner = keras.layers.Dense(4 * WIDTH)(keras.layers.LayerNormalization()(hidden))
+    with nb.auto_parallel():
+        found = keras.Model(inputs, keras.layers.Dense(2)(hidden + keras.layers.Dense(WIDTH)(inner)))
+        found.compile("sgd", "mse")
+        plan = nb.plan(found, np.zeros((16, 8, WIDTH)), np.zeros((16, 8, 2)))
+    crossing = {"a->b": sum(each.step_bytes for each in plan.boundaries)}
+    crossing["b->a"] = sum(each.backward_step_bytes or 0 for each in plan.boundaries)
+    assert plan.predicted.bytes == pytest.approx(crossing, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -311,3 +336,49 @@ def test_memory_is_the_most_of_a_backward_and_of_an_update() -> None:
     assert needed(3, first, 3) == 300 + max(3 * 80 + 100 + 32, 2 * 80 + 2 * 100 + 60)
     # the last one keeps nothing from a call to the next but what has come, and what comes later reads
     assert needed(8, last, 1, 3, 2) == 300 + max(2 * 7 * 8 + 3 * 40 + max(80 + 32 + 200, 200 + 60), 260)
+
+
+def test_rows_of_a_table_take_memory_and_have_one_replica() -> None:
+    problem = make_problem()
+    beside = np.array([0.0, 5e6, 0.0])
+    held = replace(problem, chain=replace(problem.chain, beside=beside))
+    more = Costs(held, 4).bytes(1) - Costs(problem, 4).bytes(1)
+    begin, end = np.ogrid[:4, :4]
+    np.testing.assert_allclose(more, np.where((begin <= 1) & (end >= 2), 5e6, 0.0))
+    assert Costs(held, 4).part_bytes(Part(0, 1, 2, shards=2), 1) < 3e6
+    clusters = tuple(replace(cluster, workers=2) for cluster in problem.clusters)
+    free, tied = (search(replace(each, clusters=clusters)).candidates for each in (problem, held))
+    assert any(part.replicas > 1 for each in free for part in each.parts if part.begin <= 1 < part.end)
+    assert tied and not any(part.replicas > 1 for each in tied for part in each.parts if part.begin <= 1 < part.end)
+    small = tuple(replace(cluster, memory=4e6 if cluster.name == "gpu" else 6e6) for cluster in problem.clusters)
+    best = search(replace(held, clusters=small)).candidates
+    assert {part.cluster for each in best for part in each.parts if part.begin <= 1 < part.end} == {1}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_blocks_stay_where_their_inputs_are(share: float) -> None:
+    """The first and the last one in npu, which does all of it if it has the memory, although gpu is as fast."""
+    problem = make_problem()
+    chain = replace(problem.chain, weights=np.full(3, 1e5))
+    bound = replace(problem, chain=chain, options=Options(micro_batch=8), bound=(Bound(0, (1,)), Bound(2, (1,))))
+    memory = share * Costs(bound, 8).part_bytes(Part(1, 0, 3), 8)
+    clusters = tuple(replace(cluster, memory=memory) for cluster in problem.clusters)
+    found = search(replace(bound, clusters=clusters)).candidates
+    ways = [[part.cluster for part in each.parts] for each in found]
+    assert ways and all(way[0] == way[-1] == 1 for way in ways)
+    assert [1, 0, 1] in ways and ([1] in ways) == (share == 1.0)
+
+
+def test_memory_of_stages_that_share_a_worker_is_found_together() -> None:
+    """The first and the last of eight blocks are bound to npu, which is far faster, and holds four of them."""
+    ones, cuts = np.ones(8), np.array([0.0, *[1000.0] * 7, 0.0])
+    chain = Chain(
+        tuple("abcdefgh"), 1e6 * ones, ones, ones, ones, ones, cuts, cuts / 2, 0 * cuts, np.ones(9, bool)
+    )  # fmt: skip
+    seconds = np.stack([np.zeros(8), np.full(8, 1e-3)])
+    slow = ClusterCosts("gpu", 1, 5 * seconds, 10 * seconds, np.zeros(8), memory=5.5e6)
+    fast = replace(slow, name="npu", forward=seconds, backward=2 * seconds, memory=4.5e6)
+    bound = (Bound(0, (1,)), Bound(7, (1,)))
+    found = search(Problem(chain, (slow, fast), 8, options=Options(micro_batch=1), bound=bound)).candidates
+    assert found and [part.cluster for part in found[0].parts] == [1, 0, 1]
+    assert max(found[0].memory) <= 5.5e6

@@ -202,3 +202,21 @@ def test_a_table_that_is_too_small_says_so_in_a_fit() -> None:
         with pytest.raises(error, match="distinct ids, and the table may have 2 rows") as raised:
             train(make_model(HashedEmbedding(4, name="table", most_rows=2)), "sgd", cut=cut)
         assert "mend: most_rows=" in str(raised.value)
+
+
+def test_the_planner_counts_the_memory_of_rows_and_leaves_the_batch_whole() -> None:
+    """A million rows fit into one of two clusters, and one more worker is no reason for micro-batches."""
+    config = {"clusters": {"gpu": {"memory": "64MiB", "flops": "1T"}, "cpu": {"flops": "1G"}}, "measure": "0s"}
+    with nb.init(config):
+        nb.auto_parallel()
+        layer = HashedEmbedding(8, optimizer="adagrad", expected_rows=1_000_000, name="rows")
+        ids = keras.Input((2,), dtype="int64")
+        model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+        model.compile("sgd", "mse")
+        plan = nb.plan(model, np.zeros((8, 2), "int64"), np.zeros((8, 1), "float32"))
+    expected = layer.table.expect_bytes()
+    assert plan.stages[next(iter(plan.stages))].cluster == "cpu"
+    assert max(plan.predicted.memory.values()) > expected.bytes > 1e6 * 8 * (2 * 4 + 3)
+    said = " ".join(plan.explain().split())
+    assert "are counted, of 1,000,000 rows by expected_rows=" in said
+    assert "its rows depend on each other" in said and "micro-batches, " not in said.partition("what if")[2]

@@ -193,3 +193,20 @@ def test_optimizers_that_are_refused(optimizer: Callable[[], keras.optimizers.Op
     with pytest.raises(OptionError) as caught:
         make_row_optimizer(optimizer())
     assert said in str(caught.value)
+
+
+def test_what_a_table_is_expected_to_take() -> None:
+    tables = [
+        RowTable(4, make_row_optimizer(keras.optimizers.Adam()), **given)
+        for given in ({}, {"most_rows": 3000}, {"most_rows": 3000, "expected_rows": 5000})
+    ]
+    said = [each.expect_bytes().said for each in tables]
+    assert said[0].startswith("0 rows that it has") and said[1:] == [
+        "3,000 rows by most_rows=",
+        "5,000 rows by expected_rows=",
+    ]
+    table, ids = tables[0], np.arange(3000)
+    table.pull(ids, np.ones(3000, np.int64))
+    assert table.expect_bytes().bytes == tables[1].expect_bytes().bytes
+    index = table._index._ids.nbytes + table._index._rows.nbytes
+    assert table.expect_bytes().bytes == 3000 * (4 * 4 * 3 + 3 * 8) + index
