@@ -116,7 +116,7 @@ EVERY = [
         r"│ (\d\.\d+) │ +[\d.]* *│",
         r"none +│[^│]+│[^│]+│ +[1-9]",
         ("--clusters", "source,target"),
-        near=2e-2,  # its language models are pretrained anew, and differ from run to run
+        near=3e-2,  # its language models are pretrained anew: 4.32 in one process, 4.39 in two
     ),
 ]
 
