@@ -42,13 +42,13 @@ class BadEars:
         self._count = 0
         self._struck = 0
         self._earlier: list[bytes] = []
-        self._hear = GrpcCarrier._hear
+        self._receive = GrpcCarrier._receive
 
     def __call__(self, carrier: Any, connection: Any, frame: bytes) -> None:
         self._count += 1
         plain = len(frame) >= HEADER_BYTES and unpack(frame[:HEADER_BYTES], sealed=True)[0].epoch != 0
         if not plain or self._count % self._every:
-            self._hear(carrier, connection, frame)
+            self._receive(carrier, connection, frame)
         else:
             self._struck += 1
             tell("struck", self._struck)
@@ -58,7 +58,7 @@ class BadEars:
 
     def _happen(self, carrier: Any, connection: Any, frame: bytes) -> None:
         if self._ill == "reorder":
-            threading.Timer(0.02, self._hear, (carrier, connection, frame)).start()
+            threading.Timer(0.02, self._receive, (carrier, connection, frame)).start()
             return
         data = bytearray(frame)
         data[self._draw.randrange(len(data))] ^= 1 << self._draw.randrange(8)
@@ -69,7 +69,7 @@ class BadEars:
             "replay": (*self._draw.sample(self._earlier, min(2, len(self._earlier))), frame),
         }
         for each in heard[self._ill]:
-            self._hear(carrier, connection, each)
+            self._receive(carrier, connection, each)
 
 
 def model(wide: int) -> keras.Model:
@@ -96,7 +96,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.ill:
         ears = BadEars(given.ill, given.every)
-        GrpcCarrier._hear = lambda *heard: ears(*heard)  # type: ignore[method-assign]
+        GrpcCarrier._receive = lambda *heard: ears(*heard)  # type: ignore[method-assign]
     trained = model(given.wide)
     trained.compile(keras.optimizers.Adam(0.01), "mse")
     rows = ROWS * given.steps

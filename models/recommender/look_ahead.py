@@ -35,10 +35,10 @@ def look_ahead(
             layer.steps.announce(given)
         return given
 
-    def tell(*element: Any) -> Any:
+    def announce_ids(*element: Any) -> Any:
         flat = tf.reshape(tf.cast(ids(*element), tf.int64), [-1])
         with tf.control_dependencies([tf.numpy_function(announce, [flat], tf.int64)]):
             told = tf.nest.map_structure(tf.identity, element)
         return told if len(told) > 1 else told[0]
 
-    return dataset.map(tell).prefetch(steps)
+    return dataset.map(announce_ids).prefetch(steps)

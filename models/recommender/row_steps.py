@@ -73,7 +73,7 @@ class RowSteps:
         self.table.push(*(pushed[0] if count == 1 else _sum_by_id(pushed)))
         if not self._told:
             self._told = True
-            _tell_if_unsaved(self.table)
+            _warn_if_unsaved(self.table)
 
     def announce(self, flat: np.ndarray) -> None:
         """Announce the ids of a later step, which are looked up in parallel with the previous step, if the table is
@@ -145,7 +145,7 @@ def _step_of_run() -> tuple[int, int]:
     return run.step_now.number, run.step_now.micro_batches
 
 
-def _tell_if_unsaved(table: RowTable) -> None:
+def _warn_if_unsaved(table: RowTable) -> None:
     """Log a warning if a run saves checkpoints that do not contain a trained table."""
     run = opened_run()
     checkpoints = None if run is None else run.checkpoints

@@ -19,7 +19,7 @@ from whale_nebula.errors import NebulaError, RemoteProtocolError
 from whale_nebula.runtime.local_sgd.step import Asked
 from whale_nebula.runtime.session.rendezvous import _agree_on_config, _agree_on_seed
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.step.distributed import hear
+from whale_nebula.runtime.step.distributed import parse_reports
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.wire.message import check_message, decode_message
 
@@ -73,11 +73,11 @@ def listeners(session: Session) -> list[Callable[[], object]]:
     return [
         lambda: _greet(session),
         lambda: session.agree("fit", "ab", ["%0 = input"], lambda ours, theirs: str(theirs[:1])),
-        lambda: hear(session.check_step(SHEET).values()),
+        lambda: parse_reports(session.check_step(SHEET).values()),
         lambda: session.vote("fit", 3, 0, ""),
         lambda: session.meet("a read"),
         lambda: session.exchange("step 3 of 'fit'", {"able": True, "address": None}, session.links),
-        lambda: Asked(session.worker, session.links).hear(),
+        lambda: Asked(session.worker, session.links).receive(),
     ]
 
 

@@ -59,7 +59,7 @@ class Launchers:
 
     def _run(self, name: str, start: Callable[[int], AbstractContextManager[Job]], most: int) -> None:
         rule = Rule(Restarts(most, 0.0))
-        attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, tell=self._tell)
+        attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, report=self._tell)
         self.endings[name] = attempts.run(DEADLINE)
 
     def _echo(self, worker: str, stream: str, line: str) -> None:

@@ -106,7 +106,7 @@ def noted(message: Mapping[str, Any]) -> str:
     there = Identity("mt", "npu", "gateway")
     trunk = ControlStreams(there, None, lambda *gone: told.extend(gone), lambda *_, **said: told.append(str(said)))
     try:
-        trunk.hear(control.encode_control(message))
+        trunk.receive(control.encode_control(message))
     except RemoteProtocolError as error:
         told.append(str(error))
     return "\n  ".join(told)
@@ -126,7 +126,9 @@ def measured() -> str:
 
 
 def drawn() -> str:
-    found = distributed.hear([{"seen": {"stages": {BAD: [0.5, 0.1, 1, BAD]}, "links": {BAD: [1, 2, 3, 4, 0.5]}}}])
+    found = distributed.parse_reports(
+        [{"seen": {"stages": {BAD: [0.5, 0.1, 1, BAD]}, "links": {BAD: [1, 2, 3, 4, 0.5]}}}]
+    )
     return "\n  ".join([*found.stages, *(each.cluster for each in found.stages.values()), *found.links])
 
 

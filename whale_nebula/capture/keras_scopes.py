@@ -116,7 +116,7 @@ def watch(operation: Any) -> None:
         operation.get_config.nebula_heard = True
 
 
-def tell_if_copy(model: Any) -> None:
+def warn_if_copy(model: Any) -> None:
     """Warn of a model without scopes, about to run, with the same layers as one with scopes."""
     parts = _parts(model) if _given else []
     clones = [part for part in parts if _fingerprint(part) in _cloned]
@@ -232,7 +232,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     stage, around = stage_of(frames), compress_of(frames)
     projects = around is not None and learned_rank(around) is not None
 
-    def hear(arguments: Any) -> None:
+    def note_arguments(arguments: Any) -> None:
         leaves = tf.nest.flatten(arguments)
         if tagged and any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
             find_copy_by_user()  # it runs to make a clone, which may share layers without their config
@@ -240,7 +240,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
             _warn_if_eager(stage, projects)
 
     if tagged or stage is not None:
-        tf_private.call_on_run(node, hear)
+        tf_private.call_on_run(node, note_arguments)
 
 
 def _warn_if_eager(stage: Frame, projects: bool) -> None:

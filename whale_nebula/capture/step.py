@@ -70,7 +70,7 @@ def pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def tell_if_stageless(trace: Tracing) -> None:
+def warn_if_stageless(trace: Tracing) -> None:
     """Warn, once for a place, of a traced step with `nb.cluster` or `nb.pipeline` but no `nb.stage`."""
     met = trace.met
     if (
@@ -91,7 +91,7 @@ def tell_if_stageless(trace: Tracing) -> None:
     )
 
 
-def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
+def warn_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     """Warn, once for each source line, of a step without stages that reads weights both inside and outside an
     `nb.replica`. `paths` names weights by the id of their handle.
     """
@@ -284,9 +284,9 @@ def capture(
     if trace.places:
         trace.places.check()
     check_constants(graph)
-    tell_if_partly_copied(trace, paths())
+    warn_if_partly_copied(trace, paths())
     if isinstance(owner, keras.Model):  # a function under @nb.function warns itself
-        tell_if_stageless(trace)
+        warn_if_stageless(trace)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
     program, aliases = unbundle(assemble(trace, returned, layout.names, paths(), metrics()))

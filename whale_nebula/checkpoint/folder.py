@@ -310,11 +310,11 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
     return max(whole, default=None)
 
 
-def check_whole(found: Found, tell: Callable[[str], None]) -> bool:
+def check_whole(found: Found, report: Callable[[str], None]) -> bool:
     """Whether a checkpoint is complete; reports each fault."""
     problems = found.check()
     for problem in problems:
-        tell(f"the checkpoint {found.path} is skipped: {problem}")
+        report(f"the checkpoint {found.path} is skipped: {problem}")
     return not problems
 
 

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Answer, Options, Parser, Words, answer, read_script, remark, tell, user_name
+from whale_nebula.cli.arguments import (
+    Answer,
+    Options,
+    Parser,
+    Words,
+    answer,
+    print_error,
+    read_script,
+    remark,
+    user_name,
+)
 from whale_nebula.cli.certs import find_folder, load_config
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, CredentialsError, NotApprovedError, PlanError
@@ -127,7 +137,7 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
     path = words.script or ""
     if not Path(path).is_file():
         mend = "whale-nebula approve path/to/train.py"
-        return tell(PlanError(f"there is no file {path!r}", mend=mend), as_json=given.json, code=exits.NO_FILE)
+        return print_error(PlanError(f"there is no file {path!r}", mend=mend), as_json=given.json, code=exits.NO_FILE)
     config, folder, approvals = _places(given)
     signs = None if given.dry else _load_signer(folder, config, days)
     planned = _plan_script if given.dry else _plan_apart
@@ -174,13 +184,13 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
 
 def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program | int:
     """Run the script in this process; returns the program, or the exit status if it makes no step."""
-    from whale_nebula.cli.show_script import Onlooker, collect_plans, tell_nothing
+    from whale_nebula.cli.show_script import Onlooker, collect_plans, report_nothing
     from whale_nebula.security import code
 
     onlooker = Onlooker(math.inf if given.steps is None else int(given.steps), given.config, None)
     ending = collect_plans(path, words.arguments, onlooker)
     if not onlooker.plans or ending.error is not None:
-        return tell_nothing(path, ending, onlooker, given.json, "approve")
+        return report_nothing(path, ending, onlooker, given.json, "approve")
     return Program(code.list_files(path), code.list_packages(), [plan.to_file() for plan in onlooker.plans])
 
 

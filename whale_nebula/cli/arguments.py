@@ -165,7 +165,7 @@ def shell_code(code: int) -> int:
 PARTS = ("code", "what", "where", "why", "mend")
 
 
-def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
+def print_error(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
     """Print an error; returns the exit status."""
     if as_json:
         print(json.dumps({part: getattr(error, part) for part in PARTS}))
@@ -191,7 +191,7 @@ def answer(
         found = run()
     except NebulaError as error:
         code = next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
-        return tell(error, as_json=as_json, code=code)
+        return print_error(error, as_json=as_json, code=code)
     if isinstance(found, int):
         return found
     print(json.dumps(found[0], indent=1) if as_json else found[1])

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from whale_nebula.cli import arguments, audit_report
-from whale_nebula.cli.arguments import Options, Parser, split, tell
+from whale_nebula.cli.arguments import Options, Parser, print_error, split
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     for each in (path, given.heads, given.ca, given.revoked):
         if each is not None and not os.path.isfile(each):
             error = AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE")
-            return tell(error, as_json=given.json, code=arguments.NO_FILE)
+            return print_error(error, as_json=given.json, code=arguments.NO_FILE)
     try:
         trust: Trust | None = None
         revoked: Revocations = {}
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
             revoked = _load_revoked(given, trust)
         verdict = verify(path, _heads(given.heads), trust, revoked)
     except NebulaError as error:
-        return tell(error, as_json=given.json, code=arguments.NO_DATA)
+        return print_error(error, as_json=given.json, code=arguments.NO_DATA)
     print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
     return arguments.DONE if verdict.ok else arguments.FAILED
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, split, tell
+from whale_nebula.cli.arguments import Options, Parser, print_error, split
 from whale_nebula.datasets.reading import open_remote
 from whale_nebula.datasets.report import Period, Read, Refusal, Report, parse_moment
 from whale_nebula.datasets.report_files import Log, encode_report, report_accesses
@@ -74,12 +74,12 @@ def main(argv: Sequence[str]) -> int:
     for each in named:
         if not each.is_file():
             error = AuditError(f"there is no file {str(each)!r}", mend="whale-nebula audit report [LOG ...]")
-            return tell(error, as_json=given.json, code=arguments.NO_FILE)
+            return print_error(error, as_json=given.json, code=arguments.NO_FILE)
     try:
         period = _read_period(given)
         report, logs = _fetch(given, made, folder, period) if given.at else _make(given, folder, period, named)
     except NebulaError as error:
-        return tell(error, as_json=given.json)
+        return print_error(error, as_json=given.json)
     if given.lines:
         for said in sorted([*report.records, *report.events], key=lambda each: str(each.get("time"))):
             print(chain.canonical(said).decode("ascii"))

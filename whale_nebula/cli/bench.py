@@ -104,7 +104,7 @@ def _run(given: argparse.Namespace) -> int:
     found, place = [], find_origin(config, given.config, given.cluster, given.to)
     addresses = ", ".join(f"{there} at {place.gateway or where}" for there, where in place.peers.items())
     remark(f"{place.here} measures the line to {addresses}; it must be started there, too")
-    for each in measure(place, seconds=seconds, patience=config.patience, tell=remark):
+    for each in measure(place, seconds=seconds, patience=config.patience, report=remark):
         found.append(each)
         path = path_of(given.config, *each.clusters)
         try:
@@ -191,6 +191,6 @@ def _be_end(seconds: float) -> int:
     credentials = None if own.security is None else Credentials.of(own.security)
     place = Place(own.run_id, own.worker, own.addresses, own.listen, credentials=credentials)
     say: Callable[[str], None] = remark if own.worker == own.workers[0] else lambda text: None
-    found = list(measure(place, seconds=seconds, patience=_HERE_PATIENCE, tell=say))
+    found = list(measure(place, seconds=seconds, patience=_HERE_PATIENCE, report=say))
     print(json.dumps([each.to_json() for each in found]), flush=True)
     return arguments.DONE

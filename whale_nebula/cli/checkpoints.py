@@ -16,7 +16,7 @@ from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Manifest
 from whale_nebula.checkpoint.parts import describe_waiting
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Answer, Options, Parser, answer, split, tell
+from whale_nebula.cli.arguments import Answer, Options, Parser, answer, print_error, split
 from whale_nebula.errors import AccountError, CheckpointError, NebulaError
 from whale_nebula.errors.text import did_you_mean, escape_foreign_text
 from whale_nebula.plain import to_plain
@@ -230,13 +230,13 @@ def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int 
     if not arrays:
         what, mend = f"no tensor of it is called {given.only}", "a regular expression for whole names: --only 'dense.*'"
         failure = CheckpointError(what, where=chosen.path, mend=mend)
-        return tell(failure, as_json=given.json, code=arguments.FAILED)
+        return print_error(failure, as_json=given.json, code=arguments.FAILED)
     try:
         _write_npz(arrays, given.to) if given.to.endswith(".npz") else _write_safetensors(arrays, given.to)
     except Exception as error:  # safetensors raises its own errors
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         failure = CheckpointError("the tensors could not be written", where=given.to, why=why, mend="--to another/file")
-        return tell(failure, as_json=given.json, code=arguments.FAILED)
+        return print_error(failure, as_json=given.json, code=arguments.FAILED)
     said = {"file": given.to, "tensors": len(arrays), "step": chosen.step}
     return said, f"{given.to}: {len(arrays)} tensors of {chosen.path}"
 

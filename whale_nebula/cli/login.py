@@ -15,7 +15,7 @@ from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
 from whale_nebula.accounts.service import Service
 from whale_nebula.cli import arguments
 from whale_nebula.cli.accounts import ask_password, read_secret
-from whale_nebula.cli.arguments import Options, Parser, remark, tell, user_name
+from whale_nebula.cli.arguments import Options, Parser, print_error, remark, user_name
 from whale_nebula.cli.certs import find_folder, list_wanted, load_config
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         return keep(login, until, lambda seconds: not over.wait(seconds), files.now)
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
-        return tell(error, as_json=given.json, code=code)
+        return print_error(error, as_json=given.json, code=code)
 
 
 def _find_service(given: argparse.Namespace, made: Parser) -> tuple[str, int]:

@@ -112,14 +112,14 @@ def _measure(told: Clusters, *, again: bool, quick: bool) -> Measurement:
             remark(f"kept in {keep(found)}")
         except OSError as error:
             remark(f"it cannot be kept in {cache_path()}: {error.strerror}")
-    _tell_unsteady(found)
+    _remark_unsteady(found)
     return found
 
 
 _UNSTEADY = 0.3
 
 
-def _tell_unsteady(found: Measurement) -> None:
+def _remark_unsteady(found: Measurement) -> None:
     """Say which number differed most between its runs, if that is much: something else was running."""
     spreads = {name: each.spread for name, each in found.sources.items() if each.spread is not None}
     many = [name for name, spread in spreads.items() if spread > _UNSTEADY]
@@ -206,7 +206,7 @@ def _measure_line(config: Config, path: str, cluster: str, other: str, kept: Pat
     place = bench.find_origin(config, path, cluster, other)
     patience = min(config.patience, _LINE_PATIENCE)
     try:
-        for found in link_measurement.measure(place, seconds=_LINE_SECONDS, patience=patience, tell=remark):
+        for found in link_measurement.measure(place, seconds=_LINE_SECONDS, patience=patience, report=remark):
             link_advice.save(found, kept)
     except (TransportError, RunError) as error:
         remark(f"the line to {other} is not measured: {error.what}; start this command there at the same time")

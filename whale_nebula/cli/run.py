@@ -20,7 +20,7 @@ from types import FrameType
 
 from whale_nebula.checkpoint.folder import save_memory
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import SIGNALLED, Answer, Options, Parser, answer, remark, tell
+from whale_nebula.cli.arguments import SIGNALLED, Answer, Options, Parser, answer, print_error, remark
 from whale_nebula.config import Config, load
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NebulaError
@@ -213,7 +213,7 @@ def main(argv: Sequence[str]) -> int:
     _check(made, given, script)
     if script and not os.path.isfile(script[0]):
         error = ConfigError(f"there is no script {script[0]!r}", mend="whale-nebula run [options] path/to/train.py")
-        return tell(error, as_json=given.json, code=arguments.NO_FILE)
+        return print_error(error, as_json=given.json, code=arguments.NO_FILE)
     return answer(given, lambda: _run(given, script), {NebulaError: arguments.CONFIG})
 
 
@@ -284,7 +284,7 @@ def _start(
     shown = given.control is not None or given.metrics is not None
     reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
-    def tell_workers() -> dict[str, Identity]:
+    def list_workers() -> dict[str, Identity]:
         return identities(
             sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
             absent=sizes.find_absent(), asked=sizes.path, ended=asking.ended, reports=reports, tenant=tenant, home=home,
@@ -293,7 +293,7 @@ def _start(
     sys.stdout.flush()
     output = others.enter_context(_output())
     if given.all:
-        watching = gateways.running(config, placement, security, restarts=config.restarts, tell=remark)
+        watching = gateways.running(config, placement, security, restarts=config.restarts, report=remark)
         others.enter_context(watching)
         if names := " and ".join(gateways.names(config)):
             remark(f"{names} run here, too; their audit logs go with the run (between hosts they stay)")
@@ -305,7 +305,7 @@ def _start(
             wait_free(listen, config.patience)
         for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
             check_script(config, given.config, cluster, script[0])
-        told, keeper = tell_workers(), None if tenancy is None else tenancy.limits
+        told, keeper = list_workers(), None if tenancy is None else tenancy.limits
         if tenancy is not None:
             tenancy.note_start(list(told), script[0], epoch)
         with start_placed(argv, told, output=output, notice=remark, epoch=epoch, keeper=keeper) as job:
@@ -318,7 +318,7 @@ def _start(
     rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
 
     attempts = Attempts(
-        rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark, changes=sizes.hear,
+        rule, start, rest=asking.rest, is_stopped=is_stopped, report=remark, changes=sizes.adopt,
         is_left=lambda: not any(sizes.asked[cluster] for cluster in sizes.own), note_failure=sizes.note_failure,
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, asking)
@@ -371,10 +371,12 @@ def _listen(
         os.kill(os.getpid(), signal.SIGTERM)
         return {"leaving": True}
 
-    def tell_metrics(given: Mapping[str, str]) -> Reply:
+    def answer_metrics(given: Mapping[str, str]) -> Reply:
         return metrics()
 
-    return listen_locally(path, {"/status": status, "/metrics": tell_metrics}, {"/resize": resize, "/preempt": preempt})
+    return listen_locally(
+        path, {"/status": status, "/metrics": answer_metrics}, {"/resize": resize, "/preempt": preempt}
+    )
 
 
 @contextlib.contextmanager
@@ -414,7 +416,7 @@ class Asking:
     starts: int = 0
     _resting: queue.SimpleQueue[int] | None = None
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal, which may arrive in the middle of a print: writes to the descriptor directly."""
         name = signal.Signals(number).name
         between = self.job is None and self.ended is not None  # between two starts, or after the last one
@@ -464,7 +466,7 @@ def handle_signals(asking: Asking) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in HEARD}
     heard = [number for number in HEARD if before[number] is not signal.SIG_IGN]
     for number in heard:
-        signal.signal(number, asking.hear)
+        signal.signal(number, asking.handle)
     try:
         yield
     finally:

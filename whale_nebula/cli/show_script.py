@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Words, remark, tell
+from whale_nebula.cli.arguments import Words, print_error, remark
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import NebulaError, PlanError, StateError
 from whale_nebula.launch.ending import select_own_lines
@@ -57,7 +57,7 @@ def show_script(given: argparse.Namespace, words: Words, command: str = "show") 
     if onlooker.plans:
         _print(onlooker.plans, given, explained=command == "plan")
         return exits.DONE
-    return tell_nothing(path, ending, onlooker, given.json, command)
+    return report_nothing(path, ending, onlooker, given.json, command)
 
 
 def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> Ending:
@@ -74,37 +74,37 @@ def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> En
     return ending
 
 
-def tell_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
+def report_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
     """Report that the script ended without a plan."""
     kind = "step with scopes" if command == "show" else "step"
     if isinstance(ending.error, KeyboardInterrupt):
         return exits.INTERRUPTED
     if ending.error is not None or ending.status:
-        _tell_failed(path, ending, as_json, kind)
+        _report_failed(path, ending, as_json, kind)
         return exits.FAILED
     what = f"{path} made no {kind}, so there is nothing to {command}"
     why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
     mend = 'with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage'
     mend = mend if command == "show" else "model.fit(x, y) in it, or @nb.function above a step of your own"
-    return tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
+    return print_error(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
 
 
-def _tell_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
+def _report_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
     """Report that the script failed; its traceback or message is on stderr already."""
     how = f"ended with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
     what = f"{path} {how} before its first {kind}"
     if not as_json:
         remark(what)
     elif isinstance(ending.error, NebulaError):
-        tell(ending.error, as_json=True)
+        print_error(ending.error, as_json=True)
     else:
         why = None if ending.error is None else str(ending.error)
-        tell(PlanError(what, where=path, why=why, mend="stderr has what it said"), as_json=True)
+        print_error(PlanError(what, where=path, why=why, mend="stderr has what it said"), as_json=True)
 
 
 def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
     kind = StateError if mend == _NO_REPORT else PlanError
-    return tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json, code=exits.NO_FILE)
+    return print_error(kind(f"there is no file {path!r}", mend=mend), as_json=as_json, code=exits.NO_FILE)
 
 
 _NO_REPORT = (

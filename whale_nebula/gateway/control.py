@@ -203,7 +203,7 @@ class ControlStreams:
         for stream in streams:
             stream.say(frame)
 
-    def hear(self, frame: bytes) -> None:
+    def receive(self, frame: bytes) -> None:
         """Handle a message of the other gateway, at a limited rate, as most cause a disk write."""
         while not (self._words.take() or self._closed):
             with self._changed:

@@ -167,7 +167,7 @@ class Gateway:
             control.check_rate()
             control.adopt(lane)
             self.journal.note("trunk", actor=found.caller.uri, decision="allow")
-            return control.hear
+            return control.receive
         asks, wanted = knock.source, knock.destination
         self._final_errors.asks(asks)
         verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
@@ -198,7 +198,7 @@ class Gateway:
                 return pair.inspection.check(frame, outward=True)
 
             half = Half(side, found.caller.uri, connection, check, meter=meter)
-        hear = half.lane(0, lane)
+        receive = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
             pair.account = "" if found.guest is None else found.guest.account
@@ -208,7 +208,7 @@ class Gateway:
                 route.control.unsay(pair.here)
             self._liveness.check_new(pair.here)
             self._routes[cluster_of(pair.there)].lead(pair, half)
-        return hear
+        return receive
 
     def _find_pair(self, here: str, there: str) -> Pair | None:
         with self._lock:

@@ -96,7 +96,7 @@ class Half:
         if not self.connection.add(number, lane):
             raise TransportError(lane.why)
         self._lanes[number] = lane
-        return self.hear
+        return self.receive
 
     def join(self, other: Half) -> None:
         """Forward frames between the two halves from now on."""
@@ -126,7 +126,7 @@ class Half:
         with self._changed:
             return 0.0 if self._handing else now - self._heard
 
-    def hear(self, frame: bytes) -> None:
+    def receive(self, frame: bytes) -> None:
         """Receive one frame, in the reading thread: blocks until the partner accepts it, which throttles the sender."""
         try:
             header = self._check(frame)

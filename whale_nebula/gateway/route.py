@@ -337,8 +337,8 @@ class Route:
         knock, lane = Knock(self._site.run, pair.here, pair.there, half.connection.name, number), Lane()
         return self._call(knock, lane, half.lane(number, lane))
 
-    def _call(self, knock: Knock, lane: Lane, hear: Callable[[bytes], None]) -> int:
-        return dial(self._target, knock, lane, hear, deadlines=self._deadlines, rate=self.pacer.rate)
+    def _call(self, knock: Knock, lane: Lane, receive: Callable[[bytes], None]) -> int:
+        return dial(self._target, knock, lane, receive, deadlines=self._deadlines, rate=self.pacer.rate)
 
     # ------------------------------------------------------------------ the control stream
     def look(self) -> bool:
@@ -383,7 +383,7 @@ class Route:
         lane, over = Lane(), threading.Event()
         knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
-            self._call(knock, lane, self.control.hear)
+            self._call(knock, lane, self.control.receive)
         except NebulaError as error:
             wrong = self._find_wrong(error)
             self._trouble = wrong.what if wrong is not None else error.why or error.what

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
         _note_code(attachment, exit_code(failure), failure)
-        _tell(failure, attachment)
+        _report(failure, attachment)
         if attachment is not None and sys.excepthook is sys.__excepthook__:
             sys.excepthook = partial(_say, attachment.worker, argv[0])
         raise
@@ -41,7 +41,7 @@ def _prepare(attachment: Attachment) -> None:
     leave_on_signals()
     departure.find_counts = attachment.read_asked
     if attachment.heart is not None:
-        departure.on_stepped = partial(attachment.heart.tell, stepped=True)
+        departure.on_stepped = partial(attachment.heart.send, stepped=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a pipe to the launcher, which shows lines as they come
     if attachment.seed is not None:
@@ -65,7 +65,7 @@ def _note_code(attachment: Attachment | None, code: int | None, failure: BaseExc
         if isinstance(failure, NebulaError):
             heart.error, heart.cause, heart.lost = failure.code, getattr(failure, "cause", ""), failure.peer
         if isinstance(failure, Leaving) and departure.counts:
-            heart.tell(counts=departure.counts)
+            heart.send(counts=departure.counts)
 
 
 def exit_code(failure: BaseException) -> int | None:
@@ -80,7 +80,7 @@ def exit_code(failure: BaseException) -> int | None:
     return None if isinstance(failure, KeyboardInterrupt) else 1
 
 
-def _tell(failure: BaseException, attachment: Attachment | None) -> None:
+def _report(failure: BaseException, attachment: Attachment | None) -> None:
     """Tell other processes that this one has ended, unless they leave together with it."""
     if isinstance(failure, Leaving) and attachment is not None:
         sys.stderr.write(f"whale-nebula: worker {attachment.worker} leaves: {failure}\n")

@@ -110,7 +110,7 @@ class Sizes:
         if self.path is not None:
             write_json(self.path, {name: count for name, count in self.wished.items() if count != self.now[name]})
 
-    def hear(self, result: Result) -> str:
+    def adopt(self, result: Result) -> str:
         """Adopt the numbers of workers that workers have announced and, if they took no step to announce it, the
         request made here; returns a sentence if something changes.
         """

@@ -115,7 +115,7 @@ def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
     return next(iter(tenants), None)
 
 
-def listen_here(config: Config, placement: Placement, tell: Callable[[str], None]) -> dict[str, str]:
+def listen_here(config: Config, placement: Placement, report: Callable[[str], None]) -> dict[str, str]:
     """The addresses at which workers of this host listen. Only secured workers may listen on more interfaces than the
     config names.
     """
@@ -130,7 +130,7 @@ def listen_here(config: Config, placement: Placement, tell: Callable[[str], None
                 mend="start it on its own host, or use certificates: leave out security.insecure",
             )
         if listen != address:
-            tell(f"{address} is no address of this host: worker {worker} listens at {listen}")
+            report(f"{address} is no address of this host: worker {worker} listens at {listen}")
     return found
 
 
@@ -227,7 +227,7 @@ def running(
     security: Mapping[str, Files],
     *,
     restarts: Restarts | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
     """Run all gateways while the context is open, and merge their audit logs. Gateways outlive workers; one that fails
     is restarted, as often as `restarts` allow.
@@ -236,7 +236,7 @@ def running(
         watched: list[Watched] = []
         try:
             for name, site in sites(config, placement, security, folder).items():
-                watched.append(Watched(name, site, restarts or Restarts(), tell))
+                watched.append(Watched(name, site, restarts or Restarts(), report))
             for each in watched:
                 each.await_start()
             yield {each.name: each.process for each in watched}
@@ -249,10 +249,10 @@ def running(
 class Watched:
     """A gateway process that is restarted when it ends, until `stop_watching`."""
 
-    def __init__(self, name: str, site: Site, restarts: Restarts, tell: Callable[[str], None]) -> None:
+    def __init__(self, name: str, site: Site, restarts: Restarts, report: Callable[[str], None]) -> None:
         self.name = name
         self.process = start(site)
-        self._site, self._restarts, self._tell = site, restarts, tell
+        self._site, self._restarts, self._report = site, restarts, report
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"nebula-watch-{name}", daemon=True)
 
@@ -274,7 +274,7 @@ class Watched:
                 if self._over.wait(_LOOK_SECONDS):
                     return
             again = f"restart {number + 1} of {self._restarts.most} of it begins"
-            self._tell(f"gateway {self.name} has ended; {again}, its workers wait for it")
+            self._report(f"gateway {self.name} has ended; {again}, its workers wait for it")
             _close_pipes(self.process)
             if self._over.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
                 return
@@ -282,7 +282,7 @@ class Watched:
             try:
                 _await(self.name, self.process)
             except TransportError as error:
-                self._tell(f"{error.what}: {error.why}")
+                self._report(f"{error.what}: {error.why}")
 
 
 def _await(name: str, process: subprocess.Popen[bytes]) -> None:

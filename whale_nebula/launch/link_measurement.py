@@ -97,8 +97,9 @@ class End:
     """One end of the measurement. One of the two `leads`: it comes first in everything that is not done by both at
     once.
 
-    `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end. `tell`
-    is called with a line on each stage of the measurement. `kind` and `program` are those of the keys of tensors.
+    `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end.
+    `report` is called with a line on each stage of the measurement. `kind` and `program` are those of the keys of
+    tensors.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class End:
         leads: bool,
         seconds: float,
         patience: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         kind: Literal["forward", "round"] = "forward",
         program: int = _PROGRAM,
     ) -> None:
@@ -116,7 +117,7 @@ class End:
         self._leads = leads
         self._seconds = seconds
         self._patience = patience
-        self._tell = tell
+        self._report = report
         self._kind: Literal["forward", "round"] = kind
         self._program = program
         self._sent = 0
@@ -148,13 +149,13 @@ class End:
                 if waited >= limit or time.monotonic() - asked < seconds:  # earlier, the error is the link's own
                     raise
                 why = "it is connected, and measures another line first, or something else"
-                self._tell(str(Wait(f"worker '{self._link.there}'", "", why, waited, limit)))
+                self._report(str(Wait(f"worker '{self._link.there}'", "", why, waited, limit)))
 
     def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LineFound:
         """Run the whole measurement, from the greeting to the result."""
         theirs = self.meet(sheet)
         trips = self._round_trips()
-        self._tell(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
+        self._report(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
         crossings = tuple(self._cross(size) for size in SIZES)
         here, there = self._link.here, self._link.there
         ends = (here, there) if self._leads else (there, here)
@@ -166,7 +167,7 @@ class End:
     def probe(self, path: str, when: float) -> LineFound:
         """Measure round trips, and each way alone, of a link whose ends have met; in large tensors if it is fast."""
         trips, found = self._round_trips(), []
-        for turn in (self._send, self._hear) if self._leads else (self._hear, self._send):
+        for turn in (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send):
             slow = turn(SIZES[0])
             found.append(slow.rate if slow.rate < _FAST else turn(SIZES[1]).rate)
         here, there = self._link.here, self._link.there
@@ -203,11 +204,11 @@ class End:
     # ------------------------------------------------------------------ tensors of one size
     def _cross(self, size: int) -> Crossing:
         """Each way alone, then both at once."""
-        turns = (self._send, self._hear) if self._leads else (self._hear, self._send)
+        turns = (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send)
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-line") as beside:
-            heard = beside.submit(self._hear_burst, size)
+            heard = beside.submit(self._receive_burst, size)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
             both = (sent, heard.result()[1]) if self._leads else (heard.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
@@ -224,9 +225,9 @@ class End:
         self._show(size, f"{self._link.here} -> {self._link.there}", _format_rate(found.rate))
         return found
 
-    def _hear(self, size: int) -> Way:
+    def _receive_bursts(self, size: int) -> Way:
         for _ in range(_MOST_BURSTS):
-            last, found = self._hear_burst(size)
+            last, found = self._receive_burst(size)
             if last:
                 self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
                 return found
@@ -243,7 +244,7 @@ class End:
         seen = self._link.take("ARRIVED", self._patience + 2 * self._seconds)
         return Way(float(seen["rate"]), float(seen["seconds"]))
 
-    def _hear_burst(self, size: int) -> tuple[bool, Way]:
+    def _receive_burst(self, size: int) -> tuple[bool, Way]:
         """Receive one burst; whether it is the last of its size, and its rate. It must be of this size, of `MOST_BYTES`
         at most, and arrive within the time that the slowest supported line takes.
         """
@@ -265,7 +266,7 @@ class End:
         return Key(self._kind, self._program, step, 0, -1, slot, source, destination)
 
     def _show(self, size: int, what: str, found: str) -> None:
-        self._tell(f"{what}, tensors of {size >> 10} KiB: {found}")
+        self._report(f"{what}, tensors of {size >> 10} KiB: {found}")
 
 
 def _format_rate(rate: float) -> str:
@@ -315,25 +316,25 @@ def _version(package: str) -> str | None:
         return None
 
 
-def measure(place: Place, *, seconds: float, patience: float, tell: Callable[[str], None]) -> Iterator[LineFound]:
+def measure(place: Place, *, seconds: float, patience: float, report: Callable[[str], None]) -> Iterator[LineFound]:
     """Measure the lines to all peers of a place, one after the other in an order that is the same at all ends.
 
-    `tell` is also called with the peer that is waited for; no wait is longer than `patience`.
+    `report` is also called with the peer that is waited for; no wait is longer than `patience`.
     """
     joined = GrpcLinks(
-        place, expect=expect_tensor, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait))
+        place, expect=expect_tensor, deadlines=Deadlines(patience=patience), announce=lambda wait: report(str(wait))
     )
     try:
         for there in sorted(place.peers, key=lambda each: sorted((place.here, each))):
-            yield _measure_link(place, joined.links[there], seconds, patience, tell)
+            yield _measure_link(place, joined.links[there], seconds, patience, report)
     finally:
         joined.close()
 
 
 def _measure_link(
-    place: Place, link: PeerLink, seconds: float, patience: float, tell: Callable[[str], None]
+    place: Place, link: PeerLink, seconds: float, patience: float, report: Callable[[str], None]
 ) -> LineFound:
-    end = End(link, leads=place.here < link.there, seconds=seconds, patience=patience, tell=tell)
+    end = End(link, leads=place.here < link.there, seconds=seconds, patience=patience, report=report)
     path = THROUGH if place.through_gateway(link.there) else DIRECT
     try:
         found = end.measure(sheet(), path, time.time())

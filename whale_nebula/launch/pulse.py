@@ -47,7 +47,7 @@ class Heart:
         self.thread = threading.Thread(target=self._beat, name="nebula-pulse", daemon=True)
         self.thread.start()
 
-    def tell(self, **words: Any) -> None:
+    def send(self, **words: Any) -> None:
         """Send the launcher a field of `Told`."""
         if os.getpid() == self._owner:
             with suppress(OSError):
@@ -58,7 +58,7 @@ class Heart:
 
         To be called by the last of Python's exit handlers.
         """
-        self.tell(ends=True, code=self.code, error=self.error, cause=self.cause, lost=self.lost)
+        self.send(ends=True, code=self.code, error=self.error, cause=self.cause, lost=self.lost)
 
     def _beat(self) -> None:
         with suppress(BrokenPipeError):
@@ -185,7 +185,7 @@ def read_stat(process: Path) -> list[str]:
 
 
 class Ward:
-    """Thread that monitors all workers' heartbeats, and calls `tell` once for each frozen worker.
+    """Thread that monitors all workers' heartbeats, and calls `report` once for each frozen worker.
 
     `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. The
     status of each is in `told`; those that have sent their last message may be silent for longer.
@@ -195,7 +195,7 @@ class Ward:
         self,
         pulses: Mapping[str, int],
         pids: Mapping[str, int],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
     ) -> None:
@@ -205,7 +205,7 @@ class Ward:
         for fd in pulses.values():
             os.set_blocking(fd, False)
         self._pids = dict(pids)
-        self._tell = tell
+        self._report = report
         self._silence, self._ending = silence, max(silence, ending)
         self._heard: dict[str, Heard | None] = dict.fromkeys(pulses)
         self._closed = threading.Event()
@@ -233,7 +233,7 @@ class Ward:
             for worker in sorted(watched):
                 if self._look(worker, passed):
                     watched.discard(worker)
-                    self._tell(worker)
+                    self._report(worker)
 
     def _look(self, worker: str, passed: float) -> bool:
         pid = self._pids[worker]

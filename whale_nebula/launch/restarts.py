@@ -206,7 +206,7 @@ class Attempts:
     """Starts a job, and restarts it as long as the policy allows.
 
     `start` starts the job of an epoch; `rest` waits so many seconds, and returns whether to continue; `is_stopped`
-    returns whether the end was requested; `tell` is called with a line on each failure that is followed by a restart.
+    returns whether the end was requested; `report` is called with a line on each failure that is followed by a restart.
     `changes` returns in words why a changed set of workers is started at once, or ""; `is_left` whether no more workers
     are to be started here. `note_failure` is called with each failure, and whether that start got further than those
     before; it returns a line if the next start has other workers.
@@ -219,12 +219,12 @@ class Attempts:
         *,
         rest: Callable[[float], bool],
         is_stopped: Callable[[], bool],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         changes: Callable[[Result], str] = lambda result: "",
         is_left: Callable[[], bool] = lambda: False,
         note_failure: Callable[[Failure, bool], str] = lambda failure, further: "",
     ) -> None:
-        self._rule, self._start, self._rest, self._is_stopped, self._tell = rule, start, rest, is_stopped, tell
+        self._rule, self._start, self._rest, self._is_stopped, self._report = rule, start, rest, is_stopped, report
         self._changes, self._is_left, self._note_failure = changes, is_left, note_failure
 
     def run(self, patience: float) -> Ended:
@@ -238,11 +238,11 @@ class Attempts:
             failure = find_failure(result)
             changed = "" if self._is_stopped() else self._changes(result)
             if changed and self._is_left():
-                self._tell(changed)
+                self._report(changed)
                 return Ended(result, epoch)
             if changed:
                 epoch += 1
-                self._tell(f"{f'{failure}; ' if failure else ''}{changed}, as epoch {epoch}")
+                self._report(f"{f'{failure}; ' if failure else ''}{changed}, as epoch {epoch}")
                 continue
             if failure is None or self._is_stopped():
                 return Ended(result, epoch)
@@ -253,11 +253,11 @@ class Attempts:
             first = first or failure
             epoch += 1
             restart = f"restart {verdict.number} of {self._rule.allowed.most}"
-            self._tell(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
+            self._report(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
             for other in result.outcomes.values():
                 if other.worker != failure.worker and other.code not in (0, EXIT_LEFT) and last_word(other.err):
-                    self._tell(f"worker {other.worker} ended after it: {describe(result, other)}")
+                    self._report(f"worker {other.worker} ended after it: {describe(result, other)}")
             if lost:
-                self._tell(lost)
+                self._report(lost)
             if not self._rest(verdict.wait):
                 return Ended(result, epoch - 1)

@@ -149,7 +149,7 @@ class Limits:
                 continue
             except OSError:
                 break
-            self.held = tuple(name for name in self.wanted if self._tell(group, name))
+            self.held = tuple(name for name in self.wanted if self._limit(group, name))
             if self.held and group.exists():
                 self.group = group
                 return
@@ -160,7 +160,7 @@ class Limits:
         tenant = self.tenant
         return root / PARENT / f"{tenant.account}@{tenant.cluster}-{tenant.authority[:8]}"  # no name has an "@" in it
 
-    def _tell(self, group: Path, name: str) -> bool:
+    def _limit(self, group: Path, name: str) -> bool:
         value = self.tenant.allowance.limits[name]
         try:
             if name == "memory":
@@ -371,9 +371,9 @@ def open_tenancy(
     tenant: Tenant | None,
     base: Path,
     security: Mapping[str, Files],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterator[Tenancy | None]:
-    """Open the resources of an account, and `tell` the missing isolation; None for a run without an account."""
+    """Open the resources of an account, and `report` the missing isolation; None for a run without an account."""
     if tenant is None:
         yield None
         return
@@ -392,9 +392,9 @@ def open_tenancy(
             raise
         allowed = replace(tenant.allowance, line=None)
         may = f", and may use {allowed} on this host" * bool(allowed)
-        tell(f"{tenant}: its folder is {home}{may}")
+        report(f"{tenant}: its folder is {home}{may}")
         for each in list_unisolated(home, limits):
-            tell(f"not isolated: {each}")
+            report(f"not isolated: {each}")
         yield Tenancy(tenant, home, limits, log)
     finally:
         limits.close()

@@ -31,7 +31,7 @@ _LIMIT_SECONDS, _PATIENCE = 60.0, 20.0
 _NAME = "measure"
 
 
-def measure_collectives(sizes: Sizes = FULL, tell: Callable[[str], None] = lambda text: None) -> Among:
+def measure_collectives(sizes: Sizes = FULL, report: Callable[[str], None] = lambda text: None) -> Among:
     """Start two processes that reduce, gather and exchange tensors of these sizes with each other."""
     from whale_nebula.runtime.replicas.collective_costs import fit_collectives
 
@@ -40,7 +40,7 @@ def measure_collectives(sizes: Sizes = FULL, tell: Callable[[str], None] = lambd
         out = job.wait(_LIMIT_SECONDS).check().outcomes[f"{_NAME}/0"].out
     found = fit_collectives(json.loads(out.splitlines()[-1]), sizes.bytes, WORKERS)
     for each in found.collectives:
-        tell(str(each))
+        report(str(each))
     return found
 
 

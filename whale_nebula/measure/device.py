@@ -48,7 +48,7 @@ class Found:
     spreads: Mapping[str, float]
 
 
-def measure_device(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Found:
+def measure_device(sizes: Sizes = FULL, report: Tell = lambda text: None) -> Found:
     """Measure the device that TensorFlow uses in this process."""
     gpus = tf.config.list_physical_devices("GPU")
     spreads, rates = {}, {}
@@ -58,15 +58,15 @@ def measure_device(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Found
         flops, largest = timed[-1]
         rates[kernel] = 1 / fitted.beta if fitted.beta else flops / largest.seconds
         spreads[f"rates.{kernel}"] = largest.spread
-        tell(f"{kernel}: {rates[kernel] / 1e9:.3g} GFLOP/s, spread {largest.spread:.0%}")
+        report(f"{kernel}: {rates[kernel] / 1e9:.3g} GFLOP/s, spread {largest.spread:.0%}")
     spreads["flops_per_s"] = spreads["rates.matmul"]
     moved = _time(_compile(tf.negative, sizes.memory), sizes)
     memory = 2 * 4 * sizes.memory / moved.seconds  # each element is read and written
     spreads["memory_bytes_per_s"] = moved.spread
-    tell(f"memory: {memory / 1e9:.3g} GB/s, spread {moved.spread:.0%}")
+    report(f"memory: {memory / 1e9:.3g} GB/s, spread {moved.spread:.0%}")
     call = _time(_compile(lambda x: x, 1), sizes)
     spreads["call_seconds"] = call.spread
-    tell(f"an empty call: {call.seconds * 1e6:.3g} µs, spread {call.spread:.0%}")
+    report(f"an empty call: {call.seconds * 1e6:.3g} µs, spread {call.spread:.0%}")
     kind, held = ("gpu", None) if gpus else ("cpu", total_memory())
     spreads |= {"memory_bytes": 0.0} if held is not None else {}
     return Found(Device(kind, count_cores(), rates["matmul"], held, memory, rates, call.seconds), spreads)
@@ -130,7 +130,7 @@ class Coding:
     spreads: Mapping[str, float]
 
 
-def measure_codecs(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Coding:
+def measure_codecs(sizes: Sizes = FULL, report: Tell = lambda text: None) -> Coding:
     """Measure all codecs of the registry that can be used alone, and need no state of a run other than a basis."""
     x = tf.constant(_draw(*sizes.codec))
     found, spreads = {}, {}
@@ -138,7 +138,7 @@ def measure_codecs(sizes: Sizes = FULL, tell: Tell = lambda text: None) -> Codin
         timed = _time_codec(codec, x, sizes)
         found[str(codec)] = timed.seconds / (4 * x.shape.num_elements())
         spreads[str(codec)] = timed.spread
-    tell("codecs, for each MB: " + ", ".join(f"{name} {1e9 * each:.3g} ms" for name, each in found.items()))
+    report("codecs, for each MB: " + ", ".join(f"{name} {1e9 * each:.3g} ms" for name, each in found.items()))
     return Coding(found, spreads)
 
 

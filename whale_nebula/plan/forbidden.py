@@ -23,7 +23,7 @@ class Breach(NamedTuple):
     how: str
 
     def __str__(self) -> str:
-        return f"{describe_crossing(self.crossing)}: {tell_how(self.how, self.input)}"
+        return f"{describe_crossing(self.crossing)}: {describe_dependence(self.how, self.input)}"
 
 
 def describe_crossing(crossing: InputCrossing) -> str:
@@ -38,7 +38,7 @@ def describe_crossing(crossing: InputCrossing) -> str:
     return f"{crossing.name}, {crossing.source} -> {crossing.destination}"
 
 
-def tell_how(how: str, name: str) -> str:
+def describe_dependence(how: str, name: str) -> str:
     """A phrase on how a value depends on an input."""
     return _WORDS[how].format(name)
 

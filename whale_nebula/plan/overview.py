@@ -322,8 +322,8 @@ class Overview:
             speeds=stage.speeds,
             shards=stage.shards if number in self.cut.layouts else 1,
             shard_bytes=splits.shard_bytes(self.cut, number, variables) if number in self.cut.layouts else 0,
-            forward_ops=len(self.work.told(number, backward=False)),
-            backward_ops=len(self.work.told(number, backward=True)),
+            forward_ops=len(self.work.list_ops(number, backward=False)),
+            backward_ops=len(self.work.list_ops(number, backward=True)),
             variables=tuple(variable.path for variable in variables),
             parameters=sum(parameters(variable.spec) for variable in variables),
             inputs=tuple(self._inputs(number, fragments)),
@@ -353,7 +353,7 @@ class Overview:
     def _outputs(self, number: int) -> Iterator[str]:
         program = self.cut.program
         yield from (_name(b) for b in self.cut.boundaries if b.source == number)
-        made = self.work.told(number, backward=False)
+        made = self.work.list_ops(number, backward=False)
         returned = self.returned or [""] * len(program.returns)  # a single tensor has no name
         given = {value.op: name for value, name in zip(program.returns, returned, strict=True)}
         losses = self._losses & made
@@ -364,7 +364,7 @@ class Overview:
     def _losses(self) -> set[int]:
         """The ops of stages for the differentiated value: itself, or the terms of a sum that is taken once a step."""
         program = self.cut.program
-        made = set[int]().union(*(self.work.told(stage, backward=False) for stage in range(len(program.stages))))
+        made = set[int]().union(*(self.work.list_ops(stage, backward=False) for stage in range(len(program.stages))))
         targets = (value.op for request in program.requests for value in request.targets)
         return program.graph.ascend(targets, stop=made.__contains__) & made & program.of_batch
 

@@ -109,7 +109,7 @@ def time_collective(collective: PlanCollective, devices: int, ring: Line) -> flo
     return ring.seconds(collective.bytes) + rounds * ring.delay
 
 
-def tell_costs(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
+def list_notes(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
     """The notes of a cut; for an op that every device runs as a whole, with its costs in a step."""
     costs: dict[str, float] = {}
     for stage, layouts in cut.layouts.items():

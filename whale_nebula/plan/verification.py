@@ -91,13 +91,13 @@ class Verification:
         stages = f"{count} stage{'s' * (count != 1)} ({', '.join(self.stages)})"
         head = f"{stages}, micro-batches: {self.micro_batches}"
         lines = [f"{head}: {self._sentence()}", *(f"  mend: {mend}" for mend in self.mends)]
-        shown = self.rows if every or len(self.rows) <= _FEW else self._telling()
+        shown = self.rows if every or len(self.rows) <= _FEW else self._select_rows()
         lines += ["     error    limit", *map(_line, shown)]
         rest = len(self.rows) - len(shown)
         lines += [f"  and {rest} more, further from their limits: to_text(every=True) has them"] * (rest > 0)
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes[0 if self.comparable else self.reasons :])])
 
-    def _telling(self) -> list[Row]:
+    def _select_rows(self) -> list[Row]:
         """The rows that differ, with their neighbours, in order."""
         nearest = sorted(self.rows, key=lambda row: row.badness, reverse=True)[:_FEW]
         return [row for row in self.rows if not row.ok or row in nearest]

@@ -315,9 +315,9 @@ class Work:
         def add(op: int | None, **counts: int) -> None:
             rows.setdefault("" if op is None else names.layer(ops[op].name), Counter()).update(counts)
 
-        pieces, forward = self.pieces(stage), self.told(stage, backward=False)
+        pieces, forward = self.pieces(stage), self.list_ops(stage, backward=False)
         for backward, kind in ((False, "forward_ops"), (True, "backward_ops")):
-            for op in sorted(self.told(stage, backward=backward)):
+            for op in sorted(self.list_ops(stage, backward=backward)):
                 add(op, **{kind: 1})
             for op in (op for piece in pieces for op in self.ops(piece, backward=backward)):
                 add(op, flops=round(self.effort.of(ops[op]) * steps))
@@ -327,7 +327,7 @@ class Work:
             add(reader, parameters=parameters(variables[variable].spec))
         return tuple(PlanLayer(name, **counts) for name, counts in rows.items())
 
-    def told(self, stage: int, *, backward: bool) -> set[int]:
+    def list_ops(self, stage: int, *, backward: bool) -> set[int]:
         """The ops of a stage that come from the user's code, or (`backward`) from differentiation."""
         request_of = self.cut.program.request_of
         ops = made_in(fragment for piece in self.pieces(stage) for fragment in piece.fragments)

@@ -170,7 +170,7 @@ def _ground(clusters: Clusters, worker: WorkerInfo, op: OpWork) -> int:
     return 2 if known is None else 1
 
 
-def told_by_nobody(clusters: Clusters, worker: WorkerInfo) -> bool:
+def lacks_speed(clusters: Clusters, worker: WorkerInfo) -> bool:
     """Whether the config has no speed for a worker."""
     return worker.device.flops_per_s is None or f"{worker.name}.flops_per_s" in clusters.measured
 

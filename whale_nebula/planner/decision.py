@@ -113,7 +113,7 @@ class Decision:
     @cached_property
     def considered(self) -> tuple[Considered, ...]:
         """Records of the best plans, the chosen one first."""
-        return tuple(self._tell(each) for each in self.candidates)
+        return tuple(self._describe(each) for each in self.candidates)
 
     @property
     def predicted(self) -> Predicted:
@@ -124,7 +124,7 @@ class Decision:
         """Whether the decision belongs to the run and was not superseded by a better one."""
         return any(self is each for each in decisions)
 
-    def tell_of(self, program: str) -> Decision | Unplanned:
+    def find_record(self, program: str) -> Decision | Unplanned:
         """The record for the plan of a program: the decision, or a note that the program follows the decision for
         another one, whose seconds do not apply.
         """
@@ -141,7 +141,7 @@ class Decision:
         whole = replace(self.chosen, shape=replace(self.chosen.shape, parts=parts, micro_batches=1), in_flight=None)
         return replace(self, candidates=(whole, *self.candidates[1:]))
 
-    def _tell(self, candidate: Candidate) -> Considered:
+    def _describe(self, candidate: Candidate) -> Considered:
         memory: dict[str, int] = {}
         for own, needed in zip(self.problem.workers_of(candidate.parts), candidate.memory, strict=True):
             for cluster, number in own:
@@ -192,7 +192,7 @@ class Unplanned:
         """The reason."""
         return self.reason
 
-    def tell_of(self, program: str) -> Unplanned:
+    def find_record(self, program: str) -> Unplanned:
         """The same record."""
         return self
 

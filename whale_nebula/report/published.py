@@ -34,7 +34,7 @@ class UnderWay(Protocol):
 class Audience(Protocol):
     """Receiver of every step's report, such as a metrics file or a table on the terminal."""
 
-    def tell(self, report: Report) -> None:
+    def publish(self, report: Report) -> None:
         """Publish a finished step."""
 
 
@@ -62,7 +62,7 @@ def publish(report: Report) -> Report:
         _published.programs[report.program] = report
         _published.under_way = None
     for each in _published.audience:
-        each.tell(report)
+        each.publish(report)
     return report
 
 

@@ -59,23 +59,23 @@ class Watching:
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
-        self._told: queue.Queue[Report | None] = queue.Queue(_BACKLOG)
+        self._queued: queue.Queue[Report | None] = queue.Queue(_BACKLOG)
         self._thread = threading.Thread(target=self._work, name="nebula-report", daemon=True)
         self._thread.start()
 
-    def tell(self, report: Report) -> None:
+    def publish(self, report: Report) -> None:
         """Pass on a finished step."""
-        self._told.put(report)
+        self._queued.put(report)
 
     def close(self) -> None:
         """Pass on all queued reports, and end."""
-        self._told.put(None)
+        self._queued.put(None)
         self._thread.join(_PATIENCE)
 
     def _work(self) -> None:
         while True:
             try:
-                report = self._told.get(timeout=TICK_SECONDS)
+                report = self._queued.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 self._call_each(methodcaller("tick"))
                 continue

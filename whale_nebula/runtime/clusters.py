@@ -40,7 +40,7 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
         return source
     if source is None:
         run = current_run()
-        return complete(told_by_config(run), config_of(run))
+        return complete(find_configured(run), config_of(run))
     if isinstance(source, Mapping):
         if "format" in source or isinstance(source.get("clusters"), list | tuple):
             return Clusters.from_json(source, where=str(calling_site()))
@@ -50,7 +50,7 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     return complete(Clusters.of(load(source)), source)
 
 
-def told_by_config(run: Run, names: Sequence[str] | None = None) -> Clusters:
+def find_configured(run: Run, names: Sequence[str] | None = None) -> Clusters:
     """The clusters of a run, or those with these names, as configured."""
     sizes = run.cluster_sizes
     chosen = run.here().clusters if names is None else names
@@ -75,7 +75,7 @@ def find_rings(run: Run) -> dict[str, Line]:
     """The lines between neighbours inside clusters, by cluster, if they are configured or were measured on this
     machine.
     """
-    told, (found, _) = told_by_config(run), read_kept()
+    told, (found, _) = find_configured(run), read_kept()
     known = told if found is None else found.complete(told, is_local)
     rings = {each.name: each.ring for each in known.clusters}
     return {name: Line.of(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}

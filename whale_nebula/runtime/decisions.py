@@ -25,7 +25,7 @@ from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.batch import explain_coupling
 from whale_nebula.plan.splits import Crossed, list_collectives, time_collective
 from whale_nebula.planner.chain import Layers, layers_of, size_values
-from whale_nebula.planner.cluster_costs import MeasuredBlocks, grounds_of, problem_of, slowest_of, told_by_nobody
+from whale_nebula.planner.cluster_costs import MeasuredBlocks, grounds_of, lacks_speed, problem_of, slowest_of
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, describe_excess, slow_down
 from whale_nebula.planner.problem import Options
@@ -33,7 +33,7 @@ from whale_nebula.planner.search import search
 from whale_nebula.planner.space import bind_blocks, fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
-from whale_nebula.runtime.clusters import complete, config_of, told_by_config
+from whale_nebula.runtime.clusters import complete, config_of, find_configured
 from whale_nebula.runtime.line_costs import complete_collectives, complete_lines
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.variables.beside import Expected, expect_beside
@@ -81,7 +81,7 @@ def decide(
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
     reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
-    reasons += tell_measured(clusters)
+    reasons += describe_measured(clusters)
     reasons += [
         f"beside {path} {size(each.bytes)} are counted, of {each.said}" for path, each in sorted(known.beside.items())
     ]
@@ -106,7 +106,7 @@ def decide(
     )  # fmt: skip
 
 
-def tell_measured(clusters: Clusters) -> list[str]:
+def describe_measured(clusters: Clusters) -> list[str]:
     """What was measured of lines, and of sums inside clusters, each with its date."""
     found = [
         f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
@@ -226,7 +226,7 @@ def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
         named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
         names = list(dict.fromkeys([*(named or names), *run.clusters]))
     chosen = [name for name in names if name in said.clusters] if said.clusters else names
-    return told_by_config(run, chosen or names)
+    return find_configured(run, chosen or names)
 
 
 def expect_all_beside(captured: Captured) -> dict[str, Expected]:
@@ -324,7 +324,7 @@ def measure_in_clusters(
     own = [each for each in clusters.workers if is_local(each.machine)]
     if not run.alone:
         own = [each for each in clusters.workers if each.name == run.ledger.session.worker]
-    unsaid = [each for each in own if told_by_nobody(clusters, each)]
+    unsaid = [each for each in own if lacks_speed(clusters, each)]
     program, count = captured.program, len(layers.chain)
     found = None
     if unsaid:

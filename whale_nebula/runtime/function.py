@@ -41,10 +41,10 @@ class NebulaFunction:
         results = self._step.run(*self.arguments(*args, **kwargs))
         if not self._looked:
             self._looked = True
-            self._tell_uncut()
+            self._warn_uncut()
         return results
 
-    def _tell_uncut(self) -> None:
+    def _warn_uncut(self) -> None:
         """After the first call: warn once of a function in which no stage was entered, as it runs uncut."""
         made = self._step.last if observer() is None else None
         if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):

@@ -68,7 +68,7 @@ def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) 
     if inside or bears_scopes(model):
         setattr(model, f"{kind}_function", _stepper(model, kind))
         return
-    keras_scopes.tell_if_copy(model)
+    keras_scopes.warn_if_copy(model)
     if _may_bear(model, kind):
         setattr(model, f"{kind}_function", _Probe(model, kind, original))
     else:

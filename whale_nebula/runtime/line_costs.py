@@ -147,7 +147,7 @@ def _measure(ends: Ends, told: Clusters, run: Run) -> link_advice.LineFound:
     link = session.links[ends.second if leads else ends.first]
     _LOG.info("the line %s - %s is not known, and is measured, for about %g s", *ends, _ABOUT_SECONDS)
     end = End(
-        link, leads=leads, seconds=SECONDS, patience=session.patience, tell=_LOG.debug, kind="round", program=_PROGRAM
+        link, leads=leads, seconds=SECONDS, patience=session.patience, report=_LOG.debug, kind="round", program=_PROGRAM
     )  # fmt: skip
     through = run.config.gateway_of(run.workers[ends.first]) is not None
     found = end.probe(link_advice.THROUGH if through else link_advice.DIRECT, time.time())

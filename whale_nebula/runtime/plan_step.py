@@ -24,7 +24,7 @@ from whale_nebula.plan.forbidden import forbidden_inputs
 from whale_nebula.plan.overview import Overview, fallbacks
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
-from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, tell_costs
+from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, list_notes
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
@@ -151,7 +151,7 @@ def _plan(
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
     crossed = Crossed(cut, rows, shapes)
-    decision = None if captured.decision is None else captured.decision.tell_of(name)
+    decision = None if captured.decision is None else captured.decision.find_record(name)
     inputs = [leaf.name for leaf in cut.program.leaves]
     forbidden = forbidden_inputs(run.config.forbid, inputs)
     plan = Plan(
@@ -173,7 +173,7 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=tell_costs(cut, crossed, len(rows)),
+        notes=list_notes(cut, crossed, len(rows)),
         lines=canonical_lines(cut.program),
         exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),

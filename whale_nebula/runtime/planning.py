@@ -107,12 +107,12 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
     if getattr(given, "compiled", False):
         kind, data = "train", tuple(example) if tupled else pack_as_fit(example)
     else:
-        _tell_left_out(given, example)
+        _warn_left_out(given, example)
         kind, data = "predict", example[0]
     return Subject(*keras_step(given, kind, data), running=running_step(given, kind))
 
 
-def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
+def _warn_left_out(model: Any, example: Sequence[Any]) -> None:
     """Warn if an example for a predict step, which takes x alone, has more."""
     names = [name for name, part in zip(("y", "sample_weight"), example[1:], strict=False) if part is not None]
     if names:

@@ -60,11 +60,11 @@ class Here:
         fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
         known = self.clusters if _run is None else (*self.clusters, *_run.moved)
         if cluster not in known and (fixed or closest(cluster, self.clusters, near=0.75) is not None):
-            _tell_unknown(cluster, self.clusters)
+            _warn_unknown(cluster, self.clusters)
         return self.alone or cluster in (self.cluster, *self.runs_for)
 
 
-def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
+def _warn_unknown(cluster: str, known: Sequence[str]) -> None:
     warn_at(
         calling_site(),
         f"nb.here().runs({cluster!r}) asks for a cluster that is not known",

@@ -107,14 +107,14 @@ def _suspend_callbacks() -> contextlib.AbstractContextManager[None]:
     return apply_patches([Patch(kind, name, beginning(getattr(kind, name))) for name in _BEGINNINGS])
 
 
-def _report_saves(tell: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    """Report calls that save a model to `tell`, instead of saving, while this is open."""
+def _report_saves(report: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """Report calls that save a model to `report`, instead of saving, while this is open."""
 
-    def teller(what: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: tell(what)
+    def make_report(what: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: report(what)
 
     found = [(kind, name, f"{kind.__name__.rpartition('.')[2]}.{name}") for kind, name in _SAVING]
-    return apply_patches([Patch(kind, name, teller(what)) for kind, name, what in found])
+    return apply_patches([Patch(kind, name, make_report(what)) for kind, name, what in found])
 
 
 def _zero(result: Any, rows: int) -> Any:

@@ -84,7 +84,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
-    with nullcontext() if run.alone else run.ledger.tell_failures():  # other processes do not wait for one that failed
+    with nullcontext() if run.alone else run.ledger.share_failures():  # other processes do not wait for one that failed
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(subject.call, layout, around=around)

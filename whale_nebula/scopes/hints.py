@@ -41,15 +41,15 @@ def forget() -> None:
 
 def warn_unscoped(model: str) -> None:
     """Warn once of each scope that was never entered; `model` is about to run without scopes."""
-    _tell(f"model {model!r} runs uncut")
+    _warn(f"model {model!r} runs uncut")
 
 
-def tell_beside(step: str) -> None:
+def warn_beside(step: str) -> None:
     """Like `warn_unscoped`, for a `step` that is about to run and has other scopes."""
-    _tell(f"step {step!r} runs without it")
+    _warn(f"step {step!r} runs without it")
 
 
-def tell_idle(frame: Frame, written: str) -> None:
+def warn_idle(frame: Frame, written: str) -> None:
     """Warn once for each place where clusters should train copies but no step did, for example in a loop without
     @nb.function.
     """
@@ -64,7 +64,7 @@ def tell_idle(frame: Frame, written: str) -> None:
     )
 
 
-def _tell(so: str) -> None:
+def _warn(so: str) -> None:
     for site, written in list(_waiting.items()):
         note_entered(site)
         around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may enclose a whole step, too

@@ -146,7 +146,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         try:
             self._open.pop(frames[-1]).__exit__(kind, error, trace)
             if error is None and self.options.get("sync_every") is not None and current_stack().recorder is None:
-                hints.tell_idle(frames[-1], repr(self))
+                hints.warn_idle(frames[-1], repr(self))
         finally:
             if frames[-1].touched and len(frames) > 1:
                 frames[-2].touched = True

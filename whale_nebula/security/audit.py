@@ -67,9 +67,9 @@ class AuditLog:
         self._signer, self._on_head = signer, on_head
         self._head_every, self._most_bytes = head_every, most_bytes
         self._lock = threading.Lock()
-        self._telling = threading.RLock()
+        self._passing = threading.RLock()
         self._signed: list[Head] = []  # not on disk yet
-        self._untold: deque[Head] = deque()  # on disk, but not passed to `on_head` yet
+        self._unpassed: deque[Head] = deque()  # on disk, but not passed to `on_head` yet
         self._closed_why: str | None = None
         self._unsigned = 0
         self._fingerprint = ""
@@ -109,7 +109,7 @@ class AuditLog:
                 self._head()
             if full or durable or (durable is None and decision):
                 self._sync()
-        self._tell()
+        self._pass_heads()
         return seq
 
     def head(self) -> Head | None:
@@ -117,7 +117,7 @@ class AuditLog:
         with self._lock:
             head = self._head()
             self._sync()
-        self._tell()
+        self._pass_heads()
         return head
 
     def close(self, reason: str = "") -> None:
@@ -134,7 +134,7 @@ class AuditLog:
                 self._head(end=end)
             self._sync()
             self._close_file()
-        self._tell()
+        self._pass_heads()
 
     # ------------------------------------------------------------------ inside the lock
     def _begin(self) -> Link:
@@ -255,7 +255,7 @@ class AuditLog:
             os.fsync(self._file)
         except OSError as error:
             raise self._fail("the audit log is not safe on disk", error) from None
-        self._untold.extend(self._signed)
+        self._unpassed.extend(self._signed)
         self._signed.clear()
 
     def _sync_folder(self) -> None:
@@ -293,11 +293,11 @@ class AuditLog:
         self._sync_folder()
 
     # ------------------------------------------------------------------ outside the lock
-    def _tell(self) -> None:
+    def _pass_heads(self) -> None:
         """Pass heads to `on_head` in order, whichever thread signed them."""
-        with self._telling:
-            while self._untold:
-                head = self._untold.popleft()
+        with self._passing:
+            while self._unpassed:
+                head = self._unpassed.popleft()
                 if self._on_head is not None:
                     self._on_head(head)
 

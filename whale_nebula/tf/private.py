@@ -333,13 +333,13 @@ def nodes_by_depth(function: Any) -> dict[int, list[Any]]:
     return found
 
 
-def call_on_run(node: Any, hear: Callable[[Any], None]) -> None:
-    """Call `hear` with the arguments whenever a functional model runs this node, for any purpose."""
+def call_on_run(node: Any, callback: Callable[[Any], None]) -> None:
+    """Call `callback` with the arguments whenever a functional model runs this node, for any purpose."""
     fill_in = node.arguments.fill_in
 
     def wrapper(tensors: Any) -> Any:
         found = fill_in(tensors)
-        hear(found)
+        callback(found)
         return found
 
     node.arguments.fill_in = wrapper
@@ -354,14 +354,14 @@ def find_original(node: Any) -> Any:
     return next((each for each in others if [f"{one.name}_clone" for one in each.output_tensors] == names), None)
 
 
-def call_on_config(operation: Any, hear: Callable[[], None]) -> None:
-    """Call `hear` whenever a layer or operation returns its config, from which copies are made."""
-    _wrap_method(operation, "get_config", before=hear)
+def call_on_config(operation: Any, callback: Callable[[], None]) -> None:
+    """Call `callback` whenever a layer or operation returns its config, from which copies are made."""
+    _wrap_method(operation, "get_config", before=callback)
 
 
-def call_on_build(sequential: Any, hear: Callable[[], None]) -> None:
-    """Call `hear` whenever a Sequential has built the functional model inside it."""
-    _wrap_method(sequential, "build", after=hear)
+def call_on_build(sequential: Any, callback: Callable[[], None]) -> None:
+    """Call `callback` whenever a Sequential has built the functional model inside it."""
+    _wrap_method(sequential, "build", after=callback)
 
 
 def _wrap_method(
@@ -544,13 +544,13 @@ def caching_device_kept() -> Iterator[None]:
 _set_keras_mask = keras_backend.set_keras_mask
 
 
-def patch_masks(hear: Callable[[Any, Any], None]) -> Patch:
-    """Call `hear(tensor, mask)` for every mask that Keras sets on a tensor, as a layer may remove it again."""
+def patch_masks(callback: Callable[[Any, Any], None]) -> Patch:
+    """Call `callback(tensor, mask)` for every mask that Keras sets on a tensor, as a layer may remove it again."""
 
     def set_keras_mask(x: Any, mask: Any) -> None:
         _set_keras_mask(x, mask)
         if mask is not None:
-            hear(x, mask)
+            callback(x, mask)
 
     return Patch(keras_backend, "set_keras_mask", set_keras_mask)
 

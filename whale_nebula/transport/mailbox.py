@@ -63,11 +63,11 @@ class Waiters:
     def __init__(self) -> None:
         self.count = 0
         self._lock = threading.Lock()
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
-    def tell(self, told: Callable[[], None]) -> None:
+    def add_callback(self, callback: Callable[[], None]) -> None:
         """Register a callback for the first thread that begins to wait."""
-        self._told.append(told)
+        self._callbacks.append(callback)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -76,7 +76,7 @@ class Waiters:
             self.count += 1
             first = self.count == 1
         try:
-            for told in self._told if first else ():
+            for told in self._callbacks if first else ():
                 told()
             yield
         finally:
@@ -115,7 +115,7 @@ class Mailbox:
         self.held = 0  # unrequested bytes
         self.on_flow: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
-        self._waiters.tell(lambda: self.on_flow() if self._full else None)
+        self._waiters.add_callback(lambda: self.on_flow() if self._full else None)
         self._due = due
         self._beyond: dict[Key, int] = {}  # bytes beyond what is due, or that arrived before their step began
         self._apart = 0  # bytes of tensors of no step that arrived while the window was full

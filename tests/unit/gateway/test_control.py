@@ -72,9 +72,9 @@ class TestHeads:
         gpu, npu, credentials = self.sides(make, files, tmp_path)
         head = Head.sign(credentials, 7, "ab" * 32)
         gpu.control.send_head(head)
-        npu.control.hear(gpu.next())
+        npu.control.receive(gpu.next())
         assert not gpu.control.wait_kept(0.0)
-        gpu.control.hear(npu.next())
+        gpu.control.receive(npu.next())
         assert gpu.control.wait_kept(10.0)
         assert list(read_heads(tmp_path / "heads.jsonl")) == [head]
 
@@ -84,8 +84,8 @@ class TestHeads:
         gpu, npu, credentials = self.sides(make, files, tmp_path)
         for number, digest in ((7, "ab" * 32), (5, "cd" * 32)):
             gpu.control.send_head(Head.sign(credentials, number, digest))
-            npu.control.hear(gpu.next())
-            gpu.control.hear(npu.next())
+            npu.control.receive(gpu.next())
+            gpu.control.receive(npu.next())
         assert "is another than it was" in npu.noted[-1]["reason"]
         assert "is another than it was" in gpu.noted[-1]["reason"]
 
@@ -103,14 +103,14 @@ class TestWhoIsGone:
         second = gpu.joined()
         gpu.control.send_gone("gpu/0", "its port refuses")
         for lane in (gpu.lane, second):
-            npu.control.hear(gpu.next(lane))
+            npu.control.receive(gpu.next(lane))
         assert npu.gone == [("gpu/0", "its port refuses")]
 
     def test_it_is_said_later_if_there_is_no_stream(self, make: Callable[..., Side]) -> None:
         gpu, npu = make(NPU), make(GPU)
         gpu.lane.end("the line is cut")
         gpu.control.send_gone("gpu/0", "its port refuses")
-        npu.control.hear(gpu.next(gpu.joined()))
+        npu.control.receive(gpu.next(gpu.joined()))
         assert npu.gone == [("gpu/0", "its port refuses")]
 
     def test_but_not_once_the_worker_is_back(self, make: Callable[..., Side]) -> None:
@@ -125,7 +125,7 @@ class TestWhoIsGone:
     def test_a_gateway_speaks_of_its_own_workers_only(self, make: Callable[..., Side]) -> None:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
         with pytest.raises(RemoteProtocolError, match="which is not its own"):
-            make(GPU).control.hear(control.encode_control(said))
+            make(GPU).control.receive(control.encode_control(said))
 
 
 class TestHowMuch:
@@ -136,7 +136,7 @@ class TestHowMuch:
 
         def hear() -> None:
             for number in range(3):
-                side.control.hear(control.encode_control({"kind": "REFUSED", "seq": number, "why": "no"}))
+                side.control.receive(control.encode_control({"kind": "REFUSED", "seq": number, "why": "no"}))
                 heard.append(number)
 
         thread = threading.Thread(target=hear)
@@ -167,7 +167,7 @@ class TestWhatIsNoWord:
     )
     def test_messages(self, make: Callable[..., Side], said: dict[str, Any]) -> None:
         with pytest.raises(RemoteProtocolError, match="that is not known"):
-            make(GPU).control.hear(control.encode_control(said))
+            make(GPU).control.receive(control.encode_control(said))
 
     @pytest.mark.parametrize(
         "frame",
@@ -183,7 +183,7 @@ class TestWhatIsNoWord:
     )
     def test_frames(self, make: Callable[..., Side], frame: bytes) -> None:
         with pytest.raises(RemoteProtocolError):
-            make(GPU).control.hear(frame)
+            make(GPU).control.receive(frame)
 
 
 def test_a_stream_that_comes_after_the_end_is_ended(make: Callable[..., Side]) -> None:

@@ -454,7 +454,7 @@ class TestAuditHeads:
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
-        gateway._routes["npu"].control.hear(control.encode_control({"kind": "HEAD", "head": head._asdict()}))
+        gateway._routes["npu"].control.receive(control.encode_control({"kind": "HEAD", "head": head._asdict()}))
         gateway.stop("a test")
         assert list(read_heads(gateway.site.heads)) == [head]
 

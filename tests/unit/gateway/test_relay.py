@@ -143,7 +143,7 @@ class TestParting:
         meeting = Meeting()
         near, sent = meeting.come(NEAR)
         far, lane = meeting.come(FAR)
-        sent.read([beat(), END], near.hear)
+        sent.read([beat(), END], near.receive)
         assert near.connection.over
         assert not far.connection.over
         assert list(lane.outgoing()) == [beat(), END]
@@ -152,7 +152,7 @@ class TestParting:
         meeting = Meeting()
         near, sent = meeting.come(NEAR)
         far, _ = meeting.come(FAR)
-        sent.read([b"x" * 200], near.hear)
+        sent.read([b"x" * 200], near.receive)
         assert far.connection.over
         assert near.fault.startswith("NB-412 no frame of this protocol")
 
@@ -221,7 +221,7 @@ class TestTwoAttemptsThatCross:
         meeting = Meeting(yields=True)
         half, _ = meeting.half(FAR, dialled=True)
         frame = pack(Header(Kind.BEAT, Flag.LAST, conversation=1, source=1, destination=0), 0)
-        reader = threading.Thread(target=half.hear, args=(frame,), daemon=True)
+        reader = threading.Thread(target=half.receive, args=(frame,), daemon=True)
         reader.start()
         half.connection.end("it is not needed")
         reader.join(10.0)
@@ -362,7 +362,7 @@ class TestSeveralLanes:
         reader = threading.Thread(target=further.read, args=([beat(2), END], hear), daemon=True)
         reader.start()
         for conversation in (0, 0):
-            near.hear(beat(conversation))
+            near.receive(beat(conversation))
             assert next(out.outgoing()) == beat(0)
         reader.join(10.0)
         assert next(out.outgoing()) == beat(2)
@@ -383,7 +383,7 @@ class TestSeveralLanes:
         reader.join(0.05)
         assert not read.is_set()
         for _ in range(2):
-            half.hear(beat(0, source=side is FAR))
+            half.receive(beat(0, source=side is FAR))
             next(out.outgoing())
         reader.join(10.0)
         assert read.is_set() and further.in_order
@@ -409,7 +409,7 @@ def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() 
         events.append("read")
         yield from (beat(0, source=1), END)
 
-    reader = threading.Thread(target=lane.read, args=(frames(), far.hear), daemon=True)
+    reader = threading.Thread(target=lane.read, args=(frames(), far.receive), daemon=True)
     reader.start()
     until(lambda: len(far._changed._waiters) == 1)  # type: ignore[attr-defined]
     events.append("joined")
@@ -423,7 +423,7 @@ def test_a_half_that_waits_for_its_partner_is_not_quiet() -> None:
     meeting = Meeting()
     near, _ = meeting.come(NEAR)
     assert near.quiet(float("inf")) == float("inf")
-    reader = threading.Thread(target=near.hear, args=(beat(),), daemon=True)
+    reader = threading.Thread(target=near.receive, args=(beat(),), daemon=True)
     reader.start()
     until(lambda: near.quiet(float("inf")) == 0.0)
     near.connection.end("a test")

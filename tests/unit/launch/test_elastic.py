@@ -76,7 +76,7 @@ def test_a_cluster_of_another_launcher_that_is_missed_twice_is_gone_on_without()
     ]
     assert found.select() == Placement(("gpu/0",), {"gpu/0": "a:1"}) and found.asked["npu"] == 0
     assert list(found.find_absent()) == ["npu/0", "npu/1", "npu/2"]
-    assert found.hear(ended_with(npu=3)) == "the run goes on with 1 in gpu, 3 in npu"
+    assert found.adopt(ended_with(npu=3)) == "the run goes on with 1 in gpu, 3 in npu"
     assert len(found.select().addresses) == 4
     stays = by_launcher_of("npu")
     assert not any(stays.note_failure(Failure("npu/0", "", lost="gpu/0")) for _ in range(4))
@@ -86,16 +86,16 @@ def test_what_is_asked_of_one_launcher_is_written_for_its_workers_and_heard_by_t
     one, other = by_launcher_of("gpu", str(tmp_path / "asked")), by_launcher_of("npu")
     one.select(), other.select()
     assert one.ask({"npu": 1}) and json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
-    assert other.hear(ended_with(npu=1)) == "the run goes on with 1 in gpu, 1 in npu"
-    assert other.select().here == ("npu/0",) and other.hear(ended_with(npu=1)) == ""
-    assert one.hear(ended_with(gpu=1)) == "" and len(one.select().addresses) == 4  # another step was the last one
+    assert other.adopt(ended_with(npu=1)) == "the run goes on with 1 in gpu, 1 in npu"
+    assert other.select().here == ("npu/0",) and other.adopt(ended_with(npu=1)) == ""
+    assert one.adopt(ended_with(gpu=1)) == "" and len(one.select().addresses) == 4  # another step was the last one
     assert json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
-    assert one.hear(ended_with(npu=1)) == "the run goes on with 1 in gpu, 1 in npu"
+    assert one.adopt(ended_with(npu=1)) == "the run goes on with 1 in gpu, 1 in npu"
     one.select()
     assert json.loads((tmp_path / "asked").read_text()) == {}
     assert one.ask({"npu": 0})
-    assert one.hear(Result({}, "gpu/0", late=False)) == "the run goes on with 1 in gpu, 0 in npu"  # before a step
-    assert other.hear(ended_with(npu=9, gpu=5, tpu=1)) == "the run goes on with 1 in gpu, 3 in npu"
+    assert one.adopt(Result({}, "gpu/0", late=False)) == "the run goes on with 1 in gpu, 0 in npu"  # before a step
+    assert other.adopt(ended_with(npu=9, gpu=5, tpu=1)) == "the run goes on with 1 in gpu, 3 in npu"
 
 
 def test_what_cannot_be_is_refused_when_the_run_starts() -> None:

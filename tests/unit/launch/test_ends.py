@@ -150,7 +150,7 @@ def test_a_burst_takes_no_longer_than_the_slowest_line(monkeypatch: pytest.Monke
     end = End(link, leads=True, seconds=0.0, patience=10.0, tell=silence)
     monkeypatch.setattr(link_measurement, "time", SimpleNamespace(monotonic=lambda: round(now[0], 3)))
     with pytest.raises(DeadlineError):
-        end._hear_burst(SIZES[0])
+        end._receive_burst(SIZES[0])
     assert waits[:4] == [10.0, 10.0, 10.0, 10.0] and now[0] <= 40.0 and len(waits) < 20
 
 

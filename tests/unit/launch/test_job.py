@@ -261,9 +261,9 @@ def test_who_leaves_is_waited_for_with_patience_and_is_nobodys_fault(tmp_path: P
 def test_who_saves_after_a_failure_is_waited_for_with_patience(tmp_path: Path) -> None:
     code = """
 if me.cluster == "gpu": sys.exit(3)
-me.heart.tell(saving=True)
+me.heart.send(saving=True)
 time.sleep(0.8)
-me.heart.tell(saving=False)
+me.heart.send(saving=False)
 sys.exit(4)
 """
     with started(code, tmp_path) as job:
@@ -272,7 +272,7 @@ sys.exit(4)
 
 
 def test_who_fails_is_the_culprit_and_not_who_left_before(tmp_path: Path) -> None:
-    steps = "me.heart.tell(saved=7) if me.cluster == 'gpu' else me.heart.tell(saved=9)\n"
+    steps = "me.heart.send(saved=7) if me.cluster == 'gpu' else me.heart.send(saved=9)\n"
     code = steps + "if me.cluster == 'gpu': sys.exit(75)\ntime.sleep(0.3); sys.exit(3)"
     with started(code, tmp_path) as job:
         result = job.wait(SOON, patience=SOON)

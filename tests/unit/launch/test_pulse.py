@@ -119,8 +119,8 @@ def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothin
     read_words(said, told, 0.0)
     assert told == Told()
     heart._owner = os.getpid()
-    heart.tell(epoch=2)
-    heart.tell(stepped=True)
+    heart.send(epoch=2)
+    heart.send(stepped=True)
     heart.end()
     while not told.ends:
         said = read_words(said + os.read(ear, 4096), told, 7.0)

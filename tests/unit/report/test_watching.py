@@ -62,7 +62,7 @@ def test_who_fails_is_named_and_the_others_go_on(caplog: pytest.LogCaptureFixtur
     watching = Watching([broken, sound])
     with caplog.at_level(logging.WARNING, "whale_nebula"):
         for step in (1, 2, 3):
-            watching.tell(replace(full(), step=step))
+            watching.publish(replace(full(), step=step))
         watching.close()
     assert [told[0] for told in broken.told] == [1]
     assert [told[0] for told in sound.told[:-1]] == [1, 2, 3]

@@ -19,7 +19,7 @@ from whale_nebula.ir.routing import Seat, order, shares, take_counts
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Elsewhere, LinkReport, Span, StageReport, WorkerReport
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
-from whale_nebula.runtime.step.distributed import hear, tell
+from whale_nebula.runtime.step.distributed import pack_report, parse_reports
 from whale_nebula.runtime.step.measured import (
     CLOSE,
     EVERY,
@@ -30,9 +30,9 @@ from whale_nebula.runtime.step.measured import (
     Measured,
     better_orders,
     changes,
-    hear_speeds,
     looked_at,
     paces_of_trips,
+    parse_speeds,
     replicas,
     slowest,
     slowness,
@@ -92,14 +92,14 @@ def test_what_was_seen_stays_until_the_next_look_is_complete() -> None:
 
 @pytest.mark.parametrize("said", [None, "0.1", float("nan"), float("inf"), -1.0, 0.0, True, [0.1], {}])
 def test_what_is_no_number_of_seconds_is_not_heard(said: Any) -> None:
-    assert hear_speeds(plan(), sheets(_0=0.1, _1=0.2)) == {1: {"npu/0": 0.1, "npu/1": 0.2}}
-    assert hear_speeds(plan(), sheets(_0=0.1, _1=said)) == {}
+    assert parse_speeds(plan(), sheets(_0=0.1, _1=0.2)) == {1: {"npu/0": 0.1, "npu/1": 0.2}}
+    assert parse_speeds(plan(), sheets(_0=0.1, _1=said)) == {}
 
 
 def test_a_stage_is_known_once_all_of_its_replicas_are() -> None:
-    assert hear_speeds(plan(), sheets(_0=0.1)) == {}
-    assert hear_speeds(plan(), {**sheets(_0=0.1), "npu/1": {}}) == {}
-    assert hear_speeds(plan(), {**sheets(_0=0.1), "npu/1": {"speeds": [0.1]}}) == {}
+    assert parse_speeds(plan(), sheets(_0=0.1)) == {}
+    assert parse_speeds(plan(), {**sheets(_0=0.1), "npu/1": {}}) == {}
+    assert parse_speeds(plan(), {**sheets(_0=0.1), "npu/1": {"speeds": [0.1]}}) == {}
 
 
 def test_who_is_faster_gets_more() -> None:
@@ -351,13 +351,13 @@ WORKERS = {"npu/0": WorkerReport(4096, 1 << 30)}
 
 
 def test_it_arrives_as_it_was_told() -> None:
-    sheet = json.loads(json.dumps({"step": 3, "seen": tell(SEEN, LINKS, WORKERS)}))
-    assert hear([sheet]) == Elsewhere(SEEN, LINKS, WORKERS)
+    sheet = json.loads(json.dumps({"step": 3, "seen": pack_report(SEEN, LINKS, WORKERS)}))
+    assert parse_reports([sheet]) == Elsewhere(SEEN, LINKS, WORKERS)
 
 
 def test_several_tell_of_their_own() -> None:
-    other = tell({"tpu": StageReport(1.0, 2.0, "tpu", 1)}, LINKS, {"tpu/0": WorkerReport(1, 2)})
-    found = hear([{"seen": tell(SEEN, {}, WORKERS)}, {"seen": other}])
+    other = pack_report({"tpu": StageReport(1.0, 2.0, "tpu", 1)}, LINKS, {"tpu/0": WorkerReport(1, 2)})
+    found = parse_reports([{"seen": pack_report(SEEN, {}, WORKERS)}, {"seen": other}])
     assert (list(found.stages), list(found.links)) == (["npu", "cpu", "tpu"], ["npu->gpu"])
     assert list(found.workers) == ["npu/0", "tpu/0"]
 
@@ -377,14 +377,14 @@ def test_several_tell_of_their_own() -> None:
     ids=str,
 )
 def test_what_is_no_such_thing_is_left_out(seen: Any) -> None:
-    assert hear([{"seen": seen}]) == Elsewhere()
+    assert parse_reports([{"seen": seen}]) == Elsewhere()
 
 
 def test_words_in_the_place_of_numbers_are_no_numbers() -> None:
-    found = hear([{"seen": {"stages": {"npu": ["fast", None, "many", 7]}, "links": {"a->b": ["x"] * 5}}}])
+    found = parse_reports([{"seen": {"stages": {"npu": ["fast", None, "many", 7]}, "links": {"a->b": ["x"] * 5}}}])
     assert found == Elsewhere({"npu": StageReport(None, None, "7", None)}, {"a->b": LinkReport()})
 
 
 def test_what_several_workers_of_a_cluster_send_is_added_up() -> None:
-    sheets = [{"seen": tell({}, {"gpu->npu": LinkReport(size, size, size, 1, 0.5)}, {})} for size in (8, 2)]
-    assert hear(sheets).links == {"gpu->npu": LinkReport(10, 10, 10, 2, 1.0)}
+    sheets = [{"seen": pack_report({}, {"gpu->npu": LinkReport(size, size, size, 1, 0.5)}, {})} for size in (8, 2)]
+    assert parse_reports(sheets).links == {"gpu->npu": LinkReport(10, 10, 10, 2, 1.0)}

@@ -452,7 +452,7 @@ def test_what_answers_and_is_no_worker_holds_no_thread() -> None:
         with pytest.raises(IdentityError, match="is no worker of ours"):
             dial(Target(f"127.0.0.1:{port}"), KNOCK, lane, print, deadlines=Deadlines(connect=0.2))
         assert lane.over
-        until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-hear"])
+        until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-receive"])
     finally:
         silent.over.set()
         server.stop(0.0)

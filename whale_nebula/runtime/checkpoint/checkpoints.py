@@ -131,7 +131,7 @@ class Checkpoints:
         if self.source is None or step is None:
             return
         if not self.source.manifest.at_error:  # else a run that fails at each step would be restarted without end
-            self.group.tell_saved(step)
+            self.group.report_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
@@ -170,7 +170,7 @@ class Checkpoints:
             engine.count_from(steps)
         if engine.trains:
             graph = engine.cut.program.graph
-            self.tell_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})
+            self.warn_of_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})
         failpoint("checkpoint.restored")
 
     def note_form(self, program: str, shapes: Shapes) -> None:
@@ -204,7 +204,7 @@ class Checkpoints:
         if self._turns.get(engine.name) != self.known.turns:
             self.take_in(engine)
 
-    def tell_draws(self, program: str, types: Collection[str]) -> None:
+    def warn_of_draws(self, program: str, types: Collection[str]) -> None:
         """Warn of random ops among these op types of a program whose state is not saved."""
         found = sorted(DRAWS & set(types))
         if found:
@@ -258,7 +258,9 @@ class Checkpoints:
             self.finish(ended=False)
         self._end_if_interrupted()
         departure.begin()
-        due = [level for level in self.levels if level.due] if self.notices is None else self._hear_apart(self.notices)
+        due = (
+            [level for level in self.levels if level.due] if self.notices is None else self._receive_apart(self.notices)
+        )
         if due:
             self.save(due, fingerprint(tensors))
 
@@ -281,10 +283,10 @@ class Checkpoints:
         session = self.run.ledger.session
         return Notices(session.worker, session.links, self.levels, session.patience)
 
-    def _hear_apart(self, notices: Notices) -> list[Level]:
+    def _receive_apart(self, notices: Notices) -> list[Level]:
         """The levels to save before the next step; the first worker decides which steps are saved."""
         step, runner = self.position.step, self._apart[self.position.program]
-        notices.hear()
+        notices.poll()
         found = notices.take_due(step)
         if self.group.worker == self.group.everyone[0] and isinstance(runner, TrainsApart):
             self._guess_failures()
@@ -329,7 +331,7 @@ class Checkpoints:
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
         self.standing.steps, self.standing.whole = self.standing.steps + 1, False
         if self.run.alone:
-            self.hear({self.group.worker: self.sheet()})
+            self.receive_sheets({self.group.worker: self.sheet()})
 
     @contextlib.contextmanager
     def note_failure(self, runner: Runner | None = None) -> Iterator[None]:
@@ -350,10 +352,10 @@ class Checkpoints:
         self.said = [level.sheet(after, lead) for level in self.levels]
         return self.said
 
-    def hear(self, sheets: Mapping[str, Any]) -> None:
+    def receive_sheets(self, sheets: Mapping[str, Any]) -> None:
         """Receive the sheets of all processes for the same step."""
         for number, level in enumerate(self.levels if self.notices is None else ()):
-            level.hear({worker: _take(sheet, number) for worker, sheet in sheets.items()})
+            level.receive_sheets({worker: _take(sheet, number) for worker, sheet in sheets.items()})
 
     # ------------------------------------------------------------------ fits of Keras
     def begin_epoch(self, program: str, epoch: int, callbacks: Sequence[Any]) -> None:
@@ -447,7 +449,7 @@ class Checkpoints:
         if self.group.label and self.saved.step and 0 in departure.counts.values():
             hand_over_parts(self.group, self.levels[0].folder, self.saved.step, departure.counts)
         if apart is not None:
-            apart.hear()
+            apart.poll()
             apart.due.clear()
             self._finished = stands
 
@@ -476,9 +478,9 @@ class Checkpoints:
     def end_by_error(self) -> None:
         """At the end of a script by an error: save unsaved steps if their state is whole."""
         if not self._ended:
-            self.group.tell_saving(True)
+            self.group.report_saving(True)
             save_at_error(self)
-            self.group.tell_saving(False)
+            self.group.report_saving(False)
         self.failed = self._ended = True
 
     def heed_signals(self) -> None:

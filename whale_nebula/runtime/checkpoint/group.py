@@ -76,22 +76,22 @@ class Group:
         running = set(self._run.workers.values())
         return [] if found is None else sorted({cluster_of(each) for each in found.absent} - running)
 
-    def tell_needed(self) -> None:
+    def report_needed(self) -> None:
         """Report to the launcher that the missing clusters are needed."""
-        self._tell(needs=self.gone)
+        self._report(needs=self.gone)
 
-    def tell_saved(self, step: int) -> None:
+    def report_saved(self, step: int) -> None:
         """Report to the launcher that a step is saved."""
-        self._tell(saved=step)
+        self._report(saved=step)
 
-    def tell_saving(self, saving: bool) -> None:
+    def report_saving(self, saving: bool) -> None:
         """Report to the launcher that this worker is saving as it ends by an error, or no more."""
-        self._tell(saving=saving)
+        self._report(saving=saving)
 
-    def _tell(self, **words: Any) -> None:
+    def _report(self, **words: Any) -> None:
         heart = None if self._run.attachment is None else self._run.attachment.heart
         if heart is not None:
-            heart.tell(**words)
+            heart.send(**words)
 
     def exchange(self, doing: str, said: Any) -> dict[str, Any]:
         """Exchange a value with all processes; the result includes this one's."""
@@ -282,7 +282,7 @@ def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str
     begun = -1 if chosen is None else chosen[0]
     newer = sorted({each.step for each in several if each.manifests and each.step > begun})
     if len(newer) > (0 if chosen is None else 1):
-        group.tell_needed()
+        group.report_needed()
         raise CheckpointError(
             f"the run cannot go on without {list_names(gone)}: of step {newer[-1]} a part is there",
             where=several[0].path if several else None,

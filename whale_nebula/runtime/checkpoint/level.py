@@ -176,7 +176,7 @@ class Level:
         """
         return [decides and self.is_due(step), self.read_part()]
 
-    def hear(self, sheets: Mapping[str, Any]) -> None:
+    def receive_sheets(self, sheets: Mapping[str, Any]) -> None:
         """Receive the entries of all processes for the same step, from which all conclude the same."""
         self.due = any(isinstance(sheet, list) and sheet[:1] == [True] for sheet in sheets.values())
         if self.pending is not None:
@@ -230,7 +230,7 @@ class Level:
         failed = {worker: said[1:] for worker, said in sorted(told.items()) if said.startswith("!")}
         if failed:
             why = "; ".join(f"{worker}: {escape_foreign_text(said)}" for worker, said in failed.items())
-            self._tell_failure(pending.manifest.position.step, why)
+            self._report_failure(pending.manifest.position.step, why)
         elif self.group.commits:
             if self.copies is not None:
                 self.copies.expect(pending.manifest.position.step)
@@ -240,7 +240,7 @@ class Level:
         """Conclude a saving of this process alone: its part is the whole checkpoint once it is written."""
         said = _digest_of(pending.part)
         if said.startswith("!"):
-            self._tell_failure(pending.manifest.position.step, said[1:])
+            self._report_failure(pending.manifest.position.step, said[1:])
         else:
             self._commit(pending, {self.group.worker: said})
 
@@ -249,15 +249,15 @@ class Level:
         try:
             commit_parts(self.folder, pending.manifest, digests, self.group.members, self.keep)
             if not pending.manifest.at_error:
-                self.group.tell_saved(step)
+                self.group.report_saved(step)
             _LOG.info("%s: step %d is saved%s", self.group.worker, step, "" if self.durable else " in memory")
         except Exception as error:
-            self._tell_failure(step, _explain(error))
+            self._report_failure(step, _explain(error))
         if self.copies is not None:
             self.copies.send(step)
         self.pace.note_cost(time.perf_counter() - pending.began)
 
-    def _tell_failure(self, step: int, why: str) -> None:
+    def _report_failure(self, step: int, why: str) -> None:
         """Warn of a failed saving; training continues, and earlier checkpoints are kept."""
         self.usable = self.durable
         if not self.durable:
@@ -327,12 +327,12 @@ class Notices:
             if due == step:
                 found.append(self.levels[level])
             else:
-                self._tell_part(level, due, "!it heard of it too late")
+                self._announce_part(level, due, "!it heard of it too late")
         return found
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Announce written parts, receive the notices of others, and commit complete checkpoints."""
-        self._tell_written()
+        self._announce_written()
         for peer in self.links:
             while self._take(peer, 0.0):
                 continue
@@ -340,9 +340,9 @@ class Notices:
 
     def drain(self) -> None:
         """Wait until all checkpoints being written here are written everywhere."""
-        self.hear()
+        self.poll()
         while any(level.busy for level in self.levels):
-            self._tell_written(wait=True)
+            self._announce_written(wait=True)
             for number, level in enumerate(self.levels):
                 step = level.pending
                 for peer in self.links if step is not None else ():
@@ -350,13 +350,13 @@ class Notices:
                         self._take(peer, self.patience)
             self._settle()
 
-    def _tell_written(self, *, wait: bool = False) -> None:
+    def _announce_written(self, *, wait: bool = False) -> None:
         for number, level in enumerate(self.levels):
             said = level.read_part(wait=wait)
             if said is not None and self.worker not in self._parts.get((number, said[0]), {}):
-                self._tell_part(number, *said)
+                self._announce_part(number, *said)
 
-    def _tell_part(self, level: int, step: int, digest: str) -> None:
+    def _announce_part(self, level: int, step: int, digest: str) -> None:
         self._post(level, step, part=digest)
         self._parts.setdefault((level, step), {})[self.worker] = digest
 

@@ -111,7 +111,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     spent = Spent(None if run.attachment is None else run.attachment.ended)
     found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
     try:
-        with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
+        with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
             if group.commits:
                 folder.lock()
                 _check_no_other(folder)

@@ -87,7 +87,7 @@ class PlainStep:
         counted = self._checkpoints.count_saved(self)
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
         self._checkpoints.take_variables(self.name, variables, needed, counted=bool(counted))
-        self._checkpoints.tell_draws(self.name, () if graph is None else list_op_types(graph))
+        self._checkpoints.warn_of_draws(self.name, () if graph is None else list_op_types(graph))
         if self._checkpoints.known.was_reached(self.name, needed):
             self.steps = counted or self.steps
         if self.title:

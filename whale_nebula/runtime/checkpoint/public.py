@@ -80,7 +80,7 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     _build_optimizer(_check_model("save", model))
     variables = variables_of(model)
     run.settle()
-    group, telling = Group(run), run.ledger.tell_failures if not run.alone else contextlib.nullcontext
+    group, telling = Group(run), run.ledger.share_failures if not run.alone else contextlib.nullcontext
     folder = Folder(find_own(os.fspath(path), run.attachment), group.label, single=True)
     with telling():
         _check_no_run(folder)

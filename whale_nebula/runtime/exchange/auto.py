@@ -85,7 +85,7 @@ class Auto:
         first = outlook.compute is not None and not self._measured
         begun = [each for each in self.directions if self._has_begun(each)]
         for each in begun:
-            _tell_unseen(each, outlook, tally)
+            _note_unseen(each, outlook, tally)
         if not begun or not (first or any(self._is_due(each) for each in begun)):
             return
         self._measured |= first
@@ -129,7 +129,7 @@ class Auto:
         tally.note_change(direction.label, f"auto takes {direction.way.rungs[choice.rung] or NONE}: {choice}")
 
 
-def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
+def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
     """Add a note if the choice depends on the config alone."""
     for link in direction.links:
         if link in outlook.unseen and outlook.compute is not None:

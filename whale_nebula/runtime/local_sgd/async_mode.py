@@ -192,7 +192,7 @@ class Pushes(Meetings):
         if not begun and self.server is not None and self._shared is not None:
             self.server.begin(self._shared)
 
-    def tell(self) -> None:
+    def send_due(self) -> None:
         """After a step: if a push is due, apply the answer to the last one and push again."""
         self.steps += 1
         if self.steps % self.every == 0:
@@ -202,7 +202,7 @@ class Pushes(Meetings):
     def take(self) -> None:
         """Nothing to do: answers are applied before the next push."""
 
-    def settle_tell(self) -> None:
+    def settle_send(self) -> None:
         """Push the remaining difference, as all clusters need the shared weights now."""
         if not self.settled:
             self._take()

@@ -143,7 +143,7 @@ class Opened:
             if not self.run.alone:
                 self._meet(*rounds.values())
             for each in rounds.values():
-                each.settle_tell()
+                each.settle_send()
             for each in rounds.values():
                 each.settle_take()
             self.copies.left(self._variables.values())
@@ -430,7 +430,7 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
     if len(found.participants.names) > 1 or not run.rounds.own_cluster:
         run.rounds.note_own(found.participants)
     if captured.program.requests and len(found.participants.names) == 1:
-        _tell_alone(apart, found.participants.names[0])
+        _warn_alone(apart, found.participants.names[0])
     if captured.program.requests and not run.alone:
         lines = _lines(apart, captured, models, found.participants)
         session = run.ledger.session
@@ -445,7 +445,7 @@ def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, mod
 _BYTES = 4
 
 
-def _tell_alone(apart: Apart, name: str) -> None:
+def _warn_alone(apart: Apart, name: str) -> None:
     """Warn that no other cluster takes part."""
     warn_once(
         script_site(),

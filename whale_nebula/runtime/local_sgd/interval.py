@@ -26,7 +26,7 @@ from whale_nebula.planner.problem import Candidate, Options, Part, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.auto import shapes_of_batch
-from whale_nebula.runtime.clusters import told_by_config
+from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.decisions import Known, agree_on_clusters, measure_in_clusters, set_rows
 from whale_nebula.runtime.local_sgd.topology import (
     Participants,
@@ -159,7 +159,7 @@ def _choose(
         raise _refuse(apart, "the step asks for gradients more than once, and its seconds are not known beforehand")
     shapes, program = shapes_of_batch(layout, tensors), captured.program
     rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
-    agreed = agree_on_clusters(name, told_by_config(run, participants.names), Known(rows), run)
+    agreed = agree_on_clusters(name, find_configured(run, participants.names), Known(rows), run)
     clusters, rows = agreed.clusters, agreed.known.rows
     exchange = _count_exchange(captured, apart, clusters, participants, run)
     layers = layers_of(program, rows, set_rows(program.leaves, shapes, rows))

@@ -94,7 +94,7 @@ class MemberRounds(OneBitRounds):
 
     def _send(self, data: Bytes, kept: Numbers) -> None:
         self._data = data
-        self.ends.tell(self.steps, 0, kept.view(np.uint8), kept.nbytes)
+        self.ends.send_fragment(self.steps, 0, kept.view(np.uint8), kept.nbytes)
 
     def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
         began = time.perf_counter()
@@ -103,7 +103,7 @@ class MemberRounds(OneBitRounds):
             momentum = self._add_up([restore_signs(data, self._ends) * self._mask for data in found])
         else:
             momentum = self._average_parts(own)
-        came = {**self.ends.hear(self.steps, 0), self.ends.cluster: own_kept.view(np.uint8)}
+        came = {**self.ends.receive_fragments(self.steps, 0), self.ends.cluster: own_kept.view(np.uint8)}
         self.waited += time.perf_counter() - began
         kept = []
         for cluster, worker in self.ends.firsts.items():

@@ -172,7 +172,7 @@ class OneBitRounds(Meetings):
         """A checksum of the weights."""
         return google_crc32c.value(self._read_all().tobytes())
 
-    def tell(self) -> None:
+    def send_due(self) -> None:
         """After a step: send its momentum."""
         momentum, self._step = self._momenta.read((0, self._momenta.total)), int(self.optimizer.iterations.numpy()) - 1
         data, there = self._encode(momentum)
@@ -184,7 +184,7 @@ class OneBitRounds(Meetings):
     def _send(self, data: Bytes, kept: Numbers) -> None:
         """Send encoded momenta, and the averages of layers."""
         raw = 4 * self._momenta.total + kept.nbytes
-        self.ends.tell(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), raw)
+        self.ends.send_fragment(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), raw)
 
     def take(self) -> None:
         """Receive the momenta of the others, and apply the common update."""
@@ -201,7 +201,7 @@ class OneBitRounds(Meetings):
     def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
         """The mean of all momenta, compressed again where there are servers, and of the averages of layers."""
         began = time.perf_counter()
-        came = self.ends.hear(self.steps, 0)
+        came = self.ends.receive_fragments(self.steps, 0)
         self.waited += time.perf_counter() - began
         momentum, kept = np.zeros_like(own), np.zeros_like(own_kept)
         for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
@@ -214,7 +214,7 @@ class OneBitRounds(Meetings):
             momentum = self._compress_mean(momentum, sizes, self._mask)[1]
         return momentum, kept
 
-    def settle_tell(self) -> None:
+    def settle_send(self) -> None:
         """Do nothing: all have the same weights after each step."""
 
     def settle_take(self) -> None:

@@ -35,17 +35,17 @@ class Asked:
     links: Mapping[str, Link]
     _at: dict[int, int] = field(default_factory=dict)
     _why: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    _told: bool = False
+    _announced: bool = False
 
-    def tell(self, program: int, at: int, why: str) -> None:
+    def announce(self, program: int, at: int, why: str) -> None:
         """Announce once that this worker was asked to leave: all leave after this step of this program."""
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             for link in self.links.values():
                 link.post(build_message(_LEAVING, program=program, step=at, why=why))
             self._take(self.worker, program, at, why)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Collect the announcements of others. Raises if one of them has ended."""
         for peer, link in self.links.items():
             with contextlib.suppress(DeadlineError):  # no announcement
@@ -88,8 +88,8 @@ class LeavesTogether:
         """
         departure.begin()
         if (word := departure.word) is not None:
-            self.asked.tell(self.program, steps + self.count_to_common(steps), word)
-        self.asked.hear()
+            self.asked.announce(self.program, steps + self.count_to_common(steps), word)
+        self.asked.receive()
 
     def count_to_common(self, steps: int) -> int:
         """The number of steps, after `steps`, until one that no cluster begins before it has received an announcement
@@ -183,7 +183,7 @@ class TrainsApart(BetweenClusters):
         waited = rounds.waited
         own = select_own_rows(self.leaves, tensors, self.participants, self.cluster)
         outcome = self.inner.run(own if self.inner.takes_parts else take_whole(self.leaves, own))
-        rounds.tell()
+        rounds.send_due()
         rounds.take()
         if self.leaving.now(rounds.steps):
             self.settle()
@@ -267,7 +267,7 @@ class TakesTurns(BetweenClusters):
                 self.inner.run(select_own_rows(self.leaves, tensors, self.participants, cluster))
         outcome = self.inner.run(select_own_rows(self.leaves, tensors, self.participants, first))
         for each in rounds.values():
-            each.tell()
+            each.send_due()
         for each in rounds.values():
             each.take()
         self.copies.left(self.variables.values())

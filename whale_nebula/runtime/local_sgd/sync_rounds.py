@@ -42,10 +42,10 @@ class Rounds(Meetings):
     _states: dict[int, Any] = field(default_factory=dict)
     _on_way: list[Sent] = field(default_factory=list)
     _when: int = 0
-    _telling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-tells"))
-    _hearing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-hears"))
+    _sending: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-sends"))
+    _receiving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-receives"))
 
-    def tell(self) -> None:
+    def send_due(self) -> None:
         """After a step: send the fragments that are due."""
         self.steps += 1
         for fragment in self.table.sends(self.steps):
@@ -56,7 +56,7 @@ class Rounds(Meetings):
         for fragment in self.table.takes(self.steps):
             self._take(fragment)
 
-    def settle_tell(self) -> None:
+    def settle_send(self) -> None:
         """Apply fragments in flight, then send all differences, as all clusters need the shared weights now."""
         if self.settled:
             return
@@ -79,8 +79,8 @@ class Rounds(Meetings):
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
         shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round them
         on_way = list(self._on_way)
-        left = self._telling.submit(lambda: self.differences.left)
-        states = self._hearing.submit(lambda: dict(self._states))
+        left = self._sending.submit(lambda: self.differences.left)
+        states = self._receiving.submit(lambda: dict(self._states))
 
         def collect() -> dict[str, Any]:
             sent = [[each.fragment, each.own, each.shared.result()] for each in on_way]
@@ -103,7 +103,7 @@ class Rounds(Meetings):
 
     def close(self) -> None:
         """Let the threads end."""
-        for pool in (self._telling, self._hearing):
+        for pool in (self._sending, self._receiving):
             pool.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -134,13 +134,13 @@ class Rounds(Meetings):
         own = self.flat.read(where)
         gone = self._known[slice(*where)] - own
         self._when += 1
-        told = self._telling.submit(self._send_difference, self._when, fragment, gone)
-        heard = self._hearing.submit(self._average_differences, self._when, fragment, told)
+        told = self._sending.submit(self._send_difference, self._when, fragment, gone)
+        heard = self._receiving.submit(self._average_differences, self._when, fragment, told)
         self._on_way.append(Sent(fragment, own, heard))
 
     def _send_difference(self, when: int, fragment: int, gone: Numbers) -> Numbers:
         data, there = self.differences.encode(fragment, gone)
-        self.ends.tell(when, fragment, data, gone.nbytes)
+        self.ends.send_fragment(when, fragment, data, gone.nbytes)
         return there
 
     def _average_differences(self, when: int, fragment: int, told: Future[Numbers]) -> Numbers:
@@ -150,7 +150,7 @@ class Rounds(Meetings):
         where = self._ranges[fragment]
         size = where[1] - where[0]
         own = told.result()
-        came = self.ends.hear(when, fragment)
+        came = self.ends.receive_fragments(when, fragment)
         heard = {}
         for cluster, data in came.items():
             with naming(self.ends.firsts[cluster]):

@@ -65,7 +65,7 @@ class Ends:
         """The number of these rounds in keys of tensors, in place of that of a program."""
         return PROGRAMS + self.number
 
-    def tell(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
+    def send_fragment(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
         """Send a fragment to the other clusters, without waiting. Their fragments are requested first: all send at the
         same time, and a link delays tensors that the receiver has not requested.
         """
@@ -74,7 +74,7 @@ class Ends:
         for cluster, first in self.others.items() if self.leads else ():
             self._send(self._key(when, fragment, self._place(cluster), self.worker, first), data, raw)
 
-    def hear(self, when: int, fragment: int) -> Mapping[str, Bytes]:
+    def receive_fragments(self, when: int, fragment: int) -> Mapping[str, Bytes]:
         """Receive a message from each other cluster, by name."""
         return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
 
@@ -440,7 +440,7 @@ class Meetings(ABC):
             self._shared = self._read_all() if shared is None else shared.copy()
 
     @abstractmethod
-    def tell(self) -> None:
+    def send_due(self) -> None:
         """After a step: send what is due."""
 
     @abstractmethod
@@ -448,7 +448,7 @@ class Meetings(ABC):
         """Apply what is due now; waits for messages that have not arrived."""
 
     @abstractmethod
-    def settle_tell(self) -> None:
+    def settle_send(self) -> None:
         """Before a synchronisation of all clusters: send all differences since the last one."""
 
     @abstractmethod

@@ -118,7 +118,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
         departure.settle({here: " ".join(["", *(f"{cluster}={count}" for cluster, count in error.counts.items())])})
         raise Leaving(error.what) from None
     if attachment.heart is not None:
-        attachment.heart.tell(epoch=session.epoch)
+        attachment.heart.send(epoch=session.epoch)
     _agree_on_seed(attachment.worker, seed, told)
     _agree_on_config(attachment.worker, sheet, told)
     hosts = {attachment.worker: sheet["host"], **{peer: _host(attachment, peer, told[peer]) for peer in told}}

@@ -145,7 +145,7 @@ class Session:
         """
         failpoint("hello.before")
         self._say("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
-        told = self._hear("HELLO", "nb.init")
+        told = self._receive_all("HELLO", "nb.init")
         self.epoch = max([self.epoch, *(theirs.get("epoch", 0) for theirs in told.values())])
         for link in self.links.values():
             link.begin_session(self.epoch)
@@ -177,14 +177,14 @@ class Session:
         doing = f"the first step of {program!r}"
         failpoint("agree.before")
         self._say("AGREE", doing, {"program": program, "digest": digest, "states": dict(states or {})})
-        told = self._hear("AGREE", doing)
+        told = self._receive_all("AGREE", doing)
         unlike = {peer: theirs for peer, theirs in told.items() if theirs["digest"] != digest}
         if not unlike and all(theirs["program"] == program for theirs in told.values()):
             failpoint("agree.after")
             return {peer: theirs.get("states", {}) for peer, theirs in told.items()}
         sent = [digest_lines([line]) for line in lines] if self.private else list(lines)
         self._say("LINES", doing, {"program": program, "lines": sent})
-        for peer, theirs in self._hear("LINES", doing).items():
+        for peer, theirs in self._receive_all("LINES", doing).items():
             if peer in unlike or theirs["program"] != program:
                 if not self.private:
                     raise self._unlike_error(peer, program, theirs, difference(lines, theirs["lines"]))
@@ -233,7 +233,7 @@ class Session:
         """Verify that every peer has announced the same step of the same program with the same rows; returns the
         announcements.
         """
-        told = self._hear("STEP", _step(sheet))
+        told = self._receive_all("STEP", _step(sheet))
         for peer, theirs in told.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
                 raise self._astray(_step(sheet), peer, _describe_place(theirs))
@@ -248,7 +248,7 @@ class Session:
         """
         doing = f"phase {phase} of step {step} of {name!r}"
         self._say("VOTE", doing, {"why": why})
-        told = self._hear("VOTE", doing)
+        told = self._receive_all("VOTE", doing)
         for peer, theirs in told.items():
             if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _describe_place(theirs))
@@ -260,7 +260,7 @@ class Session:
         try:
             failpoint("meet.before")
             self._say("MEET", doing, {})
-            self._hear("MEET", doing)
+            self._receive_all("MEET", doing)
             failpoint("meet.after")
         except BaseException as failure:
             self.fail(failure)
@@ -269,7 +269,7 @@ class Session:
     def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
         """Exchange a message with some peers, such as the workers of one cluster."""
         self._say("MEET", doing, sheet, mates)
-        told = self._hear("MEET", doing, mates)
+        told = self._receive_all("MEET", doing, mates)
         for peer, theirs in told.items():
             if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _describe_place(theirs))
@@ -313,7 +313,7 @@ class Session:
     def _links_of(self, peers: Collection[str] | None) -> list[tuple[str, Link]]:
         return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
 
-    def _hear(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+    def _receive_all(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
         """Receive a message from each peer, which must be about the same subject."""
         told = {}
         for peer, link in self._links_of(peers):

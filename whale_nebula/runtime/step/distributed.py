@@ -37,9 +37,9 @@ from whale_nebula.runtime.step.measured import (
     Speeds,
     better_orders,
     changes,
-    hear_speeds,
     looked_at,
     paces_of_trips,
+    parse_speeds,
     replicas,
     slowness,
 )
@@ -51,13 +51,13 @@ PeerReport = Mapping[str, Any]
 _MOST = 1000  # the most stages or links in a peer's report
 
 
-def tell(
+def pack_report(
     stages: Mapping[str, StageReport], links: Mapping[str, LinkReport], workers: Mapping[str, WorkerReport]
 ) -> PeerReport:
     """A step of this process, as plain lists.
 
     >>> stages = {"gpu": StageReport(0.25, 0.5, cluster="gpu", in_flight=2)}
-    >>> tell(stages, {"gpu->npu": LinkReport(8, 10, 8, 1, 0.5)}, {"gpu/0": WorkerReport(4, 9)})["workers"]
+    >>> pack_report(stages, {"gpu->npu": LinkReport(8, 10, 8, 1, 0.5)}, {"gpu/0": WorkerReport(4, 9)})["workers"]
     {'gpu/0': [4, 9]}
     """
     return {
@@ -73,10 +73,10 @@ def tell(
     }
 
 
-def hear(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
+def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
     """Parse reports of stages and links from other processes; invalid ones are dropped, as they are only displayed.
 
-    >>> found = hear([{"seen": {"stages": {"npu": [0.5, 0.1, 1, "npu"]}, "links": {}}}, {"seen": None}, {}])
+    >>> found = parse_reports([{"seen": {"stages": {"npu": [0.5, 0.1, 1, "npu"]}, "links": {}}}, {"seen": None}, {}])
     >>> found.stages["npu"].wait_seconds, found.links
     (0.1, {})
     """
@@ -178,7 +178,7 @@ class DistributedStep(ActorStep):
         except BaseException as failure:
             if self._running is not None and not self.torn:
                 self._running.post.undo()
-            self._tell_failure(failure)
+            self._send_failure(failure)
             raise
         self._running = None
         return outcome
@@ -188,7 +188,7 @@ class DistributedStep(ActorStep):
         """Whether the update of a step that has failed had begun."""
         return self._running is not None and self._running.guard.begun
 
-    def _tell_failure(self, failure: BaseException) -> None:
+    def _send_failure(self, failure: BaseException) -> None:
         """Announce a failure to all processes. If all are to save the state before this step, they may end the step
         before it first.
         """
@@ -219,29 +219,29 @@ class DistributedStep(ActorStep):
         failpoint("step.after")
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
         links = self._count_links(before, clocks)
-        self.seen = tell(clocks.reports(), links, {self.session.worker: weigh_worker(self.held_bytes or 0)})
+        self.seen = pack_report(clocks.reports(), links, {self.session.worker: weigh_worker(self.held_bytes or 0)})
         self.pace = _merge_medians(agreed, medians)
-        self._hear_checkpoints(agreed.result())
+        self._receive_checkpoints(agreed.result())
         known = replicas(self.compiled.cut, self.heard, len(counts))
         self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})
         outcome = self._report(step, results, seconds, links, self.pace)
         return replace(
             outcome,
             stages=_add_replicas(outcome.stages, known),
-            elsewhere=_add_elsewhere(hear(agreed.result().values()), outcome.stages, known),
+            elsewhere=_add_elsewhere(parse_reports(agreed.result().values()), outcome.stages, known),
             notes=self.shared,
         )
 
-    def _hear_checkpoints(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
+    def _receive_checkpoints(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
         """Collect the state of all processes' parts of a checkpoint, and whether a new one is due."""
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
             told = {peer: sheet.get("checkpoint") for peer, sheet in sheets.items()}
-            checkpoints.hear({self.session.worker: checkpoints.said, **told})
+            checkpoints.receive_sheets({self.session.worker: checkpoints.said, **told})
 
     def _settle(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
         """Adapt shares, from the next step on, to speeds of replicas, which all processes have received equally."""
-        cut, heard = self.compiled.cut, hear_speeds(self.compiled.cut, sheets)
+        cut, heard = self.compiled.cut, parse_speeds(self.compiled.cut, sheets)
         if heard == self.heard:
             return
         self.heard, self.measured.slowness = heard, slowness(heard, cut)
@@ -327,7 +327,7 @@ class DistributedStep(ActorStep):
         failure = done.exception() if not done.cancelled() else None
         if failure is not None:
             post.abort(failure)
-            self._tell_failure(failure)
+            self._send_failure(failure)
 
     def _is_left_out(self, step: OneStep, phase: int) -> bool:
         """Whether any process votes to skip the step; votes are only exchanged if a boundary requests it."""
@@ -346,7 +346,7 @@ class DistributedStep(ActorStep):
         differ = isinstance(cause, InputMismatchError | PlanMismatchError)
         if cause is None or not (differ or isinstance(failure, LinkClosedError)):
             cause = failure
-        self._tell_failure(cause)
+        self._send_failure(cause)
         return cause
 
     def close(self) -> None:

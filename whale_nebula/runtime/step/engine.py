@@ -33,7 +33,7 @@ from whale_nebula.plan.forbidden import check_forbidden, forbidden_inputs
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Prices, Report, StepCost
-from whale_nebula.runtime.clusters import told_by_config
+from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Models, States, StepLines
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, make_cluster_copy
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.replan import PlanWatch
 
 
-def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
+def warn_if_few(program: Program, name: str, made: int, rows: int) -> None:
     """Warn if the first batch, of `rows` rows, `made` fewer micro-batches than the step `name` requests."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas with sums in the forward count as one in one process
         asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
@@ -178,7 +178,7 @@ class Engine:
         self.steps += 1
         self._log(outcome.said)
         if self.steps == 1:
-            tell_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
+            warn_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
         xla_notes = () if self.xla is None else self.xla.notes
         workers = {self.worker: weigh_worker(self._held_bytes), **outcome.elsewhere.workers}
         publish(
@@ -239,7 +239,7 @@ class Engine:
 
     @cached_property
     def _prices(self) -> Prices | None:
-        return Prices.of(told_by_config(current_run()))
+        return Prices.of(find_configured(current_run()))
 
     @cached_property
     def _held_bytes(self) -> int:
@@ -317,7 +317,7 @@ def engine(
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
     notes = notes if copied is None else (*notes, *copied.notes)
-    with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
+    with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
         if not run.alone:  # inputs of this cluster and sums of replicas must be available, before any process begins

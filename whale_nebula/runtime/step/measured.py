@@ -373,7 +373,7 @@ def _looked_at_pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], fl
                 yield (stage, span.phase, kind), span.end - span.start
 
 
-def hear_speeds(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
+def parse_speeds(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
     """Parse the speeds reported by all processes, for stages whose replicas are all known; invalid ones are dropped."""
     found = {}
     for stage in sorted(cut.routing.replicated):

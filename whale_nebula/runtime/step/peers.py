@@ -110,13 +110,13 @@ class Wires(Peers):
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
         heard = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
         for own, run, each in heard:
-            self._tell(phase, run, each, own)
+            self._send_parts(phase, run, each, own)
         if self.adder is not None:
             for run in runs:
                 self.adder.add(run, messages)
         columns: dict[tuple[int, PartKey], list[Sequence[Any]]] = {}
         for own, run, each in heard:
-            all_told = self._hear(phase, run, each, own)
+            all_told = self._receive_parts(phase, run, each, own)
             if each.kind == "sum":
                 columns.setdefault((run.stage, each.key), []).append(_order(all_told))
             else:
@@ -145,13 +145,13 @@ class Wires(Peers):
             return {-1: self.variables[each.path].read_value()}
         return dict(run.sums.pieces(each.key, each.piece, run.turns))
 
-    def _tell(self, phase: PhasePlan, run: StageRun, each: ReplicaMessage, own: Mapping[int, Any]) -> None:
+    def _send_parts(self, phase: PhasePlan, run: StageRun, each: ReplicaMessage, own: Mapping[int, Any]) -> None:
         for mate in self._turns(run):
             for micro_batch, tensor in own.items() if mate != self.compiled.worker else ():
                 key = self._key("result", phase.index, each.slot, self.compiled.worker, mate, micro_batch)
                 self.links[mate].send(key, np.asarray(tensor))
 
-    def _hear(
+    def _receive_parts(
         self, phase: PhasePlan, run: StageRun, each: ReplicaMessage, own: dict[int, Any]
     ) -> Mapping[str, dict[int, Any]]:
         """All replicas' parts of a value by worker, this one's included."""

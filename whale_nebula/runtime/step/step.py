@@ -221,7 +221,7 @@ class Step:
             if shown is not None:
                 return shown[0]
             self.last = self._engine(layout, unpack, tensors)
-            hints.tell_beside(self.name)
+            hints.warn_beside(self.name)
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:

@@ -126,7 +126,7 @@ def _read_whole(ledger: Ledger, model: Any, plain: Plain, *args: Any, slots: boo
 def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Gather the model and let one process of this host write the file, which is complete on return."""
     with ledger.gather():
-        with ledger.tell_failures():
+        with ledger.share_failures():
             if writes_here:
                 plain(*args, **kwargs)
         ledger.session.meet(f"the end of {plain.__name__}")
@@ -169,7 +169,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
         return
     run = current_run()
     if run.writes_files:
-        with run.ledger.tell_failures():
+        with run.ledger.share_failures():
             plain()
     else:
         callback.model.save_weights(keras_training.backup_path(callback), overwrite=True)
@@ -184,7 +184,7 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     run = current_run()
     session = run.ledger.session
     if run.writes_files:
-        with run.ledger.tell_failures():
+        with run.ledger.share_failures():
             _restore(callback, plain, logs)
     session.meet("the restore of a backup")
     if not run.writes_files:
@@ -215,6 +215,6 @@ def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
     session = run.ledger.session
     session.meet("the end of a fit with a backup")
     if run.writes_files:
-        with run.ledger.tell_failures():
+        with run.ledger.share_failures():
             plain(logs)
     session.meet("the removal of a backup")

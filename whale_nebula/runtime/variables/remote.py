@@ -249,7 +249,7 @@ class Ledger:
         return Key("control", _CONTROL, number, 0, -1, slot, kept.holders[0], destination)
 
     @contextlib.contextmanager
-    def tell_failures(self) -> Iterator[None]:
+    def share_failures(self) -> Iterator[None]:
         """Context around an action for which others wait, such as writing a file: its failure is sent to them."""
         try:
             yield
@@ -438,7 +438,7 @@ def save_own(
     with ledger.join_pieces(ledger.kept.values()):
         if writes_here:
             variables = [kept.variable for kept in ledger.kept.values()]
-            with ledger.tell_failures(), blank(variables):
+            with ledger.share_failures(), blank(variables):
                 plain(path, *args, **kwargs)
                 fill_in(path, variables, cluster)
     ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")

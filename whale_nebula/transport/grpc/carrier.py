@@ -150,7 +150,7 @@ class GrpcCarrier(ABC):
         with self._changed:
             self._changed.notify_all()
 
-    def _hear(self, connection: Connection, frame: bytes) -> None:
+    def _receive(self, connection: Connection, frame: bytes) -> None:
         """Pass on one frame of one connection, in the thread that reads it."""
         with self._gate:
             if self._connection is connection and self._receiver is not None:
@@ -211,7 +211,7 @@ class AwaitingCarrier(GrpcCarrier):
                 raise TransportError("a further lane of a connection that is no more")
             connection = present
         connection.hold(knock.lane, lane)
-        return partial(self._hear, connection)
+        return partial(self._receive, connection)
 
     def _keep(self) -> None:
         attempt = 0

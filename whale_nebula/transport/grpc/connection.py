@@ -103,7 +103,7 @@ class Lane:
         if self.finished or not self.over:
             yield END
 
-    def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
+    def read(self, incoming: Iterable[bytes], receive: Callable[[bytes], None]) -> str:
         """Pass on all received frames, in this thread, until the stream ends; returns the reason of its end."""
         ended = False
         try:
@@ -115,7 +115,7 @@ class Lane:
                     continue
                 if is_bare(frame):
                     self._pace()
-                hear(frame)
+                receive(frame)
         except Exception as error:  # gRPC also raises plain exceptions; after any of them this stream is over
             self.lose(reason(error))
         else:
@@ -218,14 +218,14 @@ class Connection:
             self._lane_ended(number, lane, lane.why)
         return not late
 
-    def on_end(self, tell: Callable[[str], None]) -> None:
+    def on_end(self, report: Callable[[str], None]) -> None:
         """Register a callback for the end of the connection; it is called at once if the connection has ended."""
         with self.room:
             over = self.over
             if not over:
-                self._told.append(tell)
+                self._told.append(report)
         if over:
-            tell(self._why)
+            report(self._why)
 
     def hold(self, number: int, lane: Lane) -> None:
         """Block reading of a lane until the link is notified of the connection, above lane 0 until the greeting is
@@ -268,8 +268,8 @@ class Connection:
         self.opened.set()
         for lane in lanes:
             end_lane(lane, why)
-        for tell in told:
-            tell(why)
+        for report in told:
+            report(why)
 
     def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
         """Handle the end of a lane. A lane above 0 that ends gracefully is only removed: the last messages are sent on

@@ -63,7 +63,7 @@ def dial(
     target: Target,
     knock: Knock,
     lane: Lane,
-    hear: Callable[[bytes], None],
+    receive: Callable[[bytes], None],
     *,
     deadlines: Deadlines,
     rate: float | None = None,
@@ -99,10 +99,10 @@ def dial(
         finally:
             settled.set()
         if LANES in answer:
-            lane.read(call, hear)
+            lane.read(call, receive)
             channel.close()
 
-    threading.Thread(target=run, name="nebula-hear", daemon=True).start()
+    threading.Thread(target=run, name="nebula-receive", daemon=True).start()
     if not settled.wait(deadlines.connect):
         lane.end(f"{target.address} took longer than {deadlines.connect:g} s to answer")
         channel.close()
@@ -208,9 +208,9 @@ class DiallingCarrier(GrpcCarrier):
         self._opening = lane
         if self._closed:
             lane.end("closed")
-        hear = partial(self._hear, connection)
+        receive = partial(self._receive, connection)
         asked = dial(
-            self._target, knock, lane, hear, deadlines=self._deadlines, rate=self._rate, credentials=credentials
+            self._target, knock, lane, receive, deadlines=self._deadlines, rate=self._rate, credentials=credentials
         )
         self._opening = None
         connection.add(number, lane)

@@ -271,7 +271,7 @@ class Listener:
         peer = guest.address if self._front is None else self._front.find_peer(guest.address)
         try:
             knock = Knock.read(context.invocation_metadata())
-            hear = self._accept(knock, guest._replace(address=peer), lane)
+            receive = self._accept(knock, guest._replace(address=peer), lane)
         except NebulaError as error:
             self._note_refusal(peer, error)
             context.abort(_refusal(error), f"{error.what}: {error.why}" if error.why else error.what)
@@ -282,7 +282,7 @@ class Listener:
             self._end_stream(peer, lane)
         trouble = ((TROUBLE, quote(lane.trouble)),) if lane.trouble else ()
         context.send_initial_metadata(((LANES, str(options.lanes())), *trouble, *lane.proof))
-        reader = threading.Thread(target=lane.read, args=(incoming, hear), name="nebula-hear", daemon=True)
+        reader = threading.Thread(target=lane.read, args=(incoming, receive), name="nebula-receive", daemon=True)
         reader.start()
         yield from lane.outgoing()
 

@@ -112,13 +112,13 @@ class Together:
         for each, move in zip(self.rounds, moves, strict=True):
             each.flat.add((0, each.flat.total), move)
         for each in self.rounds:
-            each.tell()
+            each.send_due()
         for each in self.rounds:
             each.take()
 
     def settle(self) -> None:
         for each in self.rounds:
-            each.settle_tell()
+            each.settle_send()
         for each in self.rounds:
             each.settle_take()
 
@@ -234,8 +234,8 @@ class TestRounds:
         a, b, c = clusters.rounds
         one = np.zeros(1, np.float32).view(np.uint8)
         for each in (a, b):
-            each.tell()
-        c.ends.tell(1, 0, one, 4)
+            each.send_due()
+        c.ends.send_fragment(1, 0, one, 4)
         with pytest.raises(RemoteProtocolError, match=r"4 bytes of weights came where \d+ were due(.|\n)*'c/0'"):
             a.take()
 
@@ -301,9 +301,9 @@ class TestServer:
 def test_who_leaves_goes_by_what_all_have_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker asks as well, but of a later step: some do not know that yet when they leave."""
     asked = {worker: Asked(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0"]).items()}
-    asked["gpu/0"].tell(1, 8, "SIGTERM npu=1")
-    asked["npu/0"].hear()
-    asked["npu/0"].tell(1, 12, "SIGTERM npu=0")
+    asked["gpu/0"].announce(1, 8, "SIGTERM npu=1")
+    asked["npu/0"].receive()
+    asked["npu/0"].announce(1, 12, "SIGTERM npu=0")
     for each in asked.values():
         assert each.after(1, 8) and not each.after(1, 7)
         departure = Departure()
