@@ -38,7 +38,7 @@ def look_ahead(
     def announce_ids(*element: Any) -> Any:
         flat = tf.reshape(tf.cast(ids(*element), tf.int64), [-1])
         with tf.control_dependencies([tf.numpy_function(announce, [flat], tf.int64)]):
-            told = tf.nest.map_structure(tf.identity, element)
-        return told if len(told) > 1 else told[0]
+            announced = tf.nest.map_structure(tf.identity, element)
+        return announced if len(announced) > 1 else announced[0]
 
     return dataset.map(announce_ids).prefetch(steps)

@@ -30,8 +30,8 @@ def check_state(state: State, width: int, optimizer: str) -> None:
 
 def share_of(state: State) -> Share | None:
     """The share whose rows a state has; None for a table that was not used in the process that saved it."""
-    told = state.get("share")
-    return None if told is None else Share(*map(int, told))
+    saved = state.get("share")
+    return None if saved is None else Share(*map(int, saved))
 
 
 def pack_waiting(waiting: Iterable[Waiting]) -> State:

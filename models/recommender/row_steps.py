@@ -38,7 +38,7 @@ class RowSteps:
     def __init__(self, table: RowTable, find: Callable[[np.ndarray], Distinct]) -> None:
         self.table, self._find = table, find
         self.looked_ahead = 0
-        self._told = False
+        self._save_checked = False
         self._lock = threading.Lock()
         self._step, self._pulls = 0, 0
         self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
@@ -71,8 +71,8 @@ class RowSteps:
                 return
             pushed, self._pushed = self._pushed, []
         self.table.push(*(pushed[0] if count == 1 else _sum_by_id(pushed)))
-        if not self._told:
-            self._told = True
+        if not self._save_checked:
+            self._save_checked = True
             _warn_if_unsaved(self.table)
 
     def announce(self, flat: np.ndarray) -> None:

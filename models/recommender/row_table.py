@@ -244,9 +244,9 @@ class RowTable:
 
     def _take_share(self, share: Share, saved: _Saved) -> None:
         """Load the rows of a share from the workers' saved parts that have all updates."""
-        told = {name: part.read_plain() for name, part in saved.parts.items()}
-        newest = max((each["steps"] for each in told.values()), default=0)
-        new = ((name, share_of(each)) for name, each in told.items() if each["steps"] == newest)
+        plain_states = {name: part.read_plain() for name, part in saved.parts.items()}
+        newest = max((each["steps"] for each in plain_states.values()), default=0)
+        new = ((name, share_of(each)) for name, each in plain_states.items() if each["steps"] == newest)
         shares = {name: found for name, found in new if found is not None}
         if shares.get(saved.worker) == share:
             return  # all rows of this worker are loaded

@@ -76,9 +76,9 @@ class Order:
         True
         """
         try:
-            told = json.loads(Path(path).read_text())
-            batches = tuple(tuple(map(int, each)) for each in told["batches"])
-            found = cls(int(told["rows"]), int(told["epochs"]), batches)
+            saved = json.loads(Path(path).read_text())
+            batches = tuple(tuple(map(int, each)) for each in saved["batches"])
+            found = cls(int(saved["rows"]), int(saved["epochs"]), batches)
             found._check()
         except OSError as error:
             raise DataError(f"there is no order at {str(path)!r}", why=str(error), mend="order.save(path)") from None

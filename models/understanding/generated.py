@@ -177,9 +177,9 @@ def _question(drawn: Random) -> Question:
             (f"where are the {thing} ?", place),
         ]
     )
-    told = [_said(each) for each in facts]
-    drawn.shuffle(told)
-    context = " ".join(told)
+    sentences = [_said(each) for each in facts]
+    drawn.shuffle(sentences)
+    context = " ".join(sentences)
     inside = context.index(_said(facts[0]))
     start = inside + _said(facts[0]).index(answer)
     return Question(asked, context, ((start, answer),))

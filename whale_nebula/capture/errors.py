@@ -70,11 +70,11 @@ class Raised:
     @cached_property
     def place(self) -> Place | None:
         """The innermost line of the user's code that led to it."""
-        told = [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+)', str(self.error))]
-        for places in [*map(_frames, self.chain), told]:
+        named = [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+)', str(self.error))]
+        for places in [*map(_frames, self.chain), named]:
             for file, line in reversed(places):
                 if not foreign(file) and not _rewritten(file):
-                    return (file, line) if places is told or not told else told[-1]
+                    return (file, line) if places is named or not named else named[-1]
         return None
 
     @property
@@ -207,9 +207,9 @@ def translate_errors(traces: Sequence[Tracing], given: Given = ()) -> Iterator[N
         ours = next((each for each in raised.chain if isinstance(each, NebulaError)), None)
         if ours is not None:
             raise ours from None
-        told = _translate_error(raised, traces[-1].graph if traces else None, given)
-        if told is not None:
-            raise told from raised.shorten()
+        translated = _translate_error(raised, traces[-1].graph if traces else None, given)
+        if translated is not None:
+            raise translated from raised.shorten()
         error.add_note(_HINT)
         raise raised.shorten() from None
 
@@ -218,21 +218,21 @@ def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | 
     """The translated error; None if the user's own code raised it."""
     if raised.deliberate and raised.source.startswith(("raise", "assert")):
         return None
-    told = _find_static_batch(raised, graph)
-    if told is None and any(word in raised.text for word in _SYMBOLIC):
+    translated = _find_static_batch(raised, graph)
+    if translated is None and any(word in raised.text for word in _SYMBOLIC):
         loops = "Python `bool`" in raised.text and raised.source.lstrip().startswith("while")
         # the sentences after TensorFlow's first one are advice for other cases
         first = raised.sentence.partition(" You can attempt")[0].partition(" This error may indicate")[0]
-        told = DataDependentError(
+        translated = DataDependentError(
             "Python asks for the value of a tensor",
             where=raised.line,
             why=f"while a step is captured a tensor has no value yet: {first}",
             mend=_LOOP if loops else next((way for said, way in _WAYS.items() if said in raised.text), None),
         )
-    for said, (what, why, mend) in _UNHOLDABLE.items() if told is None else ():
+    for said, (what, why, mend) in _UNHOLDABLE.items() if translated is None else ():
         if said in raised.text:
             return _name_kind(raised)(what, where=raised.line, why=why.format(raised.sentence), mend=mend)
-    return told if told is not None or raised.deliberate else _refused_by_tensorflow(raised, given)
+    return translated if translated is not None or raised.deliberate else _refused_by_tensorflow(raised, given)
 
 
 # ------------------------------------------------------------------------------------------ the number of rows

@@ -105,26 +105,26 @@ class _Fingerprint(NamedTuple):
 _given: set[_Fingerprint] = set()
 _cloned: set[_Fingerprint] = set()
 """Fingerprints of clones with a warning that have not run yet: no second warning is given when they do."""
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
 """The models with a warning that they run uncut, by identity: another model of the same layers is warned of, too."""
 
 
 def watch(operation: Any) -> None:
     """Watch for the config of this layer or operation, which was called under scopes."""
-    if not hasattr(operation.get_config, "nebula_heard"):
+    if not hasattr(operation.get_config, "nebula_watched"):
         tf_private.call_on_config(operation, find_copy_by_user)
-        operation.get_config.nebula_heard = True
+        operation.get_config.nebula_watched = True
 
 
 def warn_if_copy(model: Any) -> None:
     """Warn of a model without scopes, about to run, with the same layers as one with scopes."""
     parts = _parts(model) if _given else []
     clones = [part for part in parts if _fingerprint(part) in _cloned]
-    _told.update(clones)
+    _warned.update(clones)
     _cloned.difference_update(map(_fingerprint, clones))
     copy = next((part for part in parts if _fingerprint(part) in _given), None)
-    if copy is not None and copy not in _told:
-        _told.add(copy)
+    if copy is not None and copy not in _warned:
+        _warned.add(copy)
         warn_at(
             script_site(),
             f"model {copy.name!r} runs uncut",
@@ -214,9 +214,9 @@ def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
     frames = _frames()
     if frames and not hasattr(layer, "_keras_history"):
         _tag(layer, layer, frames)
-        if not hasattr(model.build, "nebula_heard"):  # build makes the nodes later, and again for each added layer
+        if not hasattr(model.build, "nebula_watched"):  # build makes the nodes later, and again for each added layer
             tf_private.call_on_build(model, functools.partial(_watch_nodes, model))
-            model.build.nebula_heard = True
+            model.build.nebula_watched = True
     _add(model, layer, rebuild=rebuild)
 
 

@@ -153,12 +153,12 @@ def make_axes(gram: Matrix) -> Made:
     ([[0, 127], [127, 0]], [1.0, 1.0])
     """
     plain = np.eye(len(gram))
-    told = _round_axes(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
-    axes = _upright(*told)
+    rounded = _round_axes(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
+    axes = _upright(*rounded)
     if axes is None:
-        told = _round_axes(plain)
-        axes = restore_axes(*told)
-    return Made(axes, *told)
+        rounded = _round_axes(plain)
+        axes = restore_axes(*rounded)
+    return Made(axes, *rounded)
 
 
 def restore_axes(numbers: Numbers, largest: Largest) -> AxisColumns:

@@ -366,9 +366,9 @@ def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = T
         if size > most:
             raise RemoteProtocolError(f"{size} bytes are said to be packed where there are at most {most}")
         body = unshrink(body[_SIZE:], size)
-    mask = told = None
+    mask = state_news = None
     if Has.ROWS in has:
         mask, body = unpack_mask(body[: -(-rows // 8)], rows), body[-(-rows // 8) :]
     if Has.NEWS in has:
-        told, body = body[:news], body[news:]
-    return Payload(body, mask, told, Has.CHANGES in has)
+        state_news, body = body[:news], body[news:]
+    return Payload(body, mask, state_news, Has.CHANGES in has)

@@ -287,8 +287,10 @@ def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], s
             f"{_name_of_op(source)} yields more than dense tensors", "map before .batch from dense ones"
         )
     maps = [step for step in before if tf_datasets.kind(step) == "map"]
-    told = {mapping.options.get("deterministic") for step in maps if (mapping := tf_datasets.mapping(step)) is not None}
-    if False in told or (None in told and dataset.options().deterministic is False):
+    deterministic = {
+        mapping.options.get("deterministic") for step in maps if (mapping := tf_datasets.mapping(step)) is not None
+    }
+    if False in deterministic or (None in deterministic and dataset.options().deterministic is False):
         raise NotUnderstoodError(
             "deterministic=False: each process would have rows in an order of its own", "leave deterministic=False out"
         )

@@ -522,7 +522,7 @@ def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
     except BatchCoupledError as refused:
         return refused.what
     except CaptureError:
-        pass  # of another cause, which is told where the step is cut
+        pass  # of another cause, which is reported where the step is cut
     return ""
 
 

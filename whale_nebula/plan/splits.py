@@ -191,11 +191,11 @@ def _list_stage_collectives(cut: Cut, stage: int, crossed: Crossed, count: int) 
             yield _collective(cut, key, each.kind, each.value, nbytes, fragment, count)
     for op in sorted(layouts.together):
         if graph.ops[op].type in _NUMBERS and op in fragments:
-            kind, nbytes = _count_told(cut, layouts, op, crossed)
+            kind, nbytes = _count_numbers(cut, layouts, op, crossed)
             yield _collective(cut, key, kind, Value(op), nbytes, fragments[op], count)
 
 
-def _count_told(cut: Cut, layouts: Layouts, op: int, crossed: Crossed) -> tuple[str, float]:
+def _count_numbers(cut: Cut, layouts: Layouts, op: int, crossed: Crossed) -> tuple[str, float]:
     """The collective, and its bytes, of an op that devices compute together: numbers for each row, in the type of the
     scores; for the best ones also their positions.
     """

@@ -272,9 +272,9 @@ def find_slowness(problem: Problem, chosen: Candidate, seen: Observed) -> dict[i
         cluster: measured[cluster] / own for cluster, own in predicted.items() if own > 0.0 and measured[cluster] > 0.0
     }
     alike = {_pace(problem.clusters[cluster]): factor for cluster, factor in found.items()}
-    for cluster, told in enumerate(problem.clusters):
-        if cluster not in found and _pace(told) in alike:
-            found[cluster] = alike[_pace(told)]
+    for cluster, costs in enumerate(problem.clusters):
+        if cluster not in found and _pace(costs) in alike:
+            found[cluster] = alike[_pace(costs)]
     return found
 
 
@@ -318,11 +318,11 @@ def find_better(
     """A plan of the corrected problem that is better than the running plan `now`, or None. Time that the model does not
     explain is assumed to remain; plans that were `tried` keep their measured time.
     """
-    told = score(problem, now)
-    if not isinstance(told, Candidate):
+    predicted = score(problem, now)
+    if not isinstance(predicted, Candidate):
         return None
-    tried, rest = tried or {}, max(seconds - told.seconds, 0.0)
-    scale = min(seconds / told.seconds, 1.0) if told.seconds else 1.0
+    tried, rest = tried or {}, max(seconds - predicted.seconds, 0.0)
+    scale = min(seconds / predicted.seconds, 1.0) if predicted.seconds else 1.0
     others = (each for each in search(problem).candidates if each.shape != now)
     found = [replace(each, seconds=tried.get(each.shape, each.seconds * scale + rest)) for each in others]
     found.sort(key=lambda each: each.seconds)

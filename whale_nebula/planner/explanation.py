@@ -98,10 +98,10 @@ def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
         return
     names = stage_names(problem, chosen.parts)
     codecs = list_codecs(problem, chosen).items()
-    told = (f"{names[place - 1]} to {names[place]} {codec.replace('none', 'as it is')}" for place, codec in codecs)
+    texts = (f"{names[place - 1]} to {names[place]} {codec.replace('none', 'as it is')}" for place, codec in codecs)
     chosen_one = len(problem.chain.coded) > 1 and any(chosen.parts[place].codec for place in chosen.crossed)
     milder = f"; with a milder one a step would take over {problem.options.slack:.0%} longer than with the best"
-    yield f"What crosses: {', '.join(told)}{milder * chosen_one}."
+    yield f"What crosses: {', '.join(texts)}{milder * chosen_one}."
 
 
 def list_codecs(problem: Problem, candidate: Candidate) -> dict[int, str]:

@@ -62,12 +62,12 @@ def config_of(run: Run) -> str | None:
     return run.source or (run.attachment.config if run.attachment is not None else None)
 
 
-def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:
+def complete(configured: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:
     """Complete a cluster object by measurements of this machine and of the config's lines."""
     found, why = read_kept()
     if why:
         warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")
-    completed = told if found is None else found.complete(told, is_local)
+    completed = configured if found is None else found.complete(configured, is_local)
     return completed if config is None else add_kept(completed, config)
 
 
@@ -75,30 +75,30 @@ def find_rings(run: Run) -> dict[str, Line]:
     """The lines between neighbours inside clusters, by cluster, if they are configured or were measured on this
     machine.
     """
-    told, (found, _) = find_configured(run), read_kept()
-    known = told if found is None else found.complete(told, is_local)
+    configured, (found, _) = find_configured(run), read_kept()
+    known = configured if found is None else found.complete(configured, is_local)
     rings = {each.name: each.ring for each in known.clusters}
     return {name: Line.of(ring) for name, ring in rings.items() if ring.rate_bytes_per_s or ring.delay_s}
 
 
-def add_kept(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
+def add_kept(known: Clusters, config: str | os.PathLike[str]) -> Clusters:
     """Add the lines and collectives that `bench link` or a run has measured, if the config has no rate; collectives
     only if they were measured on this machine, among as many workers.
     """
-    for each in told.clusters:
+    for each in known.clusters:
         with contextlib.suppress(ConfigError):  # it is missing, or invalid
             kept = Clusters.load(path_inside(config, each.name))
             fits = all(one.workers == len(each.workers) for own in kept.clusters for one in own.collectives)
             if fits and all(source.machine == fingerprint() for source in kept.measured.values()):
-                told = told.complete_from(kept)
+                known = known.complete_from(kept)
     found = []
-    for a, b in combinations_with_replacement(told.names, 2):
+    for a, b in combinations_with_replacement(known.names, 2):
         line = load_measurement(path_of(config, a, b))
         found += [line] if line is not None and {a, b} == set(line.clusters) else []
-    return complete_from_lines(told, found)
+    return complete_from_lines(known, found)
 
 
-def complete_from_lines(told: Clusters, found: Sequence[LineFound]) -> Clusters:
+def complete_from_lines(known: Clusters, found: Sequence[LineFound]) -> Clusters:
     """Complete a cluster object by measured lines: those between clusters, and those inside."""
     links: dict[tuple[str, str], LinkRate] = {}
     inside: dict[str, LinkRate] = {}
@@ -112,5 +112,5 @@ def complete_from_lines(told: Clusters, found: Sequence[LineFound]) -> Clusters:
             links |= {(a, b): LinkRate(largest.there, each.delay), (b, a): LinkRate(largest.back, each.delay)}
         for one, other in ((a, b), (b, a)):
             sources[f"{one}>{other}"] = Provenance(date, None, f"{each.first} - {each.second}, {each.path}")
-    named = tuple(ClusterInfo(name, (), inside.get(name, LinkRate())) for name in told.names)
-    return told.complete_from(Clusters(named, links, measured=sources))
+    named = tuple(ClusterInfo(name, (), inside.get(name, LinkRate())) for name in known.names)
+    return known.complete_from(Clusters(named, links, measured=sources))

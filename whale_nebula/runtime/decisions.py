@@ -160,8 +160,11 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
         inside, own = problem.clusters[part.cluster].inside, [each for each in sent if each.stage == stage.key]
         counted = sum(each.times * time_collective(each, part.shards, inside) for each in own)
         more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
-    told = size(sum(each.times * each.bytes for each in sent))
-    reasons = (*decision.reasons, f"to have variables in pieces a worker sends {told} to others of its stage in a step")
+    volume = size(sum(each.times * each.bytes for each in sent))
+    reasons = (
+        *decision.reasons,
+        f"to have variables in pieces a worker sends {volume} to others of its stage in a step",
+    )
     first = replace(chosen, seconds=max(chosen.seconds + more, 0.0))
     others = [each for each in decision.candidates[1:] if all(part.shards == 1 for part in each.parts)]
     if problem.options.split is None and others and others[0].seconds < first.seconds:
@@ -203,7 +206,7 @@ def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) ->
     except BatchCoupledError as refused:
         return refused.what
     except (CaptureError, PlanError, NotYetError):
-        pass  # of another cause, which is told where it fits
+        pass  # of another cause, which is reported where it fits
     return ""
 
 
@@ -252,9 +255,9 @@ class Known(NamedTuple):
         return Known(max(self.rows, other.rows), shapes, beside)
 
     @classmethod
-    def from_plain(cls, told: Any) -> Known:
+    def from_plain(cls, plain: Any) -> Known:
         """Parse what another process has sent."""
-        rows, shapes, beside = told
+        rows, shapes, beside = plain
         known = {str(path): Expected(float(count), str(said)) for path, (count, said) in beside.items()}
         return cls(int(rows), [None if each is None else tuple(map(int, each)) for each in shapes], known)
 
@@ -269,27 +272,27 @@ class Agreed(NamedTuple):
     known: Known
 
 
-def agree_on_clusters(name: str, told: Clusters, known: Known, run: Run) -> Agreed:
+def agree_on_clusters(name: str, clusters: Clusters, known: Known, run: Run) -> Agreed:
     """Exchange and merge the knowledge of all processes; lines and collectives that are unknown to all are
     measured between them.
     """
-    completed = complete(told, config_of(run))
+    completed = complete(clusters, config_of(run))
     if run.alone:
         return Agreed(completed, True, known)
     session, own = run.ledger.session, run.here().cluster
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
     part = {"clusters": completed.to_json(), "collectives": able, "measure": run.config.measure, "known": known}
     sheet = {"shared": part}
-    heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
-    every = {worker: each["shared"] for worker, each in sorted({session.worker: sheet, **heard}.items())}
+    received = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
+    every = {worker: each["shared"] for worker, each in sorted({session.worker: sheet, **received}.items())}
     for each in every.values():
-        told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
+        clusters = clusters.complete_from(Clusters.from_json(each["clusters"], where=name))
     budget = min(float(each["measure"]) for each in every.values())
     unable = {cluster_of(worker) for worker, each in every.items() if not each["collectives"]}
-    told = complete_collectives(name, told, run, budget, set(told.names) - unable)
-    told = complete_lines(name, told, run, budget)
+    clusters = complete_collectives(name, clusters, run, budget, set(clusters.names) - unable)
+    clusters = complete_lines(name, clusters, run, budget)
     parts = [Known.from_plain(each["known"]) for each in every.values()]
-    return Agreed(told, not unable, functools.reduce(Known.merge, parts))
+    return Agreed(clusters, not unable, functools.reduce(Known.merge, parts))
 
 
 def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozenset[str]]:
@@ -300,9 +303,9 @@ def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozen
         return {}
     session = run.ledger.session
     sheet = {"shared": {"absent": sorted(absent)}}
-    heard = session.exchange(f"the inputs of {name!r}", sheet, set(session.links))
+    received = session.exchange(f"the inputs of {name!r}", sheet, set(session.links))
     lacking: dict[int, set[str]] = {}
-    for worker, each in {session.worker: sheet, **heard}.items():
+    for worker, each in {session.worker: sheet, **received}.items():
         for number in each["shared"]["absent"]:
             lacking.setdefault(int(number), set()).add(cluster_of(worker))
     return {number: frozenset(run.cluster_sizes) - gone for number, gone in sorted(lacking.items())}
@@ -337,13 +340,13 @@ def measure_in_clusters(
     session, here = run.ledger.session, run.here().cluster
     shown = read_slowness(clusters, False, () if found is None else {here})
     sheet = {"shared": {"blocks": {} if found is None else found.to_plain(), "slowness": shown.get(here, 0.0)}}
-    heard = session.exchange(f"the costs of {name!r}", sheet, set(session.links))
+    received = session.exchange(f"the costs of {name!r}", sheet, set(session.links))
     every: dict[str, list[MeasuredBlocks]] = {}
     slowness: dict[str, float] = {}
-    for worker, each in {session.worker: sheet, **heard}.items():
-        cluster, told = cluster_of(worker), each["shared"]
-        every.setdefault(cluster, []).append(MeasuredBlocks.from_plain(told["blocks"], count))
-        slowness[cluster] = max(slowness.get(cluster, 0.0), told["slowness"])
+    for worker, each in {session.worker: sheet, **received}.items():
+        cluster, costs = cluster_of(worker), each["shared"]
+        every.setdefault(cluster, []).append(MeasuredBlocks.from_plain(costs["blocks"], count))
+        slowness[cluster] = max(slowness.get(cluster, 0.0), costs["slowness"])
     slowest = {cluster: slowest_of(known, layers.rows) for cluster, known in every.items()}
     tables = {cluster: table for cluster, table in slowest.items() if table is not None}
     return tables, {cluster: factor for cluster, factor in slowness.items() if factor}

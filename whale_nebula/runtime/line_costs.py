@@ -42,33 +42,33 @@ class Ends(NamedTuple):
     second: str
 
 
-def complete_collectives(name: str, told: Clusters, run: Run, budget: float, able: Collection[str]) -> Clusters:
+def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float, able: Collection[str]) -> Clusters:
     """Complete the cluster object that all processes of a run share by the collectives of clusters with several
     workers: those that were measured before in this run, and those that are unknown, which are measured now. `able` are
     the clusters whose workers have collectives. All processes call it at the same point, with the same budget.
     """
     for each in run.collectives:
-        told = told.complete_from(each)
-    unknown = [each.name for each in told.clusters if each.name in able and _lacks_collectives(each)]
+        clusters = clusters.complete_from(each)
+    unknown = [each.name for each in clusters.clusters if each.name in able and _lacks_collectives(each)]
     if not unknown or not budget:
-        return told
+        return clusters
     session, cluster = run.ledger.session, run.here().cluster
     first = {name: next(worker for worker, own in run.workers.items() if own == name) for name in unknown}
     found = _time_inside(cluster, run, budget) if cluster in unknown else None
     leads = found is not None and session.worker == first[cluster]
     sheet = {"shared": {"collectives": found.to_json() if found is not None and leads else ""}}
-    heard = session.exchange(f"the collectives for {name!r}", sheet, set(session.links))
-    for _, each in sorted({session.worker: sheet, **heard}.items()):
+    received = session.exchange(f"the collectives for {name!r}", sheet, set(session.links))
+    for _, each in sorted({session.worker: sheet, **received}.items()):
         if text := each["shared"]["collectives"]:
             run.collectives.append(Clusters.from_json(text, where=name))
-            told = told.complete_from(run.collectives[-1])
+            clusters = clusters.complete_from(run.collectives[-1])
     config, others = config_of(run), run.hosts.get(first.get(cluster, "")) != run.hosts.get(session.worker)
     if config is not None and found is not None and (leads or others):
         path = link_advice.path_inside(config, cluster)
         with suppress(NebulaError, OSError):  # a folder that cannot be written is not used
             path.parent.mkdir(exist_ok=True)
             found.save(path)
-    return told
+    return clusters
 
 
 def _lacks_collectives(cluster: ClusterInfo) -> bool:
@@ -101,46 +101,46 @@ def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
     return Clusters((ClusterInfo(cluster, (), collectives=among.collectives),), measured=sources)
 
 
-def complete_lines(name: str, told: Clusters, run: Run, budget: float) -> Clusters:
+def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Clusters:
     """Complete the cluster object that all processes of a run share by its lines: those that were measured before in
     this run, and those that are unknown, which are measured now, as many as a budget of seconds allows. All processes
     call it at the same point, with the same budget.
     """
-    told = complete_from_lines(told, run.lines)
-    session, unknown = run.ledger.session, list_unknown(told, run)
+    clusters = complete_from_lines(clusters, run.lines)
+    session, unknown = run.ledger.session, list_unknown(clusters, run)
     unknown, left = unknown[: (most := math.ceil(budget / _ABOUT_SECONDS))], unknown[most:]
     if left and not run.lines:
         names = ", ".join(" - ".join(ends) for ends in left)
         _LOG.info("lines that are not known, for which measure: %g s leaves no time: %s", budget, names)
     if not unknown:
-        return told
+        return clusters
     session.expected.add_round(_PROGRAM, max(SIZES))
     session.exchange(f"measuring lines for {name!r}", {}, set(session.links))  # from here on nothing else crosses
-    own = [_measure(ends, told, run) for ends in unknown if session.worker in ends]
+    own = [_measure(ends, clusters, run) for ends in unknown if session.worker in ends]
     sheet = {"shared": {"lines": [each.to_json() for each in own if each.first == session.worker]}}
-    heard = session.exchange(f"the lines for {name!r}", sheet, set(session.links))
-    for _, each in sorted({session.worker: sheet, **heard}.items()):
+    received = session.exchange(f"the lines for {name!r}", sheet, set(session.links))
+    for _, each in sorted({session.worker: sheet, **received}.items()):
         run.lines += [link_advice.LineFound.from_json(text) for text in each["shared"]["lines"]]
-    return complete_from_lines(told, run.lines)
+    return complete_from_lines(clusters, run.lines)
 
 
-def list_unknown(told: Clusters, run: Run) -> Sequence[Ends]:
+def list_unknown(clusters: Clusters, run: Run) -> Sequence[Ends]:
     """The ends of lines without a rate, in the same order in all processes: between two clusters their first workers,
     inside a cluster its first two.
     """
-    workers = {name: [worker for worker, cluster in run.workers.items() if cluster == name] for name in told.names}
+    workers = {name: [worker for worker, cluster in run.workers.items() if cluster == name] for name in clusters.names}
     found = []
     for number, (one, own) in enumerate(workers.items()):
-        if len(own) > 1 and told.cluster(one).ring.rate_bytes_per_s is None:
+        if len(own) > 1 and clusters.cluster(one).ring.rate_bytes_per_s is None:
             found.append(Ends(*own[:2]))
         for other in list(workers)[number + 1 :]:
-            ways = told.between(one, other), told.between(other, one)
+            ways = clusters.between(one, other), clusters.between(other, one)
             if own and workers[other] and any(way.rate_bytes_per_s is None for way in ways):
                 found.append(Ends(own[0], workers[other][0]))
     return found
 
 
-def _measure(ends: Ends, told: Clusters, run: Run) -> link_advice.LineFound:
+def _measure(ends: Ends, clusters: Clusters, run: Run) -> link_advice.LineFound:
     """Measure one line from this end of it, and keep what was found beside the config."""
     session = run.ledger.session
     leads = session.worker == ends.first

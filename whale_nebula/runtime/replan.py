@@ -49,7 +49,7 @@ class PlanWatch:
     counted: int = 0
     judged: int = 0
     offer: str = ""
-    told: bool = False
+    logged: bool = False
     kept: dict[str, deque[float]] = field(default_factory=dict)
     planned: Candidate | None = None
 
@@ -140,10 +140,10 @@ class PlanWatch:
                 self._take(better, planned, seen, slowness)
             elif not self.decision.replan:
                 self._offer(found)
-        elif found.is_off and seen.stages and not self.told:
+        elif found.is_off and seen.stages and not self.logged:
             said = "with what was measured no better plan was found"
             _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, said)
-            self.told = True
+            self.logged = True
 
     def _takes(self, better: Offer | None) -> bool:
         """Whether a better plan, on which all processes have agreed, is adopted from the next step on. A pinned plan
@@ -156,8 +156,8 @@ class PlanWatch:
             return better is not None
         own = {"shared": {"plan": "" if better is None else repr(better.candidates[0].shape)}}
         session = run.ledger.session
-        heard = session.exchange(f"planning {self.name!r} anew", own, set(session.links))
-        return better is not None and all(each["shared"] == own["shared"] for each in heard.values())
+        received = session.exchange(f"planning {self.name!r} anew", own, set(session.links))
+        return better is not None and all(each["shared"] == own["shared"] for each in received.values())
 
     def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
         """The step's measurements of all processes."""

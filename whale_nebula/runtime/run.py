@@ -177,9 +177,9 @@ class Run:
         """The speeds of the workers of each cluster with different configured speeds, in the order of the workers."""
         found = {}
         for name, cluster in self.config.clusters.items():
-            told = {f"{name}/{number}": worker.speed for number, worker in enumerate(cluster.workers)}
-            workers = [worker for worker, of in self.workers.items() if of == name] or sorted(told)
-            found[name] = tuple(told.get(worker, 1.0) for worker in workers)
+            configured = {f"{name}/{number}": worker.speed for number, worker in enumerate(cluster.workers)}
+            workers = [worker for worker, of in self.workers.items() if of == name] or sorted(configured)
+            found[name] = tuple(configured.get(worker, 1.0) for worker in workers)
         return {name: speeds for name, speeds in found.items() if len(set(speeds)) > 1}
 
     def here(self) -> Here:

@@ -87,7 +87,7 @@ def test_lines_tell_of_this_step_of_this_program_only() -> None:
     for key in keys:
         link.send(key, np.zeros(10, np.uint8))
     link.send(Key("scalar", 1, 5, 1, -1, 9, "a", "b"), np.zeros((), np.float32))
-    message, scalar = clock.told
+    message, scalar = clock.spans
     assert (message.lane, message.what, message.micro_batch, message.bytes) == ("a->b", "forward 3", 3, wire_bytes(10))
     assert (scalar.what, scalar.micro_batch, scalar.phase) == ("scalar", None, 1)
 

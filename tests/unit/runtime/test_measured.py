@@ -68,9 +68,9 @@ def step(*seconds: float, kind: str = "fused") -> Clocks:
 def test_a_look_takes_the_median_of_its_steps_and_not_the_one_that_warms_up() -> None:
     look = Look()
     for steps, seconds in enumerate([(9.0, 9.0), (0.2, 0.1), (0.2, 0.2), (5.0, 0.2)]):
-        assert not look.told
+        assert not look.seconds
         look.add(steps, step(*seconds))
-    assert look.told == {"1": 0.2}
+    assert look.seconds == {"1": 0.2}
 
 
 def test_what_a_stage_does_forward_and_backward_and_in_each_phase_counts_together() -> None:
@@ -80,14 +80,14 @@ def test_what_a_stage_does_forward_and_backward_and_in_each_phase_counts_togethe
         both.stages[Seat(1)].spans.append(Span("npu.0", "backward 0", 0.0, 0.5, 0))
         both.stages[Seat(1)].spans.append(Span("npu.0", "forward 0", 0.0, 0.125, 0, phase=1))
         look.add(steps, both)
-    assert look.told == {"1": 0.875}
+    assert look.seconds == {"1": 0.875}
 
 
 def test_what_was_seen_stays_until_the_next_look_is_complete() -> None:
     look = Look()
     for steps in range(2 * EVERY):
         look.add(steps, step(0.5 if steps < EVERY else 0.25))
-        assert look.told == ({} if steps < 3 else {"1": 0.5} if steps < EVERY + 3 else {"1": 0.25})
+        assert look.seconds == ({} if steps < 3 else {"1": 0.5} if steps < EVERY + 3 else {"1": 0.25})
 
 
 @pytest.mark.parametrize("said", [None, "0.1", float("nan"), float("inf"), -1.0, 0.0, True, [0.1], {}])

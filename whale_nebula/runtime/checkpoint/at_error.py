@@ -110,8 +110,8 @@ def commit_written(group: Group, folder: Folder) -> None:
     workers are there, of the same moment. All processes call it.
     """
     written = list_uncommitted(folder, group.members) if group.commits else {}
-    told = group.exchange("the parts that were written", describe_parts(written))
-    for joined in join_parts(told.values(), group.everyone):
+    descriptions = group.exchange("the parts that were written", describe_parts(written))
+    for joined in join_parts(descriptions.values(), group.everyone):
         if joined.why and joined.step in written:
             _LOG.warning("what was written of step %d in %s is not used: %s", joined.step, folder.path, joined.why)
         elif joined.step in written:

@@ -126,8 +126,8 @@ class Checkpoints:
         step = None if self.source is None else self.source.manifest.position.step
         for level in self.levels if self.group.commits else ():
             level.clean(step)
-        told = self.group.exchange("the choice of a checkpoint", secrets.token_hex(8))
-        self._start = Start(str(told[min(told)]), tuple(sorted(self.group.everyone)))
+        tokens = self.group.exchange("the choice of a checkpoint", secrets.token_hex(8))
+        self._start = Start(str(tokens[min(tokens)]), tuple(sorted(self.group.everyone)))
         if self.source is None or step is None:
             return
         if not self.source.manifest.at_error:  # else a run that fails at each step would be restarted without end

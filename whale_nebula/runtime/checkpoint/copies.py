@@ -190,8 +190,8 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
     """
     manifests = {} if found is None else found.manifests
     has = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
-    told = group.exchange("who has which part of the checkpoint", [group.label, has] if group.commits else None)
-    hosts = {worker: (str(each[0]), list(map(str, each[1]))) for worker, each in sorted(told.items()) if each}
+    answers = group.exchange("who has which part of the checkpoint", [group.label, has] if group.commits else None)
+    hosts = {worker: (str(each[0]), list(map(str, each[1]))) for worker, each in sorted(answers.items()) if each}
     needs = [need for worker in hosts if (need := _find_need(worker, hosts)) is not None]
     for number, (worker, label, source) in enumerate(needs):
         way = Way(group.session, source, worker, number, _RESTORING) if group.worker in (worker, source) else None
@@ -211,8 +211,8 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
     """
     found = next((each for each in folder.scan() if each.step == step), None)
     has = [] if found is None else sorted(found.manifests)
-    told = group.exchange("who leaves", [group.label, has] if group.commits else None)
-    hosts = {worker: said for worker, said in sorted(told.items()) if said}
+    answers = group.exchange("who leaves", [group.label, has] if group.commits else None)
+    hosts = {worker: said for worker, said in sorted(answers.items()) if said}
     leaves = {worker for worker in hosts if counts.get(cluster_of(worker), 1) == 0}
     stays = next((worker for worker in hosts if worker not in leaves), None)
     leaving = [] if stays is None else [w for w in hosts if w in leaves and hosts[w][0] not in hosts[stays][1]]

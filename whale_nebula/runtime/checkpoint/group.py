@@ -98,8 +98,8 @@ class Group:
         if self._run.alone:
             return {self.worker: said}
         session = self._run.ledger.session
-        told = session.exchange(doing, {"shared": said}, session.links.keys())
-        return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in told.items()}}
+        sheets = session.exchange(doing, {"shared": said}, session.links.keys())
+        return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in sheets.items()}}
 
     def list_entries(self, variables: Mapping[str, Any], sharers: Sequence[str] | None = None) -> Iterator[Entry]:
         """The entries of variables that this worker writes: those that it alone holds, and its share of those that
@@ -148,8 +148,8 @@ class Group:
 
     def _fetch(self, source: Source, lacking: Mapping[str, Any]) -> list[str]:
         """Receive missing tensors, by slices, from the first process that has them; send those that others lack."""
-        told = self.exchange("what is missing of a checkpoint", list(lacking))
-        every = sorted({str(name) for names in told.values() for name in names})
+        missing = self.exchange("what is missing of a checkpoint", list(lacking))
+        every = sorted({str(name) for names in missing.values() for name in names})
         if not every:
             return []
         own = {name: [_encode_slice(source, name, each) for each in source.list_slices(name)] for name in every}
@@ -161,7 +161,7 @@ class Group:
             for worker in sorted(there):
                 for each in there[worker].get(name, ()):
                     first.setdefault(_to_key(each), worker)
-            receivers = tuple(sorted(worker for worker, names in told.items() if name in names))
+            receivers = tuple(sorted(worker for worker, names in missing.items() if name in names))
             if name in lacking and first:
                 arriving[name] = Arriving(first)
             for (dtype, _, starts, sizes), sender in first.items():
@@ -238,10 +238,10 @@ def _encode_slice(source: Source, name: str, part: Slice) -> list[Any]:
     return [form.dtype, list(form.shape), list(part.starts), list(part.sizes)]
 
 
-def _to_key(told: Any) -> tuple[Any, ...]:
+def _to_key(description: Any) -> tuple[Any, ...]:
     """The description of a slice from another process as a key."""
     try:
-        dtype, *lists = told
+        dtype, *lists = description
         shape, starts, sizes = (tuple(int(axis) for axis in each) for each in lists)
         return str(dtype), shape, starts, sizes
     except (TypeError, ValueError):

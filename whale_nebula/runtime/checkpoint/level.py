@@ -180,9 +180,9 @@ class Level:
         """Receive the entries of all processes for the same step, from which all conclude the same."""
         self.due = any(isinstance(sheet, list) and sheet[:1] == [True] for sheet in sheets.values())
         if self.pending is not None:
-            told = {worker: _read_saved(sheet, self.pending) for worker, sheet in sheets.items()}
-            if all(told.values()):
-                self.settle({worker: str(said) for worker, said in told.items()})
+            reports = {worker: _read_saved(sheet, self.pending) for worker, sheet in sheets.items()}
+            if all(reports.values()):
+                self.settle({worker: str(said) for worker, said in reports.items()})
 
     def write(self, snapshot: Snapshot) -> None:
         """Write this worker's part, concurrently with training."""
@@ -204,8 +204,8 @@ class Level:
     def drain(self) -> None:
         """Wait until the pending checkpoint is committed; all processes call it at the same point."""
         if self._pending is not None:
-            told = self.group.exchange("the parts of a checkpoint", self.read_part(wait=True))
-            self.settle({worker: str(each[1]) for worker, each in told.items()})
+            entries = self.group.exchange("the parts of a checkpoint", self.read_part(wait=True))
+            self.settle({worker: str(each[1]) for worker, each in entries.items()})
         if self._committing is not None:
             self._committing.result()
 
@@ -218,23 +218,23 @@ class Level:
             self._committing.result()
         return written
 
-    def settle(self, told: Mapping[str, str]) -> None:
+    def settle(self, reports: Mapping[str, str]) -> None:
         """Commit the pending checkpoint if all parts were written, by what the workers reported; otherwise report the
         failure.
         """
         pending = self._pending
-        if pending is None or set(told) != set(self.group.everyone):
+        if pending is None or set(reports) != set(self.group.everyone):
             return
         self._pending = None
         failpoint("checkpoint.said")
-        failed = {worker: said[1:] for worker, said in sorted(told.items()) if said.startswith("!")}
+        failed = {worker: said[1:] for worker, said in sorted(reports.items()) if said.startswith("!")}
         if failed:
             why = "; ".join(f"{worker}: {escape_foreign_text(said)}" for worker, said in failed.items())
             self._report_failure(pending.manifest.position.step, why)
         elif self.group.commits:
             if self.copies is not None:
                 self.copies.expect(pending.manifest.position.step)
-            self._committing = self._writer.submit(self._commit, pending, dict(told))
+            self._committing = self._writer.submit(self._commit, pending, dict(reports))
 
     def _conclude(self, pending: _Pending) -> None:
         """Conclude a saving of this process alone: its part is the whole checkpoint once it is written."""
@@ -366,7 +366,7 @@ class Notices:
             if step is not None:
                 level.settle(self._parts.get((number, step), {}))
             if step is not None and level.pending is None:
-                self._parts = {key: told for key, told in self._parts.items() if key[0] != number or key[1] > step}
+                self._parts = {key: parts for key, parts in self._parts.items() if key[0] != number or key[1] > step}
 
     def _post(self, level: int, step: int, **part: str) -> None:
         for link in self.links.values():

@@ -90,9 +90,9 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
     if not run.alone:
         admit_copies(group.session)
-    told = group.exchange("where checkpoints are kept", [memory is not None, group.label, os.path.abspath(path)])
-    _check_folders({worker: str(told[worker][2]) for worker in group.members})
-    in_memory = all(has for has, *_ in told.values())
+    places = group.exchange("where checkpoints are kept", [memory is not None, group.label, os.path.abspath(path)])
+    _check_folders({worker: str(places[worker][2]) for worker in group.members})
+    in_memory = all(has for has, *_ in places.values())
     overhead = options.overhead / (1 + in_memory)
     clusters = sorted({*run.workers.values(), *group.gone})
     fixed = os.path.abspath(path) if files.is_local(path) else path  # the script may change its working folder
@@ -105,7 +105,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
         if group.commits:
             note_origin(levels[-1].folder, Origin(fixed, group.label, folder.run, several))
-        ring = find_ring({worker: label for worker, (_, label, _) in told.items()}, run.workers, group.worker)
+        ring = find_ring({worker: label for worker, (_, label, _) in places.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
     spent = Spent(None if run.attachment is None else run.attachment.ended)

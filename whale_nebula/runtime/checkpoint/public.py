@@ -94,14 +94,14 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
             said = f"!{error.what}"
         except (OSError, tf.errors.OpError) as error:
             said = f"!{error}"
-    told = group.exchange("the parts of a checkpoint", said)
-    failed = {worker: each[1:] for worker, each in told.items() if each.startswith("!")}
+    reports = group.exchange("the parts of a checkpoint", said)
+    failed = {worker: each[1:] for worker, each in reports.items() if each.startswith("!")}
     if failed:
         why = "; ".join(f"{worker}: {each}" for worker, each in failed.items())
         raise CheckpointError("the model could not be saved", where=folder.path, why=why, mend="make room on that disk")
     with telling():
         if group.commits:
-            commit_parts(folder, snapshot.manifest, told, group.members, 0)
+            commit_parts(folder, snapshot.manifest, reports, group.members, 0)
     group.exchange("the end of nb.save", None)
 
 

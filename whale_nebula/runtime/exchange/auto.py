@@ -65,8 +65,8 @@ class Choice(NamedTuple):
     compute: float
 
     def __str__(self) -> str:
-        told = "under" if self.held <= self.compute else "and not under"
-        return f"{duration(self.held)} of the line a step, {told} {duration(self.compute)} of computing"
+        comparison = "under" if self.held <= self.compute else "and not under"
+        return f"{duration(self.held)} of the line a step, {comparison} {duration(self.compute)} of computing"
 
 
 @dataclass

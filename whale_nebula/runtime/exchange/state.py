@@ -82,13 +82,13 @@ class States:
                 found[channel] = max(found.get(channel, 0), state.version)
         return found
 
-    def drop(self, told: Mapping[str, Mapping[str, int]], ends: Iterable[str] = ()) -> list[str]:
+    def drop(self, received: Mapping[str, Mapping[str, int]], ends: Iterable[str] = ()) -> list[str]:
         """Drop, in all processes, the states of which some process with an end has another version or none.
         Returns their names.
         """
         own = self.versions(ends)
         versions: dict[str, set[int]] = {}
-        for sheet in (own, *told.values()):
+        for sheet in (own, *received.values()):
             for channel, version in sheet.items():
                 versions.setdefault(channel, set()).add(version)
         unlike = sorted(channel for channel, found in versions.items() if len(found) > 1)
@@ -233,13 +233,13 @@ def note_changes(
     """
     if way.lossless:  # integers cross unchanged if that is smaller
         return replace(after, error=0.0)
-    told, known = codec_name(codec or NONE), after.codec or (NONE if way.auto else "")
-    if known and told != known:
-        tally.note_change(name, f"{known} -> {told}")
+    current, known = codec_name(codec or NONE), after.codec or (NONE if way.auto else "")
+    if known and current != known:
+        tally.note_change(name, f"{known} -> {current}")
     structure = None if codec is None else codec.structure
     if structure is not None and before.version != after.version:
         tally.note_change(name, f"{structure.keeps} {before.version} -> {after.version}")
-    return replace(after, codec=told, error=after.error if told == known else None)
+    return replace(after, codec=current, error=after.error if current == known else None)
 
 
 def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> BoundaryReport:

@@ -211,7 +211,7 @@ class Pushes(Meetings):
     def settle_take(self) -> None:
         """Receive the shared weights, after which all clusters have the same, bit for bit."""
         self._take(exactly=True)
-        self._told = self.steps
+        self._settled_steps = self.steps
         self._agreed = super().digest()
 
     def restart(self) -> None:
@@ -227,7 +227,7 @@ class Pushes(Meetings):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue after the saved number of steps."""
-        self.steps = self._told = int(state["steps"])
+        self.steps = self._settled_steps = int(state["steps"])
 
     def digest(self) -> int:
         """A checksum of the weights that all clusters had at the last synchronisation."""

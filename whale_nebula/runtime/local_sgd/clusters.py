@@ -151,10 +151,10 @@ class Opened:
     def _meet(self, rounds: Meetings) -> None:
         """Synchronise all processes, and verify that the weights that they shared before are bit-identical."""
         session, shared = self.run.ledger.session, rounds.digest()
-        told = session.exchange(
+        sheets = session.exchange(
             f"a meeting of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
         )
-        unlike = next((peer for peer, sheet in told.items() if sheet.get("shared") != shared), None)
+        unlike = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
         if unlike is not None:
             raise PlanMismatchError(
                 f"{session.worker} and {unlike} no longer share the same weights, after {rounds.steps} steps",
@@ -250,12 +250,12 @@ class Opened:
             "weights": google_crc32c.value(rounds.flat.read(whole).tobytes()),
             "seeds": [[int(number) for number in seed.numpy()] for seed in seeds.values()],
         }
-        told = session.exchange("the weights that all clusters begin with", own, session.links)
-        told = {**told, session.worker: own}
+        sheets = session.exchange("the weights that all clusters begin with", own, session.links)
+        sheets = {**sheets, session.worker: own}
         first = next(iter(ends.firsts.values()))
-        for seed, numbers in zip(seeds.values(), told[first]["seeds"], strict=True):
+        for seed, numbers in zip(seeds.values(), sheets[first]["seeds"], strict=True):
             seed.assign(tf.constant(numbers, seed.dtype))
-        if len({sheet["weights"] for sheet in told.values()}) == 1:
+        if len({sheet["weights"] for sheet in sheets.values()}) == 1:
             return
         _LOG.info("%s: the clusters have unlike weights, and all begin with those of %s", session.worker, first)
         if session.worker == first:

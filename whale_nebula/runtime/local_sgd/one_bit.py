@@ -219,7 +219,7 @@ class OneBitRounds(Meetings):
 
     def settle_take(self) -> None:
         """Do nothing: it was verified before that all have the same weights."""
-        self._told = self.steps
+        self._settled_steps = self.steps
 
     @property
     def form(self) -> str:
@@ -234,7 +234,7 @@ class OneBitRounds(Meetings):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restore a state; slots keep the optimizer's current values."""
-        self.steps = self._told = int(state["steps"])
+        self.steps = self._settled_steps = int(state["steps"])
         self.met = int(state["met"])
         names = ("error", "server", "mask", "scales")
         self._error, self._server_error, self._mask, self._scales = (np.asarray(state[name]) for name in names)

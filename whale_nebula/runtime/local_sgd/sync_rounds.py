@@ -69,13 +69,13 @@ class Rounds(Meetings):
         """Receive the differences, after which all clusters have the same weights, bit for bit."""
         for sent in self._on_way[:]:
             self._take(sent.fragment, exactly=True)
-        self._told = self.steps
+        self._settled_steps = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
         """Take a snapshot of the state; the threads for sending and receiving add theirs after their earlier
         work.
         """
-        plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._told}
+        plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._settled_steps}
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
         shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round them
         on_way = list(self._on_way)
@@ -90,7 +90,9 @@ class Rounds(Meetings):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restore a state; fragments in flight count as arrived."""
-        self.steps, self._when, self.met, self._told = (int(state[name]) for name in ("steps", "when", "met", "told"))
+        self.steps, self._when, self.met, self._settled_steps = (
+            int(state[name]) for name in ("steps", "when", "met", "told")
+        )
         self._shared = self._shared if state["shared"] is None else state["shared"]
         self.differences.resume(state["left"])
         self._states = dict(state["states"])
@@ -134,31 +136,31 @@ class Rounds(Meetings):
         own = self.flat.read(where)
         gone = self._known[slice(*where)] - own
         self._when += 1
-        told = self._sending.submit(self._send_difference, self._when, fragment, gone)
-        heard = self._receiving.submit(self._average_differences, self._when, fragment, told)
-        self._on_way.append(Sent(fragment, own, heard))
+        sent = self._sending.submit(self._send_difference, self._when, fragment, gone)
+        shared = self._receiving.submit(self._average_differences, self._when, fragment, sent)
+        self._on_way.append(Sent(fragment, own, shared))
 
     def _send_difference(self, when: int, fragment: int, gone: Numbers) -> Numbers:
         data, there = self.differences.encode(fragment, gone)
         self.ends.send_fragment(when, fragment, data, gone.nbytes)
         return there
 
-    def _average_differences(self, when: int, fragment: int, told: Future[Numbers]) -> Numbers:
+    def _average_differences(self, when: int, fragment: int, sent: Future[Numbers]) -> Numbers:
         """Receive the differences of all clusters, average them and apply the outer optimizer: the new shared weights
         of a fragment.
         """
         where = self._ranges[fragment]
         size = where[1] - where[0]
-        own = told.result()
+        own = sent.result()
         came = self.ends.receive_fragments(when, fragment)
-        heard = {}
+        decoded = {}
         for cluster, data in came.items():
             with naming(self.ends.firsts[cluster]):
-                heard[cluster] = self.differences.decode(data, size)
-        heard[self.ends.cluster] = own
+                decoded[cluster] = self.differences.decode(data, size)
+        decoded[self.ends.cluster] = own
         mean = np.zeros(size, np.float32)
         for cluster in self.ends.firsts:  # in the same order everywhere, for identical bits
-            mean += np.float32(self.shares[cluster]) * heard[cluster]
+            mean += np.float32(self.shares[cluster]) * decoded[cluster]
         before = self._known[slice(*where)]
         state = self._states[fragment] if fragment in self._states else self.outer.init(before)
         shared, self._states[fragment] = self.outer.update(before, mean, state)

@@ -430,7 +430,7 @@ class Meetings(ABC):
     met: int = 0
     waited: float = 0.0
     _shared: Numbers | None = None
-    _told: int = 0
+    _settled_steps: int = 0
 
     def begin(self, shared: Numbers | None = None) -> None:
         """Take these weights, or the current ones, as those that all clusters share; afterwards they train apart. Only
@@ -458,7 +458,7 @@ class Meetings(ABC):
     @property
     def settled(self) -> bool:
         """Whether no step was made since all clusters had the same weights."""
-        return self.steps == self._told
+        return self.steps == self._settled_steps
 
     @property
     def fragments(self) -> int:

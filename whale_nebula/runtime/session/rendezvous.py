@@ -92,12 +92,12 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
     host = comes_from(mates[min(mates)]) if mates else "127.0.0.1"
     port = listening_port() or free_port()
     own = {"able": able, "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
-    told = {session.worker: own, **session.exchange(_DOING, own, mates)}
-    started = [worker for worker in workers if not told[worker]["able"]]
+    sheets = {session.worker: own, **session.exchange(_DOING, own, mates)}
+    started = [worker for worker in workers if not sheets[worker]["able"]]
     if started:
         _log.info("no collectives between %s: TensorFlow had started in %s", ", ".join(workers), ", ".join(started))
         return None
-    addresses = [told[worker]["address"] for worker in workers]
+    addresses = [sheets[worker]["address"] for worker in workers]
     found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.lost(mates))
     session.exchange(_DOING, {}, mates)  # afterwards all of them listen
     return found
@@ -113,15 +113,15 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)
     sheet = _sheet(attachment, seed, config)
     try:
-        told = session.hello(sheet)
+        greetings = session.hello(sheet)
     except OtherWorkersError as error:
         departure.settle({here: " ".join(["", *(f"{cluster}={count}" for cluster, count in error.counts.items())])})
         raise Leaving(error.what) from None
     if attachment.heart is not None:
         attachment.heart.send(epoch=session.epoch)
-    _agree_on_seed(attachment.worker, seed, told)
-    _agree_on_config(attachment.worker, sheet, told)
-    hosts = {attachment.worker: sheet["host"], **{peer: _host(attachment, peer, told[peer]) for peer in told}}
+    _agree_on_seed(attachment.worker, seed, greetings)
+    _agree_on_config(attachment.worker, sheet, greetings)
+    hosts = {attachment.worker: sheet["host"], **{peer: _host(attachment, peer, greetings[peer]) for peer in greetings}}
     return Ledger(session, own=config.weights == "own", collectives=_collectives(attachment, session)), hosts
 
 
@@ -146,9 +146,9 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
     }
 
 
-def _agree_on_seed(worker: str, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
+def _agree_on_seed(worker: str, seed: int | None, greetings: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a script's seed that others do not have; the launcher's was set before the script started."""
-    named = {worker: str(seed), **{peer: str(sheet.get("seed")) for peer, sheet in told.items()}}
+    named = {worker: str(seed), **{peer: str(sheet.get("seed")) for peer, sheet in greetings.items()}}
     if len(set(named.values())) > 1:
         said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
         raise ConfigError(
@@ -174,10 +174,10 @@ def config_sheet(config: Config) -> dict[str, Any]:
     return {"results": config.results, "weights": config.weights, "inputs": forms, "elastic": limits}
 
 
-def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> None:
+def _agree_on_config(worker: str, own: Mapping[str, Any], greetings: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse configs that differ in keys that must be the same."""
     for key, why in _ALIKE.items():
-        named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **told}.items())}
+        named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **greetings}.items())}
         if len(set(named.values())) > 1:
             raise ConfigError(
                 f"the configs of the processes do not say the same of {key!r}: "

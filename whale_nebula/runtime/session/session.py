@@ -145,11 +145,11 @@ class Session:
         """
         failpoint("hello.before")
         self._say("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
-        told = self._receive_all("HELLO", "nb.init")
-        self.epoch = max([self.epoch, *(theirs.get("epoch", 0) for theirs in told.values())])
+        greetings = self._receive_all("HELLO", "nb.init")
+        self.epoch = max([self.epoch, *(theirs.get("epoch", 0) for theirs in greetings.values())])
         for link in self.links.values():
             link.begin_session(self.epoch)
-        for peer, theirs in told.items():
+        for peer, theirs in greetings.items():
             for name in ("whale_nebula", "tensorflow", "keras"):
                 if theirs.get(name) != sheet.get(name):
                     raise PlanMismatchError(
@@ -160,7 +160,7 @@ class Session:
                         mend=f"install {name}=={sheet.get(name)} on both",
                     )
         failpoint("hello.after")
-        return told
+        return greetings
 
     def agree(
         self,
@@ -177,11 +177,11 @@ class Session:
         doing = f"the first step of {program!r}"
         failpoint("agree.before")
         self._say("AGREE", doing, {"program": program, "digest": digest, "states": dict(states or {})})
-        told = self._receive_all("AGREE", doing)
-        unlike = {peer: theirs for peer, theirs in told.items() if theirs["digest"] != digest}
-        if not unlike and all(theirs["program"] == program for theirs in told.values()):
+        received = self._receive_all("AGREE", doing)
+        unlike = {peer: theirs for peer, theirs in received.items() if theirs["digest"] != digest}
+        if not unlike and all(theirs["program"] == program for theirs in received.values()):
             failpoint("agree.after")
-            return {peer: theirs.get("states", {}) for peer, theirs in told.items()}
+            return {peer: theirs.get("states", {}) for peer, theirs in received.items()}
         sent = [digest_lines([line]) for line in lines] if self.private else list(lines)
         self._say("LINES", doing, {"program": program, "lines": sent})
         for peer, theirs in self._receive_all("LINES", doing).items():
@@ -233,14 +233,14 @@ class Session:
         """Verify that every peer has announced the same step of the same program with the same rows; returns the
         announcements.
         """
-        told = self._receive_all("STEP", _step(sheet))
-        for peer, theirs in told.items():
+        announcements = self._receive_all("STEP", _step(sheet))
+        for peer, theirs in announcements.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
                 raise self._astray(_step(sheet), peer, _describe_place(theirs))
             self._check_rows(peer, {"mark": mark, **sheet}, theirs)
             check_sums(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
         failpoint("step.checked")
-        return told
+        return announcements
 
     def vote(self, name: str, step: int, phase: int, why: str) -> list[str]:
         """Vote between the micro-batches of a phase and its update on skipping the step: a reason, or "". Returns all
@@ -248,11 +248,11 @@ class Session:
         """
         doing = f"phase {phase} of step {step} of {name!r}"
         self._say("VOTE", doing, {"why": why})
-        told = self._receive_all("VOTE", doing)
-        for peer, theirs in told.items():
+        received = self._receive_all("VOTE", doing)
+        for peer, theirs in received.items():
             if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _describe_place(theirs))
-        votes = {self.worker: why, **{peer: theirs.get("why", "") for peer, theirs in told.items()}}
+        votes = {self.worker: why, **{peer: theirs.get("why", "") for peer, theirs in received.items()}}
         return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
 
     def meet(self, doing: str) -> None:
@@ -269,13 +269,13 @@ class Session:
     def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
         """Exchange a message with some peers, such as the workers of one cluster."""
         self._say("MEET", doing, sheet, mates)
-        told = self._receive_all("MEET", doing, mates)
-        for peer, theirs in told.items():
+        received = self._receive_all("MEET", doing, mates)
+        for peer, theirs in received.items():
             if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _describe_place(theirs))
             if missing := sheet.keys() - theirs.keys():
                 raise RemoteProtocolError(f"worker '{peer}' does not say its {', '.join(sorted(missing))}")
-        return told
+        return received
 
     def lost(self, mates: Collection[str]) -> NebulaError | None:
         """The error of one of these peers whose link has ended, if any; without waiting."""
@@ -315,13 +315,13 @@ class Session:
 
     def _receive_all(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
         """Receive a message from each peer, which must be about the same subject."""
-        told = {}
+        received = {}
         for peer, link in self._links_of(peers):
             with self._name_lost_peer(doing, peer):
-                told[peer] = link.take(SESSION, self.patience)
-            if told[peer]["about"] != about:
-                raise self._astray(doing, peer, _describe_place(told[peer]))
-        return told
+                received[peer] = link.take(SESSION, self.patience)
+            if received[peer]["about"] != about:
+                raise self._astray(doing, peer, _describe_place(received[peer]))
+        return received
 
     def _astray(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
         return PlanMismatchError(

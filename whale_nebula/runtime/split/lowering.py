@@ -418,12 +418,12 @@ def _is_among_best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
         for mark, each in zip(marks, scores, strict=True)
     ]
     found = []
-    for each, told, count in zip(scores, run.group.sum(own), counts, strict=True):
-        above = tf.reduce_sum(tf.cast(each > told[0][:, tf.newaxis], tf.int32), -1)
+    for each, summed, count in zip(scores, run.group.sum(own), counts, strict=True):
+        above = tf.reduce_sum(tf.cast(each > summed[0][:, tf.newaxis], tf.int32), -1)
         strange = tf.reduce_sum(tf.cast(~tf.math.is_finite(each), tf.int32), -1)
-        found.append((tf.stack([above, strange]), tf.cast(count, tf.int32), told))
+        found.append((tf.stack([above, strange]), tf.cast(count, tf.int32), summed))
     pairs = zip(map(tf.unstack, run.group.sum([each for each, _, _ in found])), found, strict=True)
-    return [[(above < count) & (strange == 0) & (told[1] > 0) for (above, strange), (_, count, told) in pairs]]
+    return [[(above < count) & (strange == 0) & (summed[1] > 0) for (above, strange), (_, count, summed) in pairs]]
 
 
 def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
@@ -437,8 +437,8 @@ def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     axis = layouts[0].axis
     values, places = (run.group.gather(each, axis, counts) for each in ([each.values for each in found], places))
     best = [tf.math.top_k(each, k) for each, k in zip(values, inputs[1], strict=True)]
-    chosen = [tf.gather(each, told.indices, batch_dims=axis) for each, told in zip(places, best, strict=True)]
-    return [[told.values for told in best], [tf.cast(each, op.outputs[1].dtype) for each in chosen]]
+    chosen = [tf.gather(each, top.indices, batch_dims=axis) for each, top in zip(places, best, strict=True)]
+    return [[top.values for top in best], [tf.cast(each, op.outputs[1].dtype) for each in chosen]]
 
 
 def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:

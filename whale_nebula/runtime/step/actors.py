@@ -161,7 +161,7 @@ class ActorStep(Runner):
         """Record the measurements of a step."""
         self.measured.add(step.clocks)
         self.measured.uses(self.channels.boundaries())
-        self.rates.add(step.clocks.lines.told)
+        self.rates.add(step.clocks.lines.spans)
         self.steps += 1
 
     def _report(

@@ -146,7 +146,7 @@ class Clocks:
     def spans(self) -> tuple[Span, ...]:
         """All spans of the step."""
         own = [span for clock in (*self.stages.values(), self.once) for span in clock.spans]
-        return (*own, *self.lines.told)
+        return (*own, *self.lines.spans)
 
 
 def count_in_flight(spans: Sequence[Span]) -> int:
@@ -176,7 +176,7 @@ class LineClock:
     program: int
     step: int
     began: float
-    told: list[Span] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
 
     @classmethod
     def start(cls, program: int, step: int, links: Iterable[tuple[str, Link]]) -> LineClock:
@@ -191,12 +191,12 @@ class LineClock:
             number = None if key.micro_batch < 0 else key.micro_batch
             what = key.kind if number is None else f"{key.kind} {number}"
             span = Span(name, what, began - self.began, ended - self.began, number, key.phase, size)
-            self.told.append(span)
+            self.spans.append(span)
 
     def seconds(self) -> Mapping[str, float]:
         """Seconds for which the messages have occupied each line."""
         found: defaultdict[str, float] = defaultdict(float)
-        for span in self.told:
+        for span in self.spans:
             found[span.lane] += span.end - span.start
         return found
 

@@ -141,7 +141,7 @@ class DistributedStep(ActorStep):
     checked: set[tuple[int, ...]] = field(default_factory=set)
     seen: PeerReport | None = None
     look: Look = field(default_factory=Look)
-    heard: Speeds = field(default_factory=dict)
+    replica_seconds: Speeds = field(default_factory=dict)
     version: int = 1
     stays: bool = False
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
@@ -206,12 +206,12 @@ class DistributedStep(ActorStep):
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._totals()
         self.looked_at = self.looks and looked_at(self.steps)
-        asked, speeds = departure.word if self.leaves else None, dict(self.look.told)
+        asked, speeds = departure.word if self.leaves else None, dict(self.look.seconds)
         agreed = self._announce(inputs, counts, medians, asked)
         step = self._start(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, agreed)
         results = self.run_stages(step)
-        told = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
-        departure.settle({self.session.worker: asked, **told})
+        leaving = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
+        departure.settle({self.session.worker: asked, **leaving})
         seconds = clocks.seconds()
         if self.looks:
             self.look.add(self.steps, clocks)
@@ -222,7 +222,7 @@ class DistributedStep(ActorStep):
         self.seen = pack_report(clocks.reports(), links, {self.session.worker: weigh_worker(self.held_bytes or 0)})
         self.pace = _merge_medians(agreed, medians)
         self._receive_checkpoints(agreed.result())
-        known = replicas(self.compiled.cut, self.heard, len(counts))
+        known = replicas(self.compiled.cut, self.replica_seconds, len(counts))
         self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})
         outcome = self._report(step, results, seconds, links, self.pace)
         return replace(
@@ -236,16 +236,16 @@ class DistributedStep(ActorStep):
         """Collect the state of all processes' parts of a checkpoint, and whether a new one is due."""
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
-            told = {peer: sheet.get("checkpoint") for peer, sheet in sheets.items()}
-            checkpoints.receive_sheets({self.session.worker: checkpoints.said, **told})
+            entries = {peer: sheet.get("checkpoint") for peer, sheet in sheets.items()}
+            checkpoints.receive_sheets({self.session.worker: checkpoints.said, **entries})
 
     def _settle(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
         """Adapt shares, from the next step on, to speeds of replicas, which all processes have received equally."""
-        cut, heard = self.compiled.cut, parse_speeds(self.compiled.cut, sheets)
-        if heard == self.heard:
+        cut, seconds = self.compiled.cut, parse_speeds(self.compiled.cut, sheets)
+        if seconds == self.replica_seconds:
             return
-        self.heard, self.measured.slowness = heard, slowness(heard, cut)
-        orders = better_orders(cut, heard)
+        self.replica_seconds, self.measured.slowness = seconds, slowness(seconds, cut)
+        orders = better_orders(cut, seconds)
         stays = any(sheet.get("stays") for sheet in sheets.values())
         if orders != cut.orders and not stays:
             self._move(replace(cut, orders=orders))
@@ -290,7 +290,7 @@ class DistributedStep(ActorStep):
             "rows": sum(counts),
             "inputs": fingerprints(leaves, inputs.tensors, self.ids, secret, inputs.rows, counts),
             "pace": medians,
-            "speeds": dict(self.look.told),
+            "speeds": dict(self.look.seconds),
             "stays": self.stays,
             "leaving": asked,
             "seen": self.seen,
@@ -367,11 +367,15 @@ def _merge_medians(agreed: Agreed, own: Medians) -> Medians:
 
 def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
     """Merge reports on stages over all of their replicas."""
-    told = {n: known.get(n, each) for n, each in stages.items()}
-    return {n: replace(each, replicas=told[n].replicas, copies=told[n].copies) for n, each in stages.items()}
+    merged = {n: known.get(n, each) for n, each in stages.items()}
+    return {n: replace(each, replicas=merged[n].replicas, copies=merged[n].copies) for n, each in stages.items()}
 
 
-def _add_elsewhere(told: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> Elsewhere:
+def _add_elsewhere(elsewhere: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> Elsewhere:
     """Add the reports of other processes, and for remote stages those of their replicas."""
     far = {name: each for name, each in known.items() if name not in own}
-    return replace(told, stages={**told.stages, **_add_replicas({**far, **told.stages}, far)}) if far else told
+    return (
+        replace(elsewhere, stages={**elsewhere.stages, **_add_replicas({**far, **elsewhere.stages}, far)})
+        if far
+        else elsewhere
+    )

@@ -447,8 +447,8 @@ def _make_distributed(
         parted = Parted.of(cut, captured.variables, run.ledger)
         _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
-        told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
-        for channel in map(escape_foreign_text, states.drop(told, ends)):
+        versions = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
+        for channel in map(escape_foreign_text, states.drop(versions, ends)):
             _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         later = elsewhere | {id(captured.variables[path]) for path in parted.stages}

@@ -340,6 +340,6 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
             continue
         for rows in counts:
             size = payload_bytes(cast, spec.dtype, spec.sized(rows))
-            told = BoundaryReport(cast, spec.nbytes(rows), size, wire_bytes(size), frame_count(size))
-            found[each.label] = found.get(each.label, BoundaryReport()) + told
+            report = BoundaryReport(cast, spec.nbytes(rows), size, wire_bytes(size), frame_count(size))
+            found[each.label] = found.get(each.label, BoundaryReport()) + report
     return found

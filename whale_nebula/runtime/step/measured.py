@@ -74,7 +74,7 @@ class Measured:
                 self._keep(f"{phase}.{stage}.{piece}", seconds)
             for phase, what, seconds in _first(clock.spans):
                 self._keep(f"{phase}.{stage}{_FIRST}{what}", seconds, _KEPT_OF_FIRST)
-        for phase, seconds in _line_seconds(clocks.lines.told):
+        for phase, seconds in _line_seconds(clocks.lines.spans):
             stage = min((seat.stage for seat in clocks.stages), default=0)
             self._keep(f"{phase}.{stage}{_FIRST}held", seconds, _KEPT_OF_FIRST)
         self._keep("once", clocks.once.compute - clocks.once.waiting)
@@ -190,10 +190,10 @@ def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
             yield phase, "away", own[-1].start - own[0].end
 
 
-def _line_seconds(told: Sequence[Span]) -> Iterator[tuple[int, float]]:
+def _line_seconds(spans: Sequence[Span]) -> Iterator[tuple[int, float]]:
     """Seconds for which a micro-batch occupied the busiest line, by phase."""
     seconds: defaultdict[tuple[int, str, int], float] = defaultdict(float)
-    for span in told:
+    for span in spans:
         if span.micro_batch is not None:
             seconds[span.phase, span.lane, span.micro_batch] += span.end - span.start
     lines: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
@@ -253,7 +253,7 @@ class LineRates:
     lines: Links
     exact: bool = False
     _carried: Mapping[str, int] = field(default_factory=dict)
-    _told: dict[str, deque[Span]] = field(default_factory=dict)
+    _recent: dict[str, deque[Span]] = field(default_factory=dict)
 
     def add(self, spans: Sequence[Span]) -> None:
         """Record a step in which these messages occupied their lines."""
@@ -261,24 +261,24 @@ class LineRates:
         self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
         for name, own in sent.items():
             runs = own if self.exact else map(_join_spans, _runs(own))
-            telling = [run for run in runs if self.exact or (run.bytes or 0) >= LARGE]
-            if telling:
-                self._told.setdefault(name, deque(maxlen=_RECENT)).append(_add_spans(telling))
+            large = [run for run in runs if self.exact or (run.bytes or 0) >= LARGE]
+            if large:
+                self._recent.setdefault(name, deque(maxlen=_RECENT)).append(_add_spans(large))
 
     def seconds(self) -> Medians:
         """Seconds for each MiB written to a line, by "line gpu->npu", for lines with measurements."""
-        return {f"{LINE}{name}": MIB / rate for name in self._told if (rate := self._rate(name))}
+        return {f"{LINE}{name}": MIB / rate for name in self._recent if (rate := self._rate(name))}
 
     def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
         """The estimates before a step whose micro-batches have these rows."""
         rates = {name: rate for name in self.names if (rate := self._rate(name))}
-        unseen = {name for name, size in self._carried.items() if size and name not in self._told}
+        unseen = {name for name, size in self._carried.items() if size and name not in self._recent}
         return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))
 
     def _rate(self, name: str) -> float | None:
         """Bytes a second; None if unknown, or if the line is as fast as memory."""
-        told = _add_spans(self._told.get(name, ()))
-        written = (told.bytes or 0) / told.end if told.end else None
+        total = _add_spans(self._recent.get(name, ()))
+        written = (total.bytes or 0) / total.end if total.end else None
         if written is not None and self.exact:
             return written
         bits = self.lines.between(*name.split("->")).rate
@@ -345,9 +345,11 @@ def looked_at(steps: int) -> bool:
 
 @dataclass
 class Look:
-    """Measurement of the speeds of this process's replicas; `told` is the last complete one."""
+    """Measurement of the speeds of this process's replicas; `seconds` are those of a micro-batch in the last complete
+    measurement, by stage.
+    """
 
-    told: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     _seen: defaultdict[tuple[int, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, steps: int, clocks: Clocks) -> None:
@@ -361,7 +363,7 @@ class Look:
             found: defaultdict[int, float] = defaultdict(float)
             for (stage, _, _), many in self._seen.items():  # the total for a micro-batch over all phases
                 found[stage] += median(many)
-            self.told = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
+            self.seconds = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
 
 
 def _looked_at_pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], float]]:
@@ -377,9 +379,9 @@ def parse_speeds(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
     """Parse the speeds reported by all processes, for stages whose replicas are all known; invalid ones are dropped."""
     found = {}
     for stage in sorted(cut.routing.replicated):
-        told = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.of(stage)}
-        known = {worker: _number(each.get(str(stage))) for worker, each in told.items() if isinstance(each, dict)}
-        if len(known) == len(told) and all(known.values()):
+        received = {worker: sheets.get(worker, {}).get("speeds") for worker in cut.routing.of(stage)}
+        known = {worker: _number(each.get(str(stage))) for worker, each in received.items() if isinstance(each, dict)}
+        if len(known) == len(received) and all(known.values()):
             found[stage] = known
     return found
 
@@ -389,7 +391,7 @@ def _number(given: Any) -> float:
     return given if isinstance(given, float) and isfinite(given) and given > 0.0 else 0.0
 
 
-def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
+def better_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
     """The orders of replicas that are clearly better than a plan's; otherwise the plan's own.
 
     Speeds in the config take precedence; and stages with codec states, which depend on the micro-batches between two
@@ -397,8 +399,8 @@ def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
     """
     stages, count = cut.program.stages, cut.program.pipeline.micro_batch
     found = list(cut.orders or [()] * len(stages))
-    for number in heard.keys() - _stages_with_memory(cut):
-        speeds, now = _speeds(cut, heard, number), take_counts(found[number], stages[number].replicas, count)
+    for number in seconds.keys() - _stages_with_memory(cut):
+        speeds, now = _speeds(cut, seconds, number), take_counts(found[number], stages[number].replicas, count)
         better = shares(speeds, count)
         gain = 1.0 - max(times_of_shares(better, speeds)) / max(times_of_shares(now, speeds))
         if gain > WORTH and not stages[number].speeds:
@@ -408,14 +410,14 @@ def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
 
 def _stages_with_memory(cut: Cut) -> set[int]:
     """The stages at a boundary with a stateful codec."""
-    told = (each for each in cut.boundaries if any(lane_notes(cut.program, [each], cut.workers)))
-    return {stage for each in told for stage in (each.source, *each.destinations)}
+    boundaries = (each for each in cut.boundaries if any(lane_notes(cut.program, [each], cut.workers)))
+    return {stage for each in boundaries for stage in (each.source, *each.destinations)}
 
 
-def _speeds(cut: Cut, heard: Speeds, stage: int) -> list[float]:
+def _speeds(cut: Cut, seconds: Speeds, stage: int) -> list[float]:
     """Micro-batches a second of each replica; replicas on one worker share its speed."""
     hosts = cut.routing.hosts[stage]
-    return [1.0 / (heard[stage][host] * hosts.count(host)) for host in hosts]
+    return [1.0 / (seconds[stage][host] * hosts.count(host)) for host in hosts]
 
 
 def changes(before: Cut, after: Cut) -> Iterator[str]:
@@ -435,19 +437,19 @@ def _ratio(numbers: Iterable[int]) -> str:
     return " : ".join(map(str, numbers))
 
 
-def slowness(heard: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
+def slowness(seconds: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
     """The computing time of each replica relative to the slowest."""
     return {
-        stage: tuple(told[host] / max(told.values()) for host in cut.routing.hosts[stage])
-        for stage, told in heard.items()
+        stage: tuple(own[host] / max(own.values()) for host in cut.routing.hosts[stage])
+        for stage, own in seconds.items()
     }
 
 
-def replicas(cut: Cut, heard: Speeds, count: int) -> dict[str, StageReport]:
+def replicas(cut: Cut, seconds: Speeds, count: int) -> dict[str, StageReport]:
     """The work of stages' replicas in a step with these micro-batches, by the last measurement."""
     found = {}
-    for number, told in heard.items():
+    for number, own in seconds.items():
         stage = cut.program.stages[number]
         hosts = zip(cut.routing.hosts[number], take_counts(_order(cut, number), stage.replicas, count), strict=True)
-        found[stage.key] = busiest([StageReport(share * told[host], cluster=stage.cluster) for host, share in hosts])
+        found[stage.key] = busiest([StageReport(share * own[host], cluster=stage.cluster) for host, share in hosts])
     return found

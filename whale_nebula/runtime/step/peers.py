@@ -108,19 +108,19 @@ class Wires(Peers):
         """Send all messages first, then receive, so that no two workers wait for each other."""
         messages = self.compiled.replica_messages[phase.index]
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
-        heard = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
-        for own, run, each in heard:
+        exchanged = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
+        for own, run, each in exchanged:
             self._send_parts(phase, run, each, own)
         if self.adder is not None:
             for run in runs:
                 self.adder.add(run, messages)
         columns: dict[tuple[int, PartKey], list[Sequence[Any]]] = {}
-        for own, run, each in heard:
-            all_told = self._receive_parts(phase, run, each, own)
+        for own, run, each in exchanged:
+            parts = self._receive_parts(phase, run, each, own)
             if each.kind == "sum":
-                columns.setdefault((run.stage, each.key), []).append(_order(all_told))
+                columns.setdefault((run.stage, each.key), []).append(_order(parts))
             else:
-                self._take(run, each, all_told)
+                self._take(run, each, parts)
         for (stage, gradient), pieces in columns.items():
             run = next(run for run in runs if run.stage == stage)
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
@@ -173,18 +173,18 @@ class Wires(Peers):
         return turns if by_turn else (-1,)
 
     # ------------------------------------------------------------------ merging
-    def _take(self, run: StageRun, each: ReplicaMessage, heard: Mapping[str, dict[int, Any]]) -> None:
+    def _take(self, run: StageRun, each: ReplicaMessage, parts: Mapping[str, dict[int, Any]]) -> None:
         if each.kind == "numbers":
             for mate, turns in self._turns(run).items():
-                found = iter(unpack_scalars(heard[mate][-1], each.specs * len(turns)) if turns else ())
+                found = iter(unpack_scalars(parts[mate][-1], each.specs * len(turns)) if turns else ())
                 for m in turns:
                     for value in each.values:
                         run.kept.setdefault(value, {})[m] = next(found)
         elif each.kind == "tensor":
-            every = {m: tf.convert_to_tensor(tensor) for theirs in heard.values() for m, tensor in theirs.items()}
+            every = {m: tf.convert_to_tensor(tensor) for theirs in parts.values() for m, tensor in theirs.items()}
             run.kept[each.values[0]] = every
         else:
-            values = [tf.convert_to_tensor(theirs[-1]) for theirs in heard.values() if theirs]
+            values = [tf.convert_to_tensor(theirs[-1]) for theirs in parts.values() if theirs]
             self.variables[each.path].assign(tf.cast(sum_in_order(values) / len(values), values[0].dtype))
 
     def _turns(self, run: StageRun) -> Mapping[str, tuple[int, ...]]:
@@ -193,9 +193,9 @@ class Wires(Peers):
         return {host: routing.turns(run.stage, host, count) for host in routing.of(run.stage)}
 
 
-def _order(heard: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
+def _order(parts: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
     """Canonical order of parts, by micro-batch or by replica, so that sums are bit-identical in every process."""
-    found = [(m, tensor) for theirs in heard.values() for m, tensor in theirs.items()]
+    found = [(m, tensor) for theirs in parts.values() for m, tensor in theirs.items()]
     return [tf.convert_to_tensor(tensor) for _, tensor in sorted(found, key=lambda pair: pair[0])]
 
 
