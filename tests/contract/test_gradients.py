@@ -171,16 +171,16 @@ def test_tape_follows_what_comes_of_what_is_watched() -> None:
         assert not tf_private.tape_follows(other * other)
 
 
-def test_tape_told_hears_what_a_gradient_through_it_is_asked_for() -> None:
+def test_tape_record_reports_what_a_gradient_through_it_is_asked_for() -> None:
     x, given, head, result = tf.Variable(1.0), tf.constant(2.0), tf.Variable(3.0), tf.constant(4.0)
-    heard: list[frozenset[int] | None] = []
+    requests: list[frozenset[int] | None] = []
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(given)
-        tf_private.tape_told([x], [given], [result], heard.append)
+        tf_private.tape_record([x], [given], [result], requests.append)
         y = result * head
     assert tape.gradient(y, [x, given]) == [None, None]
     assert float(tape.gradient(y, head)) == 4.0
-    assert heard == [frozenset({id(x.handle), id(given)}), frozenset({id(head.handle)})]
+    assert requests == [frozenset({id(x.handle), id(given)}), frozenset({id(head.handle)})]
     assert tape.gradient(head * 2.0, x) is None
-    assert len(heard) == 2, "nothing goes back through it"
+    assert len(requests) == 2, "nothing goes back through it"
     assert {variable.ref() for variable in tape.watched_variables()} == {x.ref(), head.ref()}

@@ -11,7 +11,7 @@ while a step is traced. Outside of both, TensorFlow and Keras are unchanged, exc
 - `runtime.variables.remote`: the class of variables that other processes hold.
 - `capture.splits`: the class of large variables that are made under `nb.split` in a run of several processes.
 - `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
-  dispatch; `tf.private.tape_told`: a record on tapes around a step, whose gradient is refused.
+  dispatch; `tf.private.tape_record`: a record on tapes around a step, whose gradient is refused.
 - `tf.collectives`: the start of TensorFlow's runtime, in a worker that has others in its cluster.
 
 Replaced here are stateful random ops, calls of tf.functions, and conditions.

@@ -100,14 +100,14 @@ def describe_waiting(path: str) -> str:
     return f"parts of {escape_foreign_text(', '.join(sorted(written)))}: the next start of the run takes them{beside}"
 
 
-Told = Sequence[Any]
-"""What a process tells of a written part: step, worker, moment, digest, whether it is exact, digests of shared
-variables, and the workers of that start.
+PartDescription = Sequence[Any]
+"""What a process sends others about a written part: step, worker, moment, digest, whether it is exact, digests of
+shared variables, and the workers of that start.
 """
 
 
 def describe_parts(several: Mapping[int, Mapping[str, Written]]) -> list[list[Any]]:
-    """The written parts as told to other processes."""
+    """The written parts as sent to other processes."""
     return [
         [step, worker, each.moment, each.part.digest, each.exact, to_plain(each.shared), list(each.start.workers)]
         for step, written in sorted(several.items())
@@ -124,7 +124,7 @@ class Joined:
     why: str = ""
 
 
-def join_parts(told: Iterable[Sequence[Told]], workers: Sequence[str]) -> list[Joined]:
+def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Sequence[str]) -> list[Joined]:
     """Decide on the steps of which processes of a run of these `workers` have parts, the newest first. All processes
     decide the same.
 
@@ -135,18 +135,18 @@ def join_parts(told: Iterable[Sequence[Told]], workers: Sequence[str]) -> list[J
     >>> join_parts([parts[:1]], ["a/0", "b/0"])
     [Joined(step=7, digests={}, why='b/0 has no part of it')]
     """
-    by_step: dict[int, dict[str, _Heard]] = {}
+    by_step: dict[int, dict[str, _Part]] = {}
     try:
-        for step, worker, moment, digest, exact, shared, those in (part for each in told for part in each):
+        for step, worker, moment, digest, exact, shared, those in (row for each in descriptions for row in each):
             known = None if shared is None else dict(shared)
-            heard = _Heard(str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
-            by_step.setdefault(int(step), {})[str(worker)] = heard
+            part = _Part(str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
+            by_step.setdefault(int(step), {})[str(worker)] = part
     except (TypeError, ValueError):
         raise RemoteProtocolError("another process tells of written parts in words that are not known") from None
     return [_join(step, dict(sorted(by_step[step].items())), workers) for step in sorted(by_step, reverse=True)]
 
 
-class _Heard(NamedTuple):
+class _Part(NamedTuple):
     moment: str
     digest: str
     exact: bool
@@ -154,7 +154,7 @@ class _Heard(NamedTuple):
     workers: frozenset[str]
 
 
-def _join(step: int, parts: Mapping[str, _Heard], workers: Sequence[str]) -> Joined:
+def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Joined:
     one, first = next(iter(parts.items()))
     lacking = next((worker for worker in sorted(first.workers) if worker not in parts), "")
     elsewhere = next((worker for worker, each in parts.items() if each.moment != first.moment), "")

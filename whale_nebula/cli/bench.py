@@ -52,7 +52,7 @@ _OPTIONS: Options = {
     "--all": (None, "both ends on this machine, as two processes, with certificates that live as long"),
     "--clusters": ("A,B", "with --all and without a config: names for the two ends"),
     "--json": (None, "print one JSON object"),
-    "--told": (None, argparse.SUPPRESS),  # for the ends that --all starts
+    "--attached": (None, argparse.SUPPRESS),  # for the ends that --all starts
 }
 
 
@@ -72,9 +72,9 @@ def main(argv: Sequence[str]) -> int:
     if words[0] != "link":
         made.error(f"there is no bench {words[0]!r}: {did_you_mean(words[0], ['link'])}")
     given = made.read(words[1:])
-    if not given.told:
+    if not given.attached:
         _check(made, given)
-    return answer(given, lambda: _be_end(float(given.seconds)) if given.told else _run(given), CODES)
+    return answer(given, lambda: _be_end(float(given.seconds)) if given.attached else _run(given), CODES)
 
 
 def _check(made: Parser, given: argparse.Namespace) -> None:
@@ -136,7 +136,7 @@ def _text(found: LineFound, config: Config) -> str:
 
 
 _HERE_PATIENCE = 60.0
-_COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--told")
+_COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--attached")
 
 
 def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Place:

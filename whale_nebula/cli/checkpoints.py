@@ -111,8 +111,8 @@ def _find(path: str) -> list[Found]:
 def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
     rows, lines = [_summarize(each) for each in found], []
     for row in rows:
-        told = row["problem"] or f"{size(row['bytes'])}  {row['time']}  {row['where']}"
-        lines.append(f"{row['folder']}  step {row['step']}  {told}")
+        details = row["problem"] or f"{size(row['bytes'])}  {row['time']}  {row['where']}"
+        lines.append(f"{row['folder']}  step {row['step']}  {details}")
     return {"checkpoints": rows}, "\n".join(lines)
 
 

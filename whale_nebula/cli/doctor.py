@@ -166,8 +166,8 @@ def _checkpoints(config: Config) -> Iterator[Check]:
         mend = f"whale-nebula checkpoints verify {path}"
         yield Check("checkpoints", "warning", each.path, each.check(digests=False)[0], mend)
     for each in (each for each in found if not each.manifests):
-        if told := describe_waiting(each.path):
-            yield Check("checkpoints", "note", each.path, f"a run ended by an error after this step; {told}")
+        if waiting := describe_waiting(each.path):
+            yield Check("checkpoints", "note", each.path, f"a run ended by an error after this step; {waiting}")
     free = shutil.disk_usage(there).free
     largest = max((manifest.size for each in whole for manifest in each.manifests.values()), default=0)
     newest = f"a run goes on from step {whole[0].step}" if whole else "a run begins anew"

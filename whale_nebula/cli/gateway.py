@@ -53,7 +53,7 @@ exit status:
   2   the command line is wrong
   78  config or certificates are wrong"""
 
-_HEARD = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_SECONDS = 1.0
 
 
@@ -73,7 +73,7 @@ _OPTIONS: Options = {
     ),
     "--audit": ("FILE", "the audit log: audit/NAME-gateway.jsonl beside the config if it is not given"),
     "--json": (None, "print one JSON object when it listens"),
-    "--told": (None, argparse.SUPPRESS),  # started by a launcher, over standard input
+    "--stdin": (None, argparse.SUPPRESS),  # started by a launcher, over standard input
 }
 
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     made = parser()
     given = made.read(argv)
-    if not given.told and (given.config is None or given.cluster is None):
+    if not given.stdin and (given.config is None or given.cluster is None):
         made.error("which gateway? --config clusters.yaml --cluster gpu")
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
@@ -96,14 +96,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(given: argparse.Namespace, asked: queue.SimpleQueue[str]) -> int:
-    gateways = start_together([_read_site(asked)] if given.told else _find_sites(given))
-    for number in _HEARD:
-        signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
+    gateways = start_together([_read_site(asked)] if given.stdin else _find_sites(given))
+    for number in _SIGNALS:
+        signal.signal(number, lambda signum, _: asked.put(signal.Signals(signum).name))
     keep_freed()
     for gateway in gateways:
         _introduce(gateway, as_json=given.json)
     why = _wait(asked)
-    if not given.told:
+    if not given.stdin:
         remark(f"{why}: the gateway ends")
     for gateway in gateways:
         gateway.stop(why)

@@ -78,13 +78,13 @@ def _run(given: argparse.Namespace) -> int:
             where=given.config,
             mend=f"--cluster: {did_you_mean(given.cluster, config.clusters)}",
         )
-    told = Clusters.of(config) if config.clusters else Clusters.of(config, sizes={"local": 1})
-    found = _measure(told, again=given.again, quick=given.quick)
+    clusters = Clusters.of(config) if config.clusters else Clusters.of(config, sizes={"local": 1})
+    found = _measure(clusters, again=given.again, quick=given.quick)
     if given.cluster is not None:
         _measure_lines(config, given.config, given.cluster, again=given.again)
     from whale_nebula.runtime.clusters import add_kept
 
-    completed = found.complete(told, is_local)
+    completed = found.complete(clusters, is_local)
     if given.config is not None:
         completed = add_kept(completed, given.config)
     if given.save is not None:
@@ -95,13 +95,13 @@ def _run(given: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------------- this machine
-def _measure(told: Clusters, *, again: bool, quick: bool) -> Measurement:
+def _measure(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
     """The stored measurements of this machine, completed by new ones that these clusters need."""
     known, why = (None, "") if again or quick else read_kept()
     if why:
         remark(f"{why}; it is measured anew")
     found = known or Measurement(fingerprint())
-    for part, measure in _missing(told, found):
+    for part, measure in _missing(clusters, found):
         remark(f"measuring {part} ...")
         found = measure(found, quick)
     if found is known:
@@ -134,9 +134,9 @@ def _remark_unsteady(found: Measurement) -> None:
 _Measure = Callable[[Measurement, bool], Measurement]
 
 
-def _missing(told: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure]]:
+def _missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure]]:
     """The measurements of this machine that these clusters need and that are unknown."""
-    local = [worker for worker in told.workers if is_local(worker.machine)]
+    local = [worker for worker in clusters.workers if is_local(worker.machine)]
     if not local:
         remark("no worker of this config is on this machine, so its kernels are not measured")
     elif found.device is None and any(worker.device.flops_per_s is None for worker in local):
@@ -145,7 +145,7 @@ def _missing(told: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure
         remark("the config says flops of all workers on this machine, so its kernels are not measured")
     if not found.codecs:
         yield "codecs", _measure_codecs
-    shared = [each for each in told.clusters if len(each.workers) > 1]
+    shared = [each for each in clusters.clusters if len(each.workers) > 1]
     for cluster in shared:
         if not all(worker in local for worker in cluster.workers):
             remark(

@@ -305,10 +305,10 @@ def _start(
             wait_free(listen, config.patience)
         for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
             check_script(config, given.config, cluster, script[0])
-        told, keeper = list_workers(), None if tenancy is None else tenancy.limits
+        workers, keeper = list_workers(), None if tenancy is None else tenancy.limits
         if tenancy is not None:
-            tenancy.note_start(list(told), script[0], epoch)
-        with start_placed(argv, told, output=output, notice=remark, epoch=epoch, keeper=keeper) as job:
+            tenancy.note_start(list(workers), script[0], epoch)
+        with start_placed(argv, workers, output=output, notice=remark, epoch=epoch, keeper=keeper) as job:
             asking.job, asking.starts = job, asking.starts + 1
             try:
                 yield job
@@ -398,7 +398,7 @@ def _output() -> Iterator[Output]:
         screen.close()
 
 
-HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass
@@ -463,12 +463,12 @@ class Asking:
 @contextlib.contextmanager
 def handle_signals(asking: Asking) -> Iterator[None]:
     """Handle signals while the context is open, except those that the parent process set to be ignored (nohup)."""
-    before = {number: signal.getsignal(number) for number in HEARD}
-    heard = [number for number in HEARD if before[number] is not signal.SIG_IGN]
-    for number in heard:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
+    for number in handled:
         signal.signal(number, asking.handle)
     try:
         yield
     finally:
-        for number in heard:
+        for number in handled:
             signal.signal(number, before[number])

@@ -100,7 +100,7 @@ class ControlStreams:
         self._changed = threading.Condition()
         self._streams: list[ControlStream] = []
         self._of_gone: dict[str, bytes] = {}  # messages about lost workers, by worker
-        self._heard: deque[str] = deque(maxlen=_WAITING)
+        self._received_ids: deque[str] = deque(maxlen=_WAITING)
         self._last_head: Head | None = None
         self._confirmed = self._denied = -1  # our last heads that the other side has stored, and refused
         self._closed = False
@@ -227,8 +227,8 @@ class ControlStreams:
                 if cluster != self.there.cluster or not digits:
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
                 with self._changed:  # it may have arrived over another stream
-                    new = number[:16] not in self._heard
-                    self._heard.append(number[:16])
+                    new = number[:16] not in self._received_ids
+                    self._received_ids.append(number[:16])
                 if new:
                     self._gone(worker, escape_foreign_text(why))
             case _:

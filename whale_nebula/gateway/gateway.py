@@ -269,8 +269,8 @@ class Gateway:
         nears = [
             near for pair in self._list_pairs() if pair.here == worker and (near := pair.half(Side.NEAR)) is not None
         ]
-        heard = [near for near in nears if not near.connection.over and near.quiet(self._now()) < self._silence]
-        return self._stopping.is_set() or bool(heard)
+        active = [near for near in nears if not near.connection.over and near.quiet(self._now()) < self._silence]
+        return self._stopping.is_set() or bool(active)
 
     def _gone_here(self, worker: str, state: State, why: str) -> None:
         """A local worker is dead or frozen: notify all workers that it was joined with. A worker that ended its streams

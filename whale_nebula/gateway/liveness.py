@@ -49,20 +49,21 @@ def verdict(seen: Sequence[str]) -> State | None:
 class Liveness:
     """Probes workers of this cluster, each in at most one thread at a time, and reports their state.
 
-    `back` returns whether a worker is heard (again); `told(worker, state, why)` is called once it is found dead or
-    frozen. The result at an address counts only if it was open before: one behind a firewall refuses every probe.
+    `back` returns whether frames arrive (again) from a worker; `report(worker, state, why)` is called once it is
+    found dead or frozen. The result at an address counts only if it was open before: one behind a firewall refuses
+    every probe.
     """
 
     def __init__(
         self,
         addresses: Mapping[str, str],
         back: Callable[[str], bool],
-        told: Callable[[str, State, str], None],
+        report: Callable[[str, State, str], None],
         *,
         look: Callable[[str, float], Probe] = probe,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._addresses, self._back, self._told = addresses, back, told
+        self._addresses, self._back, self._report = addresses, back, report
         self._probe, self._rest = look, rest
         self._lock = threading.Lock()
         self._open: set[str] = set()
@@ -136,7 +137,7 @@ class Liveness:
         if state is None or self._back(worker):
             return False
         self._open.discard(worker)
-        self._told(worker, state, f"{before}, and {self._addresses[worker]} {_HOW[state]}")
+        self._report(worker, state, f"{before}, and {self._addresses[worker]} {_HOW[state]}")
         return True
 
 

@@ -61,7 +61,7 @@ class Half:
         self.partner: Half | None = None
         self._check, self._pace = check, pace
         self._changed = threading.Condition()
-        self._heard = time.monotonic()
+        self._last_frame_at = time.monotonic()
         self._handing = 0  # frames that wait until the partner accepts them
         self._lanes: dict[int, Lane] = {}  # by number: one that has ended makes room for the next
         self._greeted = threading.Event()  # set at the end, too
@@ -124,7 +124,7 @@ class Half:
     def quiet(self, now: float) -> float:
         """Seconds since the last frame. A connection that waits for its partner may be silent."""
         with self._changed:
-            return 0.0 if self._handing else now - self._heard
+            return 0.0 if self._handing else now - self._last_frame_at
 
     def receive(self, frame: bytes) -> None:
         """Receive one frame, in the reading thread: blocks until the partner accepts it, which throttles the sender."""
@@ -158,7 +158,7 @@ class Half:
         """
         with self._changed:
             self._handing -= 1
-            self._heard = time.monotonic()
+            self._last_frame_at = time.monotonic()
             if size is None:
                 return
             self.frames += 1

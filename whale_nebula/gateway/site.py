@@ -119,17 +119,17 @@ class Site:
         """The text that a launcher passes to the process."""
         services = None if self.services is None else os.path.abspath(self.services)
         audit = os.path.abspath(self.audit)
-        told = {**asdict(self), "files": self.files and self.files.as_dict(), "audit": audit, "services": services}
-        return json.dumps(told, sort_keys=True)
+        fields = {**asdict(self), "files": self.files and self.files.as_dict(), "audit": audit, "services": services}
+        return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Site:
         """The inverse of `to_json`."""
         try:
-            told = json.loads(text)
-            files, services = told.pop("files"), told.pop("services")
-            told |= {"audit": Path(told["audit"]), "services": Path(services) if services else None}
-            return cls(**told, files=Files.from_dict(files) if files else None)
+            fields = json.loads(text)
+            files, services = fields.pop("files"), fields.pop("services")
+            fields |= {"audit": Path(fields["audit"]), "services": Path(services) if services else None}
+            return cls(**fields, files=Files.from_dict(files) if files else None)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
                 "this tells no gateway where it stands",

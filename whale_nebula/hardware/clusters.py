@@ -214,8 +214,10 @@ class Clusters:
         """
         joined = config.links if links is None else links
         names = dict(sizes) if sizes is not None else dict.fromkeys(config.clusters or joined.names, 1)
-        told = {name: config.clusters.get(name, Cluster(name)) for name in names}
-        made = tuple(_cluster(told[name], max(size, len(told[name].workers))) for name, size in names.items())
+        configured = {name: config.clusters.get(name, Cluster(name)) for name in names}
+        made = tuple(
+            _cluster(configured[name], max(size, len(configured[name].workers))) for name, size in names.items()
+        )
         pairs = permutations(names, 2)
         return cls(made, {(a, b): LinkRate.of(joined.between(a, b)) for a, b in pairs})
 
@@ -324,19 +326,19 @@ class Clusters:
         return table(self)
 
 
-def _cluster(told: Cluster, size: int) -> ClusterInfo:
+def _cluster(cluster: Cluster, size: int) -> ClusterInfo:
     """A cluster of a config, with this number of workers."""
-    specs = [*told.workers, *[None] * (size - len(told.workers))]
-    workers = tuple(_worker(f"{told.name}/{number}", spec, told) for number, spec in enumerate(specs))
-    return ClusterInfo(told.name, workers, LinkRate.of(told.inside))
+    specs = [*cluster.workers, *[None] * (size - len(cluster.workers))]
+    workers = tuple(_worker(f"{cluster.name}/{number}", spec, cluster) for number, spec in enumerate(specs))
+    return ClusterInfo(cluster.name, workers, LinkRate.of(cluster.inside))
 
 
-def _worker(name: str, spec: WorkerSpec | None, told: Cluster) -> WorkerInfo:
+def _worker(name: str, spec: WorkerSpec | None, cluster: Cluster) -> WorkerInfo:
     speed = 1.0 if spec is None else spec.speed
 
     def find(key: str) -> Any:
         """The worker's own value of a key, else that of its cluster; a rate there is that at average speed."""
-        own, common = getattr(spec, key, None), getattr(told, key)
+        own, common = getattr(spec, key, None), getattr(cluster, key)
         if own is not None or common is None:
             return own
         return common * speed if key in _RATES else common
@@ -431,8 +433,8 @@ def table(clusters: Clusters) -> str:
         lines += [f"inside {each.name}: {one}" for one in each.collectives]
     lines += [f"{a} -> {b}: {link}" for (a, b), link in clusters.links.items()]
     if clusters.codecs:
-        told = (f"{name} {add_prefix(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())
-        lines.append(f"codecs, for each MB: {', '.join(told)}")
+        durations = (f"{name} {add_prefix(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())
+        lines.append(f"codecs, for each MB: {', '.join(durations)}")
     dates = sorted(each.date for each in clusters.measured.values())
     return "\n".join([*lines, *([f"measured {dates[0][:10]}"] if dates else [])])
 

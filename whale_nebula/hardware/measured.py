@@ -35,8 +35,8 @@ class Measurement:
     "device.rates.matmul", "codecs.int8" or "collectives.all-reduce".
 
     >>> from whale_nebula.hardware import ClusterInfo, WorkerInfo
-    >>> told = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0"), WorkerInfo("gpu/1", "10.0.0.2"))),))
-    >>> found = Measurement("this one", Device(flops_per_s=1e11)).complete(told, lambda machine: machine == "localhost")
+    >>> both = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0"), WorkerInfo("gpu/1", "10.0.0.2"))),))
+    >>> found = Measurement("this one", Device(flops_per_s=1e11)).complete(both, lambda machine: machine == "localhost")
     >>> [worker.device.flops_per_s for worker in found.workers]
     [100000000000.0, None]
     """
@@ -111,8 +111,8 @@ def _tensorflow() -> str:
 # ---------------------------------------------------------------------- the files
 def cache_path() -> Path:
     """The file of measurements of this machine: in XDG_CACHE_HOME, or in ~/.cache."""
-    told = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(told) if os.path.isabs(told) else Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return folder / "whale_nebula" / "measured.json"
 
 

@@ -82,10 +82,10 @@ class Identity:
     def from_json(cls, text: str) -> Identity:
         """Parse the variable; text that no launcher wrote is refused."""
         try:
-            told = json.loads(text)
-            files = told.pop("security", None)
-            tenant = from_plain(Tenant | None, told.pop("tenant", None))
-            found = cls(**told, security=Files.from_dict(files) if files else None, tenant=tenant)
+            fields = json.loads(text)
+            files = fields.pop("security", None)
+            tenant = from_plain(Tenant | None, fields.pop("tenant", None))
+            found = cls(**fields, security=Files.from_dict(files) if files else None, tenant=tenant)
             fault = found._find_fault()
         except (ValueError, TypeError, AttributeError, CredentialsError) as error:
             fault = repr(error)

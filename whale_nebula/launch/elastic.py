@@ -114,19 +114,19 @@ class Sizes:
         """Adopt the numbers of workers that workers have announced and, if they took no step to announce it, the
         request made here; returns a sentence if something changes.
         """
-        told: dict[str, int] = {}
+        announced: dict[str, int] = {}
         for outcome in result.outcomes.values():
-            needs = self.config.elastic.keys() & set(outcome.told.needs or ())
+            needs = self.config.elastic.keys() & set(outcome.status.needs or ())
             self.needed |= needs
-            told.update({**(outcome.told.counts or {}), **{name: self.listed[name] for name in needs}})
+            announced.update({**(outcome.status.counts or {}), **{name: self.listed[name] for name in needs}})
         with self._lock:
             if result.trained is None and result.culprit is not None:
-                told = {**self.wished, **told}
-            for cluster, count in told.items():
+                announced = {**self.wished, **announced}
+            for cluster, count in announced.items():
                 limits = self.config.elastic.get(cluster)
                 if limits is not None:
                     self.asked[cluster] = min(max(count, limits.least), limits.most)
-            return self.describe_change() if told else ""
+            return self.describe_change() if announced else ""
 
     def describe_change(self) -> str:
         """A sentence on the numbers of workers of the next start, if they change."""

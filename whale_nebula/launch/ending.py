@@ -27,7 +27,7 @@ from whale_nebula.errors.text import LIMIT, list_counts, remove_folders
 
 EXIT_LEFT = 75
 """EX_TEMPFAIL of sysexits.h: the run is to be started again."""
-_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Leaving(SystemExit):
@@ -127,7 +127,7 @@ class Departure:
                 self.counts.update(counts)
                 reasons.append(f"{worker} asks to go on with {list_counts(counts)}")
             else:  # a peer's word is printed on a terminal: only these are accepted
-                why = next((number.name for number in _HEARD if said == number.name), "a signal")
+                why = next((number.name for number in _SIGNALS if said == number.name), "a signal")
                 reasons.append(f"{worker} was asked to end: {why}")
         self._settled = self._settled or "; ".join(reasons)
 
@@ -144,13 +144,13 @@ def leave_on_signals() -> None:
     the launcher kills the workers. A forked process, such as one that reads data, ends by a signal as usual.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    heard = [number for number in _HEARD if number != signal.SIGHUP or not ignored]
+    handled = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
 
     def ask_to_leave(number: int, frame: FrameType | None) -> None:
         if departure.asked is None:
             departure.ask(signal.Signals(number).name)
 
-    forks = _Forks({number: signal.signal(number, ask_to_leave) for number in heard})
+    forks = _Forks({number: signal.signal(number, ask_to_leave) for number in handled})
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
 
 
@@ -212,7 +212,7 @@ class _Forks:
         self._thread = threading.local()
 
     def hold(self) -> None:
-        self._thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        self._thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def free(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._thread.mask)
@@ -293,18 +293,18 @@ def is_same_cause(errors: str, other: str) -> bool:
     It was either received from that one, without folders and truncated, or is the same finding: of a difference between
     two workers, each names itself first.
 
-    >>> told = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
-    >>> is_same_cause(told, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
+    >>> message = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
+    >>> is_same_cause(message, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
     True
-    >>> is_same_cause(told, "NB-304 b and a differ (a)\n"), is_same_cause(told, "NB-304 c and a differ (a)\n")
+    >>> is_same_cause(message, "NB-304 b and a differ (a)\n"), is_same_cause(message, "NB-304 c and a differ (a)\n")
     (True, False)
     >>> is_same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
     True
     """
     words = [last_word(each) for each in (errors, other)]  # without code, location and folders; "" if it is not ours
     parts = [re.sub(r" \([^()]*\)$", "", word.partition(" ")[2]) if _CODE.match(word) else "" for word in words]
-    what, heard = map(remove_folders, parts)
-    return bool(what) and (what[:_COMPARED] in heard or sorted(what.split()) == sorted(heard.split()))
+    cause, other_cause = map(remove_folders, parts)
+    return bool(cause) and (cause[:_COMPARED] in other_cause or sorted(cause.split()) == sorted(other_cause.split()))
 
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -323,11 +323,11 @@ def select_own_lines(error: BaseException, path: str) -> str:
     ours, trace = isinstance(error, NebulaError), error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next  # None if the script does not compile
-    told = traceback.TracebackException(type(error), error, trace or error.__traceback__)
-    written = [frame for frame in told.stack if not _is_installed(frame.filename)]
+    exception = traceback.TracebackException(type(error), error, trace or error.__traceback__)
+    written = [frame for frame in exception.stack if not _is_installed(frame.filename)]
     if trace is None or (ours and written):
-        told.stack = traceback.StackSummary.from_list(written)
-    return "".join(told.format(chain=not ours))
+        exception.stack = traceback.StackSummary.from_list(written)
+    return "".join(exception.format(chain=not ours))
 
 
 def _is_installed(file: str) -> bool:

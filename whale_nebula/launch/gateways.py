@@ -158,7 +158,7 @@ _START_SECONDS = 30.0
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _MOST_WAIT_SECONDS = 8.0  # workers retry a gateway that refuses connections for `gateway_grace`, 30 s
-_COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--told")
+_COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--stdin")
 
 
 def names(config: Config) -> list[str]:

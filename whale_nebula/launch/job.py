@@ -17,7 +17,7 @@ from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
 from whale_nebula.launch.ending import EXIT_LEFT
-from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Told, Ward, read_stat
+from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward, WorkerStatus, read_stat
 
 GRACE_SECONDS = 5.0
 _TERM_SECONDS = 1.0
@@ -54,7 +54,7 @@ class Outcome:
     code: int
     out: str
     err: str
-    told: Told = field(default_factory=Told)
+    status: WorkerStatus = field(default_factory=WorkerStatus)
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class Job:
     @property
     def stepped(self) -> bool:
         """Whether a worker has taken its first step."""
-        return any(each.stepped is not None for each in self._ward.told.values())
+        return any(each.stepped is not None for each in self._ward.statuses.values())
 
     @property
     def _saves(self) -> bool:
         """Whether a worker that has not ended is saving."""
-        return any(self._processes[name].poll() is None and each.saving for name, each in self._ward.told.items())
+        return any(self._processes[name].poll() is None and each.saving for name, each in self._ward.statuses.items())
 
     def signal(self, worker: str, number: int) -> None:
         """Send a signal to one worker, but not to its children."""
@@ -161,7 +161,7 @@ class Job:
         """Kill a worker whose heartbeat has stopped; it would not handle another signal."""
         if self._processes[worker].poll() is not None:
             return
-        if self._ward.told[worker].ends:
+        if self._ward.statuses[worker].ends:
             still = f"its process has stood still for {self._ending:g} s since"
             self._notice(f"worker {worker} has ended, and {still}: it is killed")
         else:
@@ -210,10 +210,10 @@ class Job:
         late = culprit is None and len(order) < len(self._processes)
         self.kill(gently=not late)
         read = {name: reader.close() for name, reader in self._readers.items()}
-        outcomes = {name: Outcome(name, self._code(name), *read[name], self._ward.told[name]) for name in read}
-        steps = [each.stepped for each in self._ward.told.values() if each.stepped is not None]
+        outcomes = {name: Outcome(name, self._code(name), *read[name], self._ward.statuses[name]) for name in read}
+        steps = [each.stepped for each in self._ward.statuses.values() if each.stepped is not None]
         trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
-        saved = max((each.saved for each in self._ward.told.values() if each.saved is not None), default=None)
+        saved = max((each.saved for each in self._ward.statuses.values() if each.saved is not None), default=None)
         if self._keeper is not None and any(each.code == -signal.SIGKILL for each in outcomes.values()):
             self._excess = self._excess or self._keeper.explain_kill()
         return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved, self._excess)
@@ -236,7 +236,7 @@ class Job:
         """The exit code of a worker; the one that it announced, if it was killed afterwards."""
         code = self._processes[name].returncode
         code = -signal.SIGKILL if code is None else code
-        said = self._ward.told[name].code if code in _BY_US else None
+        said = self._ward.statuses[name].code if code in _BY_US else None
         return code if said is None else said
 
     def kill(self, *, gently: bool = False) -> None:

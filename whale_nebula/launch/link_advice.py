@@ -149,11 +149,11 @@ def advise(found: LineFound, said: Line) -> Advice:
     why, rate, delay = [], str(Line(said.rate)), str(Line(delay=said.delay))
     near = said.rate is not None and abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate
     if said.rate is None or not (near or _is_paced(found, said.rate)):
-        told, rate = rate if said.rate is not None else "no rate", rate_text(found.bits)
-        why.append(f"the config says {told}, and it is {rate}")
+        configured, rate = rate if said.rate is not None else "no rate", rate_text(found.bits)
+        why.append(f"the config says {configured}, and it is {rate}")
     if abs(found.delay - said.delay) > max(_DELAY_SLACK, _DELAY_TOLERANCE * said.delay):
-        told, delay = delay if said.delay else "no delay", delay_text(found.delay)
-        why.append(f"the config says {told}, and it is {delay}")
+        configured, delay = delay if said.delay else "no delay", delay_text(found.delay)
+        why.append(f"the config says {configured}, and it is {delay}")
     if not why:
         paced = ", as the gateways pace it: they hide a faster line" if found.path == THROUGH else ""
         return Advice(True, f"the config says {said}, and so it is{paced}")

@@ -197,9 +197,9 @@ class End:
         """Measure one round trip, and the other clock's offset under the assumption of symmetric delays."""
         asked, started = time.time(), time.monotonic()
         self._link.post(build_message("PING", last=False))
-        told = float(self._link.take("PONG", self._patience)["clock"])
+        their_clock = float(self._link.take("PONG", self._patience)["clock"])
         took = time.monotonic() - started
-        return took, told - (asked + took / 2)
+        return took, their_clock - (asked + took / 2)
 
     # ------------------------------------------------------------------ tensors of one size
     def _cross(self, size: int) -> Crossing:
@@ -208,9 +208,9 @@ class End:
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-line") as beside:
-            heard = beside.submit(self._receive_burst, size)
+            receiving = beside.submit(self._receive_burst, size)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
-            both = (sent, heard.result()[1]) if self._leads else (heard.result()[1], sent)
+            both = (sent, receiving.result()[1]) if self._leads else (receiving.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
         return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate)
 

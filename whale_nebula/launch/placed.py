@@ -142,9 +142,9 @@ def start_placed(
         for worker, identity in workers.items():
             drawn = contextlib.nullcontext() if terminal is None else _pipe_to(worker, pictures)
             with _pipe_to(worker, pulses) as pulse, drawn as picture:
-                told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse, epoch=epoch)
-                told = replace(told, drawing=picture, terminal=terminal)
-                processes[worker] = start(argv, told, env, cwd)
+                attached = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse, epoch=epoch)
+                attached = replace(attached, drawing=picture, terminal=terminal)
+                processes[worker] = start(argv, attached, env, cwd)
                 if keeper is not None:
                     keeper.admit(processes[worker].pid)
         readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
@@ -224,5 +224,7 @@ def spawn(
         security = stack.enter_context(gateway_processes.issue_for_run(config, owners))
         if gateways:
             stack.enter_context(gateway_processes.running(config, placement, security))
-        told = identities(placement, config, security, everywhere=True)
-        yield stack.enter_context(start_placed(argv, told, output=Echoed(echo=echo), silence=silence, env=env, cwd=cwd))
+        worker_identities = identities(placement, config, security, everywhere=True)
+        yield stack.enter_context(
+            start_placed(argv, worker_identities, output=Echoed(echo=echo), silence=silence, env=env, cwd=cwd)
+        )

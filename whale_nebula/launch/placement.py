@@ -97,9 +97,9 @@ def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *,
     if number is None or not 0 <= number < count:
         what = "which worker is this?" if number is None else f"cluster {cluster!r} has no worker {number}"
         choice = "--worker 0" if count == 1 else f"--worker 0 ... --worker {count - 1}"
-        told = said if asked.worker is None else ""
-        mend = f"set them as the platform does, or {choice}" if told else choice
-        raise ConfigError(what, where=told, why=f"cluster {cluster!r} has {count}", mend=mend)
+        variables = said if asked.worker is None else ""
+        mend = f"set them as the platform does, or {choice}" if variables else choice
+        raise ConfigError(what, where=variables, why=f"cluster {cluster!r} has {count}", mend=mend)
     return number
 
 

@@ -48,7 +48,7 @@ class Heart:
         self.thread.start()
 
     def send(self, **words: Any) -> None:
-        """Send the launcher a field of `Told`."""
+        """Send the launcher a field of `WorkerStatus`."""
         if os.getpid() == self._owner:
             with suppress(OSError):
                 os.write(self._fd, encode_words(**words))
@@ -69,7 +69,7 @@ class Heart:
 
 
 @dataclass(slots=True)
-class Told:
+class WorkerStatus:
     """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
     caused it, the worker that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
     step ended; the newest saved step; whether it is `saving` as it ends by an error; the requested numbers of workers
@@ -98,23 +98,23 @@ def encode_words(**words: Any) -> bytes:
     return json.dumps(words, separators=(",", ":")).encode() + _END
 
 
-def read_words(heard: bytes, told: Told, now: float) -> bytes:
-    r"""Parse complete status messages into `told`; returns the incomplete rest.
+def read_words(received: bytes, status: WorkerStatus, now: float) -> bytes:
+    r"""Parse complete status messages into `status`; returns the incomplete rest.
 
-    >>> told = Told()
-    >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', told, now=7.0)
+    >>> status = WorkerStatus()
+    >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', status, now=7.0)
     b'..{"ends":tr'
-    >>> told.ends, told.epoch, told.stepped
+    >>> status.ends, status.epoch, status.stepped
     (False, 2, 7.0)
     """
-    *lines, rest = heard.split(_END)
+    *lines, rest = received.split(_END)
     for line in lines:
         with suppress(ValueError, TypeError, AttributeError):  # not a message of our workers
             words = json.loads(line.lstrip(_BEAT))
             if words.pop("stepped", False):
-                told.stepped = now
-            for name in words.keys() & Told.__slots__:
-                setattr(told, name, words[name])
+                status.stepped = now
+            for name in words.keys() & WorkerStatus.__slots__:
+                setattr(status, name, words[name])
     return rest
 
 
@@ -126,38 +126,38 @@ class Vitals(NamedTuple):
     cpu: int
 
 
-class Heard(NamedTuple):
+class HeartbeatState(NamedTuple):
     """State of a worker's heartbeat: for how long it has been silent, and the CPU time at the last beat."""
 
     silent: float
     cpu: int
 
 
-def listen(before: Heard | None, passed: float, beat: bool, now: Vitals) -> Heard | None:
+def listen(before: HeartbeatState | None, passed: float, beat: bool, now: Vitals) -> HeartbeatState | None:
     """Update the heartbeat's state after an interval; None before the first beat.
 
     An increase of CPU time counts as a beat, unless the process is stopped.
 
-    >>> heard = listen(None, 0.5, True, Vitals("S", 10))
-    >>> listen(heard, 0.5, False, Vitals("S", 10)), listen(heard, 0.5, False, Vitals("S", 12))
-    (Heard(silent=0.5, cpu=10), Heard(silent=0.0, cpu=12))
+    >>> heartbeat = listen(None, 0.5, True, Vitals("S", 10))
+    >>> listen(heartbeat, 0.5, False, Vitals("S", 10)), listen(heartbeat, 0.5, False, Vitals("S", 12))
+    (HeartbeatState(silent=0.5, cpu=10), HeartbeatState(silent=0.0, cpu=12))
     """
     if beat:
-        return Heard(0.0, now.cpu)
+        return HeartbeatState(0.0, now.cpu)
     if before is None:
         return None
     if now.cpu != before.cpu and now.state != STOPPED:
-        return Heard(0.0, now.cpu)
-    return Heard(before.silent + passed, now.cpu)
+        return HeartbeatState(0.0, now.cpu)
+    return HeartbeatState(before.silent + passed, now.cpu)
 
 
-def is_frozen(heard: Heard | None, runnable: Callable[[], bool], silence: float = SILENCE_SECONDS) -> bool:
+def is_frozen(heartbeat: HeartbeatState | None, runnable: Callable[[], bool], silence: float = SILENCE_SECONDS) -> bool:
     """Whether a worker is frozen: silent for too long, without a thread that is runnable.
 
-    >>> is_frozen(Heard(6.0, 10), lambda: False), is_frozen(Heard(6.0, 10), lambda: True)
+    >>> is_frozen(HeartbeatState(6.0, 10), lambda: False), is_frozen(HeartbeatState(6.0, 10), lambda: True)
     (True, False)
     """
-    return heard is not None and heard.silent >= silence and not runnable()
+    return heartbeat is not None and heartbeat.silent >= silence and not runnable()
 
 
 # ---------------------------------------------------------------------- the launcher's side
@@ -188,7 +188,7 @@ class Ward:
     """Thread that monitors all workers' heartbeats, and calls `report` once for each frozen worker.
 
     `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. The
-    status of each is in `told`; those that have sent their last message may be silent for longer.
+    status of each is in `statuses`; those that have sent their last message may be silent for longer.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Ward:
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
     ) -> None:
-        self.told = {worker: Told() for worker in pids}
+        self.statuses = {worker: WorkerStatus() for worker in pids}
         self._rest = dict.fromkeys(pulses, b"")
         self._pulses = dict(pulses)
         for fd in pulses.values():
@@ -207,7 +207,7 @@ class Ward:
         self._pids = dict(pids)
         self._report = report
         self._silence, self._ending = silence, max(silence, ending)
-        self._heard: dict[str, Heard | None] = dict.fromkeys(pulses)
+        self._heartbeats: dict[str, HeartbeatState | None] = dict.fromkeys(pulses)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="nebula-ward", daemon=True)
         if pulses:
@@ -241,8 +241,10 @@ class Ward:
         if now is None:
             return False
         said = self._read(worker)
-        self._heard[worker] = heard = listen(self._heard[worker], passed, said, now)
-        return is_frozen(heard, partial(runnable, pid), self._ending if self.told[worker].ends else self._silence)
+        self._heartbeats[worker] = heartbeat = listen(self._heartbeats[worker], passed, said, now)
+        return is_frozen(
+            heartbeat, partial(runnable, pid), self._ending if self.statuses[worker].ends else self._silence
+        )
 
     def _read(self, worker: str) -> bool:
         """Read from a worker's pipe; returns whether anything came. An end of file does not count."""
@@ -250,5 +252,5 @@ class Ward:
         with suppress(BlockingIOError):
             while some := os.read(self._pulses[worker], 4096):
                 said += some
-        self._rest[worker] = read_words(self._rest[worker] + said, self.told[worker], time.monotonic())
+        self._rest[worker] = read_words(self._rest[worker] + said, self.statuses[worker], time.monotonic())
         return bool(said)

@@ -60,17 +60,17 @@ def find_failure(result: Result) -> Failure | None:
     if first is None or first.code == EXIT_LEFT:
         return None
     failed = [outcome for outcome in result.outcomes.values() if outcome.code not in (0, EXIT_LEFT)]
-    codes = (code for outcome in failed for code in (outcome.told.error, outcome.told.cause))
+    codes = (code for outcome in failed for code in (outcome.status.error, outcome.status.cause))
     recurring = AccountError.code if result.excess else next((code for code in codes if code in RECURRING), "")
     ways = frozenset(_describe_way(result, each) for each in failed if _fails_itself(result, each, first))
-    lost = next((outcome.told.lost for outcome in (first, *failed) if outcome.told.lost), "")
+    lost = next((outcome.status.lost for outcome in (first, *failed) if outcome.status.lost), "")
     return Failure(first.worker, describe(result, first), recurring, ways, result.trained, result.saved, lost)
 
 
 def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:
     """Whether a worker has failed by itself: the launcher did not end it, and it missed no other one."""
     by_signal = outcome.code < 0 and outcome is not first and outcome.worker not in result.frozen
-    return not by_signal and outcome.told.error not in _AWAY
+    return not by_signal and outcome.status.error not in _AWAY
 
 
 def _describe_way(result: Result, outcome: Outcome) -> str:
@@ -233,7 +233,7 @@ class Attempts:
         while True:
             with self._start(epoch) as job:
                 result = job.wait(float("inf"), patience=patience)
-            joined = [outcome.told.epoch for outcome in result.outcomes.values()]
+            joined = [outcome.status.epoch for outcome in result.outcomes.values()]
             epoch = max([epoch, *(each for each in joined if each is not None)])
             failure = find_failure(result)
             changed = "" if self._is_stopped() else self._changes(result)

@@ -252,8 +252,8 @@ def straggler_text(stage: str, seconds: Sequence[float], waiting: str, mend: str
     others = [row_name(stage, len(seconds), each) for each in range(len(seconds)) if each != slowest]
     who = f"{others[0]} waits" if len(others) == 1 else "the others wait"
     each = " each, on the average" * (len(others) > 1)
-    told = f"{row_name(stage, len(seconds), slowest)} is the slowest of {stage}: {who} {waiting}{each}"
-    return f"{told}; {mend}" if mend else told
+    sentence = f"{row_name(stage, len(seconds), slowest)} is the slowest of {stage}: {who} {waiting}{each}"
+    return f"{sentence}; {mend}" if mend else sentence
 
 
 def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -> str:
@@ -279,12 +279,12 @@ def describe_straggler(report: Report) -> str:
     'npu.0 is the slowest of npu: npu.1 waits 12.0 ms of 50.0 ms'
     """
     stages = {**report.elsewhere.stages, **report.stages}
-    told = {name: [one.compute_seconds or 0.0 for one in each.replicas or ()] for name, each in stages.items()}
-    name = max(told, key=lambda each: waits(told[each]), default="")
-    if not name or waits(told[name]) <= WORTH * report.step_seconds:
+    computed = {name: [one.compute_seconds or 0.0 for one in each.replicas or ()] for name, each in stages.items()}
+    name = max(computed, key=lambda each: waits(computed[each]), default="")
+    if not name or waits(computed[name]) <= WORTH * report.step_seconds:
         return ""
-    waiting = f"{duration(waits(told[name]))} of {duration(report.step_seconds)}"
-    return straggler_text(name, told[name], waiting, _mend(report, name, told[name]))
+    waiting = f"{duration(waits(computed[name]))} of {duration(report.step_seconds)}"
+    return straggler_text(name, computed[name], waiting, _mend(report, name, computed[name]))
 
 
 def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:

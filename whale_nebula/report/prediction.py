@@ -316,8 +316,8 @@ class PlannedReport:
         >>> PlannedReport(8, Beside(0.375, 0.25)).headline
         '0.375 s, 50 % more than the 0.250 s that nb.auto_parallel predicted'
         """
-        told = f"{duration(self.seconds.measured)}, {100 * abs(self.off):.0f} % {'more' if self.off > 0 else 'less'}"
-        return f"{told} than the {duration(self.seconds.predicted or 0.0)} that nb.auto_parallel predicted"
+        text = f"{duration(self.seconds.measured)}, {100 * abs(self.off):.0f} % {'more' if self.off > 0 else 'less'}"
+        return f"{text} than the {duration(self.seconds.predicted or 0.0)} that nb.auto_parallel predicted"
 
     @property
     def cause(self) -> str:

@@ -252,8 +252,8 @@ class MeetingsReport:
     before it include tracing; `waited_seconds` are the part spent waiting. `chosen` is the reason for the interval of
     `sync_every="auto"`.
 
-    >>> told = MeetingsReport(("npu",), steps=80, met=9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048)
-    >>> print(told)
+    >>> report = MeetingsReport(("npu",), steps=80, met=9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048)
+    >>> print(report)
     with npu: 9.7 in 80 steps, sent 2.0 KiB, waited 1.000 s of 4.000 s
     """
 
@@ -321,10 +321,10 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
     >>> print(*goodput_lines(Goodput(100.0, steps=80.0, saving=1.0, lost=4.0, recovery=5.0)))
     goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, starting again 5.000 s
     """
-    told = f"saving {duration(goodput.saving)}"
+    parts = f"saving {duration(goodput.saving)}"
     if goodput.lost or goodput.recovery:
-        told += f", lost steps {duration(goodput.lost)}, starting again {duration(goodput.recovery)}"
-    yield f"goodput: {100 * goodput.share:.1f} % of {duration(goodput.total)}; {told}"
+        parts += f", lost steps {duration(goodput.lost)}, starting again {duration(goodput.recovery)}"
+    yield f"goodput: {100 * goodput.share:.1f} % of {duration(goodput.total)}; {parts}"
 
 
 @dataclass

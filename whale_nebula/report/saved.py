@@ -162,9 +162,9 @@ class Program:
         self, measured: Callable[[Report], float | None], predicted: Callable[[Prediction], float | None]
     ) -> Beside:
         found = [value for report in self.steady if (value := measured(report)) is not None]
-        foretold = [report.prediction for report in self.steady if report.prediction is not None]
-        told = [value for each in foretold if (value := predicted(each)) is not None]
-        return Beside(median(found), median(told) if told else None)
+        predictions = [report.prediction for report in self.steady if report.prediction is not None]
+        expected = [value for each in predictions if (value := predicted(each)) is not None]
+        return Beside(median(found), median(expected) if expected else None)
 
     @property
     def typical(self) -> Report:

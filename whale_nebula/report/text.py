@@ -88,8 +88,8 @@ def describe_stage(report: Report, stage: str) -> str:
 def describe_link(report: Report, link: str) -> str:
     """A link's load and predictions: bytes are those of all workers of the sending cluster."""
     cluster = link.partition("->")[0]
-    told = {**report.elsewhere.stages, **report.stages}
-    shared = any(each.cluster == cluster and _count_copies(report, name) > 1 for name, each in told.items())
+    stages = {**report.elsewhere.stages, **report.stages}
+    shared = any(each.cluster == cluster and _count_copies(report, name) > 1 for name, each in stages.items())
     return f" for all workers of {cluster}" if report.worker != ALONE and shared else ""
 
 
@@ -215,9 +215,9 @@ def _describe_once(report: Report) -> str | None:
     waited = sum(span.end - span.start for span in own if span.what == EXCHANGE)
     if not own:
         return None
-    told = report.basis
-    said = f"computes {duration(took - waited)}{_predicted_text(None if told is None else told.once)}"
-    return f"{said}, waits {duration(waited)}{_predicted_text(None if told is None else told.exchange_seconds)}"
+    basis = report.basis
+    said = f"computes {duration(took - waited)}{_predicted_text(None if basis is None else basis.once)}"
+    return f"{said}, waits {duration(waited)}{_predicted_text(None if basis is None else basis.exchange_seconds)}"
 
 
 def _predicted_text(seconds: float | None, whose: str = "") -> str:

@@ -211,9 +211,9 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
-    told = read_alert(error, address)
-    if told is not None:
-        return diagnosis(told, HERE)
+    refusal = read_alert(error, address)
+    if refusal is not None:
+        return diagnosis(refusal, HERE)
     plaintext = False
     with contextlib.suppress(OSError), contextlib.closing(_dial(address, timeout)) as line:
         plaintext = _answers_in_the_clear(line)
@@ -258,9 +258,9 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
     except TimeoutError:
         return None
     except OSError as error:
-        told = read_alert(error, address)
-        if told is not None:
-            return diagnosis(told, HERE)
+        refusal = read_alert(error, address)
+        if refusal is not None:
+            return diagnosis(refusal, HERE)
     said = IdentityError(
         f"{address} closes the line once it has seen the certificate of this process",
         why=f"its own certificate is good, and so is {credentials.identity.worker}'s by the clock and the files of "

@@ -156,22 +156,22 @@ def tape_follows(tensor: Any) -> bool:
     return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
 
 
-def tape_told(
+def tape_record(
     variables: Sequence[Any],
     tensors: Sequence[Any],
     results: Sequence[Any],
-    asked: Callable[[frozenset[int] | None], None],
+    report: Callable[[frozenset[int] | None], None],
 ) -> None:
     """Record on the open tapes that `results` depend on variables and tensors, without a gradient.
 
-    A request for such a gradient calls `asked` with the ids of its sources: tensors, and handles of variables; with
+    A request for such a gradient calls `report` with the ids of its sources: tensors, and handles of variables; with
     None if they are unknown.
     """
     tape_lib.variables_accessed(variables)
 
     def back(*gradients: Any) -> list[None]:
         calls = (frame for frame in python_frames() if frame.f_code is _tape_gradient.__code__)
-        asked(next((frozenset(map(id, frame.f_locals["flat_sources"])) for frame in calls), None))
+        report(next((frozenset(map(id, frame.f_locals["flat_sources"])) for frame in calls), None))
         return [None] * (len(variables) + len(tensors))
 
     given = [*(variable.handle for variable in variables), *tensors]

@@ -244,18 +244,18 @@ def failed_error(there: str, reason: object) -> NebulaError:
     it is the other worker's text: it is escaped and truncated, and its advice is marked as that worker's.
     """
     given = reason if isinstance(reason, Mapping) else {}
-    told = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
-    common = next((kind for kind in _COMMON if kind.code == told.get("code")), None)
-    what = told.get("what", "it did not say how")
+    escaped = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
+    common = next((kind for kind in _COMMON if kind.code == escaped.get("code")), None)
+    what = escaped.get("what", "it did not say how")
     mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()[:_MOST_MENDS]
     error = (common or RemoteFailureError)(
         what if common else f"worker '{there}' failed: {what}",
-        where=told.get("where"),
+        where=escaped.get("where"),
         why=escape_foreign_text(" ".join(str(given.get("why") or "").split())),
         mend="\n".join(f"worker '{there}' says: {line}" for line in mends),
     )
     if isinstance(error, RemoteFailureError):
-        error.cause = told.get("code", "")
+        error.cause = escaped.get("code", "")
     return error
 
 

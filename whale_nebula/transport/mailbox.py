@@ -76,8 +76,8 @@ class Waiters:
             self.count += 1
             first = self.count == 1
         try:
-            for told in self._callbacks if first else ():
-                told()
+            for callback in self._callbacks if first else ():
+                callback()
             yield
         finally:
             with self._lock:

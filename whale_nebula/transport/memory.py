@@ -91,8 +91,8 @@ class MemoryLink(Link):
         """Notify the other worker of a failure and its cause."""
         data = encode_message({"kind": FAIL, "reason": dict(reason), "last": last})
         due = self._line.occupy(self._count_message(len(data)), overtakes=not last).due
-        told = decode_message(data)["reason"]
-        self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=not last, takes=last)
+        received = decode_message(data)["reason"]
+        self._outbox.end(lambda: failed_error(self.here, received), due=due, at_once=not last, takes=last)
 
     def close(self) -> None:
         """Close gracefully: everything sent before still arrives. Idempotent."""

@@ -123,14 +123,14 @@ class PeerLink(Link):
         self._healing: ExpiredError | StaleWorkerError | None = None
         self._stale: float | None = None  # since when a worker of an earlier epoch has this connection
         self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
-        self._heard = self._down = now()  # heard: from the worker itself, authenticated
+        self._received_at = self._down = now()  # from the worker itself, authenticated
         self._tick = min(self._deadlines.look, self._deadlines.silence / 8)
         self._began: float | None = None  # when the first chunk of the current parcel was sent
         self._met = False
-        self._bye_heard = False
+        self._bye_received = False
         self._closed = False
         self._failed = False
-        self._fail_heard = False
+        self._fail_received = False
         self._fail_answered = False
         self._deaf = False  # received frames are no longer trusted
         self._faults = Faults()
@@ -266,7 +266,7 @@ class PeerLink(Link):
         """Whether more than a farewell is unacknowledged by a worker that still needs it, so that waiting is
         worthwhile.
         """
-        ending = self._failed or self._fail_heard or self._bye_heard
+        ending = self._failed or self._fail_received or self._bye_received
         return self._met and not ending and self._unsent > self._farewell.size + _SEAL_BYTES
 
     @property
@@ -274,9 +274,9 @@ class PeerLink(Link):
         """Whether both sides have said farewell and all frames were acknowledged, or the peer has ended."""
         if self._deaf:
             return self._conversation.ready and not self._outbox.urgent
-        if self._fail_heard:
+        if self._fail_received:
             return self._outbox.finishing and (self._fail_answered or not self._conversation.ready)
-        return (self._bye_heard or self._failed) and self._outbox.drained and self._conversation.unacked == 0
+        return (self._bye_received or self._failed) and self._outbox.drained and self._conversation.unacked == 0
 
     def _end(self) -> None:
         self._outbox.stop()
@@ -305,7 +305,7 @@ class PeerLink(Link):
     def _next(self) -> tuple[int, Shipment] | None:
         """The next frame and its connection; None after the last one."""
         with self._changed:
-            while not self._ended.is_set() and not (self._fail_heard and self._over):
+            while not self._ended.is_set() and not (self._fail_received and self._over):
                 try:
                     shipment = self._outbox.next()
                 except LocalProtocolError as error:
@@ -315,7 +315,7 @@ class PeerLink(Link):
                     continue
                 if shipment is not None and self._outbox.connection is not None:
                     self._meter.busy(self._now())
-                    self._fail_answered |= self._fail_heard
+                    self._fail_answered |= self._fail_received
                     return self._outbox.connection, shipment
                 if self._over:
                     return None
@@ -371,7 +371,7 @@ class PeerLink(Link):
     def lost(self, error: NebulaError) -> None:
         """The carrier has given up."""
         with self._changed:
-            if not self._bye_heard:
+            if not self._bye_received:
                 error.peer = error.peer or self.there
                 self._inbox.end(lambda: error.with_traceback(None))
         self._waiting.drop()
@@ -383,10 +383,10 @@ class PeerLink(Link):
             greeted = self._conversation.ready
             if self._conversation.error is not None or (self._deaf and greeted):
                 return  # the error was reported: this connection is about to end
-            opened, told, error = self._take(data)
-            if greeted or opened:  # a peer counts as heard only after the greeting
-                self._heard = self._now()
-            if told or error is not None or self._conversation.owes:  # a tensor alone does not concern the writer
+            opened, beyond_tensors, error = self._take(data)
+            if greeted or opened:  # frames count only after the greeting
+                self._received_at = self._now()
+            if beyond_tensors or error is not None or self._conversation.owes:  # the writer has something to do
                 self._changed.notify_all()
         if opened:
             self._carrier.opened()
@@ -397,11 +397,11 @@ class PeerLink(Link):
         """Process a frame; returns whether the conversation is now open, whether there was more than tensors, and the
         error.
         """
-        opened = told = False
+        opened = beyond_tensors = False
         try:
             for event in self._conversation.receive(data):
                 opened |= isinstance(event, Opened)
-                told |= not isinstance(event, TensorArrived)
+                beyond_tensors |= not isinstance(event, TensorArrived)
                 if isinstance(event, TensorArrived | MessageArrived):
                     if not self._accept(event):
                         return opened, True, None
@@ -415,7 +415,7 @@ class PeerLink(Link):
             return opened, True, error
         except Exception as error:
             return opened, True, _wrap_unexpected(error)
-        return opened, told, self._conversation.error
+        return opened, beyond_tensors, self._conversation.error
 
     def _go_on(self, event: Opened) -> None:
         self._met, self._healing, self._greeting_faults = True, None, Faults(_GREETINGS)
@@ -450,11 +450,11 @@ class PeerLink(Link):
         if message["kind"] == BYE:
             self._inbox.end(partial(closed_by_error, self.there))
             self._say_farewell()
-            self._bye_heard = True
+            self._bye_received = True
         elif message["kind"] == FAIL:
             last = message.get("last", False)
             self._inbox.end(partial(failed_error, self.there, message.get("reason")), at_once=not last, takes=last)
-            self._fail_heard = True
+            self._fail_received = True
             if not last:
                 self._outbox.forget()  # the peer has ended: wake senders that wait for room
         else:
@@ -483,7 +483,7 @@ class PeerLink(Link):
             self._healing = error
             self._carrier.drop(error.what)
             return
-        silent = self._now() - self._heard >= self._deadlines.silence
+        silent = self._now() - self._received_at >= self._deadlines.silence
         if (
             silent and isinstance(error, StaleWorkerError) and error.fresh
         ):  # the previous process is dead, and so its launcher
@@ -527,9 +527,9 @@ class PeerLink(Link):
                 _LOG.exception("%s could not look after its link to %s", self.here, self.there)
 
     def _check_liveness(self) -> None:
-        """Check that the other worker is heard, and that the wait for it is within the patience."""
+        """Check that frames arrive from the other worker, and that the wait for it is within the patience."""
         with self._changed:
-            quiet, ready, bye = self._now() - self._heard, self._conversation.ready, self._bye_heard
+            quiet, ready, bye = self._now() - self._received_at, self._conversation.ready, self._bye_received
             rate, away = self._meter.rate, self._now() - self._down
             certificate = self._conversation.peer_certificate
             stale = self._stale is not None and self._now() - self._stale >= _SHORT_SECONDS
@@ -543,11 +543,11 @@ class PeerLink(Link):
             self._waiting.drop()
         elif quiet >= self._deadlines.patience:
             refusal = self._healing or self._carrier.state().refusal
-            self.lost(refusal or self._unheard_error(self._deadlines.patience, self._trouble(ready)))
+            self.lost(refusal or self._silence_error(self._deadlines.patience, self._trouble(ready)))
         elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
             self._waiting.off()
         else:
-            self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._heard)
+            self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._received_at)
 
     def _check_peer(self, certificate: str, ready: bool) -> None:
         """End the connection to a worker whose certificate has expired, which may be renewed, and the link to one whose
@@ -576,12 +576,12 @@ class PeerLink(Link):
     def _explain_late(self, awaited: str, seconds: float) -> NebulaError:
         """The error for a late item: the other worker is not connected, is silent, or has not sent it."""
         with self._changed:
-            quiet, ready = self._now() - self._heard, self._conversation.ready
+            quiet, ready = self._now() - self._received_at, self._conversation.ready
         if self._met and ready and quiet < self._deadlines.silence:
             return unsent_error(self.here, self.there, awaited, seconds)
-        return self._unheard_error(quiet if self._met else seconds, self._trouble(ready))
+        return self._silence_error(quiet if self._met else seconds, self._trouble(ready))
 
-    def _unheard_error(self, seconds: float, why: str) -> NebulaError:
+    def _silence_error(self, seconds: float, why: str) -> NebulaError:
         """The error for a worker that has been silent for too long, or was never connected."""
         error = (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
         error.peer = self.there

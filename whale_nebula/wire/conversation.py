@@ -118,7 +118,7 @@ class Conversation:
         self._released = FIRST  # all frames before this one are acknowledged
         # Bytes taken since the last acknowledgement. An early frame counts when it is taken: repeating an
         # acknowledgement does not help a sender that waits for room.
-        self._heard = 0
+        self._taken_bytes = 0
         self._ack_bytes = ACK_BYTES
 
     # Queries by its owner.
@@ -226,7 +226,7 @@ class Conversation:
     def owes(self) -> bool:
         """Whether an acknowledgement is due."""
         ended = self._theirs.state in _ENDED
-        return self.ready and self._heard > (0 if ended else self._ack_bytes) and (ended or self._flows())
+        return self.ready and self._taken_bytes > (0 if ended else self._ack_bytes) and (ended or self._flows())
 
     def beat(self) -> Packet:
         """A heartbeat frame, which also acknowledges."""
@@ -237,7 +237,7 @@ class Conversation:
     def _acknowledge(self) -> int:
         """The number up to which the next frame acknowledges."""
         if self._theirs.state in _ENDED or self._flows():
-            self._released, self._heard = self._arrivals.expected, 0
+            self._released, self._taken_bytes = self._arrivals.expected, 0
         return self._released
 
     def _bare(self, kind: Kind) -> Packet:
@@ -303,15 +303,15 @@ class Conversation:
             events += self._replay.acknowledge(header.ack)
         else:
             self._arrivals.add(header.sequence, (header, payload), HEADER_BYTES + payload.size)
-            if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
+            if self._taken_bytes + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
                 raise RemoteProtocolError(
-                    f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not "
+                    f"frame {header.sequence} came where {self._taken_bytes + self._arrivals.bytes} bytes are not "
                     "acknowledged",
                     why=f"the budget of both sides is {self._replay.budget} bytes",
                 )
             while (due := self._arrivals.due) is not None:
                 events += self._take(*due)
-                self._heard += held_bytes(HEADER_BYTES + due[1].size)
+                self._taken_bytes += held_bytes(HEADER_BYTES + due[1].size)
                 self._arrivals.advance()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:

@@ -25,7 +25,7 @@ class Watched:
         self.liveness = Liveness(
             {"gpu/0": WHERE},
             self._back,
-            lambda *told: self.told.append(told),
+            lambda *report: self.told.append(report),
             look=self._look,
             rest=lambda seconds: None,
         )

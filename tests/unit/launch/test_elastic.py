@@ -19,7 +19,7 @@ from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.gateways import open_memory, remove_abandoned
 from whale_nebula.launch.job import Outcome, Result
 from whale_nebula.launch.placement import Placement, everything
-from whale_nebula.launch.pulse import Told
+from whale_nebula.launch.pulse import WorkerStatus
 from whale_nebula.launch.restarts import Failure
 
 CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}
@@ -64,7 +64,9 @@ def by_launcher_of(cluster: str, path: str | None = None, **limits: Mapping[str,
 
 
 def ended_with(**counts: int) -> Result:
-    return Result({"gpu/0": Outcome("gpu/0", 75, "", "", Told(counts=counts))}, "gpu/0", late=False, trained=1.0)
+    return Result(
+        {"gpu/0": Outcome("gpu/0", 75, "", "", WorkerStatus(counts=counts))}, "gpu/0", late=False, trained=1.0
+    )
 
 
 def test_a_cluster_of_another_launcher_that_is_missed_twice_is_gone_on_without() -> None:

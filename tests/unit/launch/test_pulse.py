@@ -8,21 +8,31 @@ import pytest
 
 from tests.unit.gateway.town import until
 from whale_nebula.launch import pulse
-from whale_nebula.launch.pulse import Heard, Heart, Told, Vitals, Ward, encode_words, listen, read_words, vitals
+from whale_nebula.launch.pulse import (
+    Heart,
+    HeartbeatState,
+    Vitals,
+    Ward,
+    WorkerStatus,
+    encode_words,
+    listen,
+    read_words,
+    vitals,
+)
 
 SOON = 30.0
 
 
-def heard(*moments: tuple[bool, str, int], every: float = 1.0) -> Heard | None:
+def heartbeat(*moments: tuple[bool, str, int], every: float = 1.0) -> HeartbeatState | None:
     """What is known after some moments: was there a beat, the process's state, its CPU time."""
-    known: Heard | None = None
+    known: HeartbeatState | None = None
     for beat, state, cpu in moments:
         known = listen(known, every, beat, Vitals(state, cpu))
     return known
 
 
 def is_frozen(*moments: tuple[bool, str, int], runnable: bool = False) -> bool:
-    return pulse.is_frozen(heard(*moments), lambda: runnable, silence=5.0)
+    return pulse.is_frozen(heartbeat(*moments), lambda: runnable, silence=5.0)
 
 
 BEAT = (True, "S", 10)
@@ -52,7 +62,7 @@ class TestTheRule:
         assert not is_frozen(BEAT, *[SILENT] * 50, runnable=True)
 
     def test_before_the_first_beat_nothing_is_known(self) -> None:
-        assert heard(*[SILENT] * 50) is None
+        assert heartbeat(*[SILENT] * 50) is None
         assert not is_frozen(*[SILENT] * 50)
 
 
@@ -97,13 +107,13 @@ def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: py
     still, alive = os.pipe(), os.pipe()
     beating = Heart(alive[1], every=0.002).thread
     os.write(still[1], b".")
-    told: list[str] = []
+    reported: list[str] = []
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
     monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
-    ward = Ward({"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, told.append, silence=0.5)
-    until(lambda: told)
+    ward = Ward({"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, silence=0.5)
+    until(lambda: reported)
     ward.close()
-    assert told == ["npu/0"]
+    assert reported == ["npu/0"]
     beating.join(SOON)
     for fd in (still[1], alive[1]):
         os.close(fd)
@@ -115,16 +125,16 @@ def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothin
     heart.code, heart.error, heart.cause = 3, "NB-302", "NB-500"
     heart._owner = -1  # as in a process that was forked: it has another number
     heart.end()
-    said, told = os.read(ear, 4096), Told()
-    read_words(said, told, 0.0)
-    assert told == Told()
+    said, status = os.read(ear, 4096), WorkerStatus()
+    read_words(said, status, 0.0)
+    assert status == WorkerStatus()
     heart._owner = os.getpid()
     heart.send(epoch=2)
     heart.send(stepped=True)
     heart.end()
-    while not told.ends:
-        said = read_words(said + os.read(ear, 4096), told, 7.0)
-    assert told == Told(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, stepped=7.0)
+    while not status.ends:
+        said = read_words(said + os.read(ear, 4096), status, 7.0)
+    assert status == WorkerStatus(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, stepped=7.0)
     os.close(ear)
     heart.end()  # nobody listens any more
     heart.thread.join(SOON)
@@ -135,14 +145,14 @@ def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pyte
     ending, still = os.pipe(), os.pipe()
     os.write(ending[1], b".." + encode_words(ends=True, code=1))
     os.write(still[1], b".")
-    told: list[str] = []
+    reported: list[str] = []
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
     monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
-    ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, told.append, 0.1, ending=0.4)
-    until(lambda: len(told) == 2)
+    ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, reported.append, 0.1, ending=0.4)
+    until(lambda: len(reported) == 2)
     ward.close()
-    assert told == ["npu/0", "gpu/0"]
-    assert ward.told == {"gpu/0": Told(ends=True, code=1), "npu/0": Told()}
+    assert reported == ["npu/0", "gpu/0"]
+    assert ward.statuses == {"gpu/0": WorkerStatus(ends=True, code=1), "npu/0": WorkerStatus()}
     for fd in (ending[1], still[1]):
         os.close(fd)
 
@@ -152,7 +162,7 @@ def test_what_was_told_shortly_before_the_end_is_read_and_what_nobody_of_ours_ha
     ward = Ward({"gpu/0": ear}, {"gpu/0": 2**22 + 1}, pytest.fail, silence=SOON)
     os.write(mouth, b'..\n[]\n{"_x":1,"code"\n{"pid":3,"epoch":4}\n' + encode_words(error="NB-401"))
     ward.close()
-    assert ward.told["gpu/0"] == Told(error="NB-401", epoch=4)
+    assert ward.statuses["gpu/0"] == WorkerStatus(error="NB-401", epoch=4)
     os.close(mouth)
 
 

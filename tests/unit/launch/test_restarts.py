@@ -11,7 +11,7 @@ import pytest
 from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch import Outcome, Result
-from whale_nebula.launch.pulse import Told
+from whale_nebula.launch.pulse import WorkerStatus
 from whale_nebula.launch.restarts import LONG_SECONDS, RECURRING, Attempts, Failure, Rule, find_failure
 
 KILLED = "ended by SIGKILL"
@@ -99,8 +99,8 @@ class TestTheRule:
         assert all(before) and last == again
 
 
-def outcome(worker: str, code: int, err: str = "", **told: object) -> Outcome:
-    return Outcome(worker, code, "", err, Told(**told))  # type: ignore[arg-type]
+def outcome(worker: str, code: int, err: str = "", **status: object) -> Outcome:
+    return Outcome(worker, code, "", err, WorkerStatus(**status))  # type: ignore[arg-type]
 
 
 def result(first: str | None, *outcomes: Outcome, frozen: tuple[str, ...] = (), trained: float | None = 1.0) -> Result:
@@ -128,15 +128,15 @@ class TestFailures:
         one, two = (find_failure(result("a/0", outcome("a/0", 1, f"ValueError: 0x{n}f of {n}"))) for n in (17, 23))
         assert one is not None and two is not None and one.ways == two.ways
 
-    @pytest.mark.parametrize("told", [{"error": "NB-500"}, {"error": "NB-302", "cause": "NB-211"}], ids=str)
-    def test_what_any_worker_says_of_its_error_counts(self, told: dict[str, str]) -> None:
+    @pytest.mark.parametrize("sent", [{"error": "NB-500"}, {"error": "NB-302", "cause": "NB-211"}], ids=str)
+    def test_what_any_worker_says_of_its_error_counts(self, sent: dict[str, str]) -> None:
         """By itself, or of a worker of another launcher."""
-        found = find_failure(result("gpu/0", outcome("gpu/0", 1, error="NB-302"), outcome("npu/0", 1, "no", **told)))
-        assert found is not None and found.recurring == told.get("cause", told["error"])
+        found = find_failure(result("gpu/0", outcome("gpu/0", 1, error="NB-302"), outcome("npu/0", 1, "no", **sent)))
+        assert found is not None and found.recurring == sent.get("cause", sent["error"])
 
     def test_a_worker_that_says_who_has_failed_before_it_is_not_the_first(self) -> None:
-        heard = outcome("gpu/0", 1, "NB-302 worker 'npu/0' failed: ValueError: no", error="NB-302")
-        found = find_failure(result("gpu/0", heard, outcome("npu/0", 1, "ValueError: no")))
+        repeating = outcome("gpu/0", 1, "NB-302 worker 'npu/0' failed: ValueError: no", error="NB-302")
+        found = find_failure(result("gpu/0", repeating, outcome("npu/0", 1, "ValueError: no")))
         assert str(found) == "worker npu/0 failed first: exit code 1: ValueError: no"
 
     def test_errors_of_scripts_and_settings_come_again_and_those_of_lines_do_not(self) -> None:

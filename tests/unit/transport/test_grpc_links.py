@@ -97,7 +97,7 @@ class TestCrossing:
             with workers(trusted, line=True) as pair:
                 pair.meet()
             for link in (pair.gpu, pair.npu):
-                assert link._bye_heard
+                assert link._bye_received
                 assert link._conversation.unacked == 0
 
     def test_who_is_not_up_yet_is_waited_for_and_announced(self, trusted: Certificates) -> None:

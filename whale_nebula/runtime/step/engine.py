@@ -102,7 +102,7 @@ def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results:
         if followed or sources is None or not handles.isdisjoint(sources):
             raise _refusal(name)
 
-    tf_private.tape_told(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], answer)
+    tf_private.tape_record(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], answer)
     return fresh
 
 

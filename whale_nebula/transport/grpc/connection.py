@@ -192,7 +192,7 @@ class Connection:
         self._lanes: dict[int, Lane] = {}
         self._over = threading.Event()
         self._why = ""
-        self._told: list[Callable[[str], None]] = []
+        self._end_callbacks: list[Callable[[str], None]] = []
 
     @property
     def over(self) -> bool:
@@ -223,7 +223,7 @@ class Connection:
         with self.room:
             over = self.over
             if not over:
-                self._told.append(report)
+                self._end_callbacks.append(report)
         if over:
             report(self._why)
 
@@ -262,14 +262,14 @@ class Connection:
                 return
             self._why = why
             self._over.set()
-            lanes, told, self._told = list(self._lanes.values()), self._told, []
+            lanes, callbacks, self._end_callbacks = list(self._lanes.values()), self._end_callbacks, []
             self.room.notify_all()
         self.adopted.set()
         self.opened.set()
         for lane in lanes:
             end_lane(lane, why)
-        for report in told:
-            report(why)
+        for callback in callbacks:
+            callback(why)
 
     def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
         """Handle the end of a lane. A lane above 0 that ends gracefully is only removed: the last messages are sent on

@@ -110,7 +110,7 @@ class GrpcLinks:
         self.address = self._listener.address if self._listener else None
         self._versions = dict(versions or {})
         self.links = {there: self._link(carriers[there], options) for there in sorted(place.peers)}
-        unawaited = {**options, "announce": lambda *told: None, "arrive": arrive}
+        unawaited = {**options, "announce": lambda wait: None, "arrive": arrive}
         self._doors = [self._link(carriers[there], unawaited) for there in sorted(place.absent)]
 
     def close(self) -> None:
