@@ -1,6 +1,6 @@
 # `make demo` and `make test` need nothing but Python 3.11 to 3.13: the first of them makes .venv, once.
 PYTHON  ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.installed

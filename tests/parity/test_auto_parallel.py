@@ -139,6 +139,7 @@ def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_tra
     np.testing.assert_allclose(found, scores[np.argsort(scores[:, 0])], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.grid
 def test_memory_that_an_error_asks_for_is_enough_where_the_batch_cannot_be_cut() -> None:
     """Although no plan is found in which batch normalisation could be met: none fits."""
 

@@ -29,8 +29,8 @@ TRAPS = frozenset((
     "weighted_by_hand", "functional_in_subclassed", "penalty_in_a_subclass", "shared_over_stages",
 ))  # fmt: skip
 """Scripts that are always in the sample: each alone holds what a prototype did wrong, or what a tape means."""
-OVER_LINES = {"zoo": 3, "keras": 99, "loops": 12, "place": 99}
-"""And of these, every n-th runs over a line too."""
+OVER_LINES = {"zoo": 3, "keras": 24, "loops": 12, "place": 3}
+"""And of these, every n-th runs over a line too; those of `keras` and `place` in the grid alone."""
 
 
 def case_of(name: str, whole: bool) -> Case:
@@ -56,13 +56,14 @@ def matrix() -> Iterator[Any]:
         sample = [name for names in modules for name in names[len(names) // 2 % stride :: stride]]
         trapped = {name for name in cases if name.rpartition(".")[2] in TRAPS}
         over_lines = sample[:: OVER_LINES[family]]
+        rarely = (pytest.mark.grid,) if family in ("keras", "place") else ()
         for number, (name, case) in enumerate(cases.items()):
             turned = list(ways(case))
             local, lines = turned[: -len(SCHEDULES)], turned[-len(SCHEDULES) :]
             marks = () if name in sample or name in trapped else (pytest.mark.grid,)
             yield _parameter(f"{family} {name}", *local[(number + 3) % len(local)], marks)
             if name in over_lines:
-                yield _parameter(f"{family} {name}", *lines[number % len(lines)], marks)
+                yield _parameter(f"{family} {name}", *lines[number % len(lines)], rarely or marks)
 
 
 def module_of(family: str, name: str) -> str:

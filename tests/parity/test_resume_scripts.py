@@ -289,7 +289,7 @@ GOES_ON = [
     pytest.param(a_model_trained_by_a_callback, 14, False, marks=pytest.mark.grid),
     pytest.param(a_model_trained_by_a_callback, 14, True, marks=pytest.mark.grid),
     pytest.param(a_train_step_of_its_own, 14, False, marks=pytest.mark.grid),
-    pytest.param(a_train_step_of_its_own, 14, True),
+    pytest.param(a_train_step_of_its_own, 14, True, marks=pytest.mark.grid),
     pytest.param(shuffled_data_of_all, 12, False),
     pytest.param(shuffled_data_of_all, 12, True, marks=pytest.mark.grid),
     pytest.param(

@@ -158,6 +158,7 @@ def bert(norm: Any) -> Bert:
     return Bert(sizes)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("norm", "layer", "sub_layer"),
     [

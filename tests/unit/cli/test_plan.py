@@ -169,6 +169,7 @@ def test_a_file_keeps_the_candidates_and_not_the_rest(chosen: nb.Plan, tmp_path:
     assert chosen.difference(kept) is None
 
 
+@pytest.mark.grid
 def test_a_page_draws_the_best_by_the_rate_of_the_lines(chosen: nb.Plan) -> None:
     page = Page(chosen.to_html())
     curves = chosen.decision.curves()

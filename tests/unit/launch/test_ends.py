@@ -38,7 +38,7 @@ def both(
     """What the two ends have found over a memory link, or what a run finds at its start."""
     links = network.link(GPU, NPU, "gpu", "npu"), network.link(NPU, GPU, "npu", "gpu")
     pair = [
-        End(link, leads=link.here == GPU, seconds=SHORT, patience=SOON, tell=tell if link.here == GPU else silence)
+        End(link, leads=link.here == GPU, seconds=SHORT, patience=SOON, report=tell if link.here == GPU else silence)
         for link in links
     ]
     with ThreadPoolExecutor(2) as pool:
@@ -83,7 +83,7 @@ def test_each_measurement_is_told() -> None:
 
 def test_a_worker_that_runs_a_script_is_told_apart() -> None:
     network = MemoryNetwork()
-    end = End(network.link(GPU, NPU, "gpu", "npu"), leads=True, seconds=SHORT, patience=SOON, tell=silence)
+    end = End(network.link(GPU, NPU, "gpu", "npu"), leads=True, seconds=SHORT, patience=SOON, report=silence)
     script = network.link(NPU, GPU, "npu", "gpu")
     script.post({"kind": "SESSION", "about": "HELLO", "whale_nebula": "1.0"})
     with pytest.raises(RunError, match="'npu/0' runs a script"):
@@ -94,7 +94,7 @@ def test_a_worker_that_runs_a_script_is_told_apart() -> None:
 def test_one_that_is_connected_and_says_nothing_is_waited_for_in_words() -> None:
     told: list[str] = []
     link = MemoryNetwork().link(GPU, NPU, "gpu", "npu")
-    end = End(link, leads=True, seconds=0.01, patience=0.05, tell=told.append)
+    end = End(link, leads=True, seconds=0.01, patience=0.05, report=told.append)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(DeadlineError, match="waited"):
         patch.setattr(link_measurement, "_AGAIN_SECONDS", 0.05)
         end.measure(SHEET, "direct", 0.0)
@@ -120,7 +120,7 @@ def test_who_keeps_to_no_measure_is_refused(leads: bool, said: list[dict[str, ob
     """One that has greeted, and goes on for ever, or announces more than there may be."""
     network = MemoryNetwork()
     there = network.link(NPU, GPU, "npu", "gpu")
-    end = End(network.link(GPU, NPU, "gpu", "npu"), leads=leads, seconds=0.001, patience=SOON, tell=silence)
+    end = End(network.link(GPU, NPU, "gpu", "npu"), leads=leads, seconds=0.001, patience=SOON, report=silence)
     there.post({"kind": "SESSION", "about": "HELLO", "bench": "bench link", "connections": "many"})
     for _ in range(20 if leads else 0):
         there.post({"kind": "PONG", "clock": 0.0})
@@ -147,7 +147,7 @@ def test_a_burst_takes_no_longer_than_the_slowest_line(monkeypatch: pytest.Monke
 
     burst = {**BURST, "count": 1 << 14}
     link = SimpleNamespace(here=GPU, there=NPU, take=lambda kind, seconds: burst, receive=receive)
-    end = End(link, leads=True, seconds=0.0, patience=10.0, tell=silence)
+    end = End(link, leads=True, seconds=0.0, patience=10.0, report=silence)
     monkeypatch.setattr(link_measurement, "time", SimpleNamespace(monotonic=lambda: round(now[0], 3)))
     with pytest.raises(DeadlineError):
         end._receive_burst(SIZES[0])
@@ -191,7 +191,7 @@ class TestOverMutualTLS:
         with ThreadPoolExecutor(len(places)) as pool:
             waiting = {
                 worker: pool.submit(
-                    lambda place=place: list(measure(place, seconds=SHORT, patience=SOON, tell=silence))
+                    lambda place=place: list(measure(place, seconds=SHORT, patience=SOON, report=silence))
                 )
                 for worker, place in places.items()
             }
@@ -206,7 +206,7 @@ class TestOverMutualTLS:
         place = replace(places[NPU], peers={GPU: places[GPU].listen})
         told: list[str] = []
         with pytest.raises(DeadlineError) as caught:
-            list(measure(place, seconds=SHORT, patience=1.5, tell=told.append))
+            list(measure(place, seconds=SHORT, patience=1.5, report=told.append))
         assert "'gpu/0' did not come within 1.5 s" in caught.value.what
         assert caught.value.where == place.peers[GPU]
         assert "--cluster gpu" in caught.value.mend
@@ -219,7 +219,7 @@ class TestOverMutualTLS:
 
         def run(place: Place) -> NebulaError | None:
             try:
-                list(measure(place, seconds=SHORT, patience=4.0, tell=silence))
+                list(measure(place, seconds=SHORT, patience=4.0, report=silence))
             except NebulaError as error:
                 return error
             return None

@@ -169,7 +169,7 @@ class Jobs:
 
     def attempts(self, most: int = 5, *, stopped: bool = False) -> Attempts:
         rule = Rule(Restarts(most=most))
-        return Attempts(rule, self.start, rest=self.rest, is_stopped=lambda: stopped, tell=self.lines.append)  # type: ignore[arg-type]
+        return Attempts(rule, self.start, rest=self.rest, is_stopped=lambda: stopped, report=self.lines.append)  # type: ignore[arg-type]
 
 
 DEAD = result("npu/0", outcome("npu/0", -9), outcome("gpu/0", 1, error="NB-401"))

@@ -145,6 +145,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     return lambda: Counting.sent
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "task", [*(pytest.param(task, marks=pytest.mark.grid) for task in (by_number, one_hot, probabilities)), focal]
 )
@@ -163,6 +164,7 @@ def test_logits_never_cross_and_what_does_is_as_planned(
     assert told == pytest.approx(model.train_on_batch(x, y, return_dict=True), rel=1e-5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("groups", "k", "micro_batches"), [(4, 2, 1), pytest.param(None, 1, 2, marks=pytest.mark.grid)]
 )

@@ -126,6 +126,7 @@ def remembered(state: Any) -> Any:
     return state.version, state.steps, cache, basis
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("name", "source"), [pytest.param("delta", "gpu", marks=pytest.mark.grid), ("shared rank", "npu")]
 )

@@ -101,6 +101,7 @@ def test_the_step_is_the_uncut_one(copies: tuple[int, ...], micro_batch: int) ->
     close(weights, expected[1])
 
 
+@pytest.mark.grid
 def test_what_codecs_remember_goes_from_micro_batch_to_micro_batch() -> None:
     found = []
     for copies in ((1, 1), (3, 2)):

@@ -205,6 +205,7 @@ def test_a_callback_list_that_was_made_before_is_refused() -> None:
         model.fit(np.ones((4, 16)), np.ones((4, 16)), callbacks=callbacks, verbose=0)
 
 
+@pytest.mark.grid
 def test_in_a_loop_micro_batches_and_codec_follow_the_length() -> None:
     """An `nb.function` is traced once for each length, and its scopes are met in each trace."""
     curriculum, x = Curriculum(16, 64, 4, step=16), np.random.default_rng(0).normal(size=(8, 64)).astype("float32")

@@ -18,6 +18,7 @@ def made(name: str, around=nowhere):
     return model
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "name", ["causal", *(pytest.param(name, marks=pytest.mark.grid) for name in ("translator", "cmlm"))]
 )

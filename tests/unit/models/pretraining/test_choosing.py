@@ -31,6 +31,7 @@ def test_a_score_is_the_mean_over_tokens_that_are_there() -> None:
     assert np.allclose(model(ids), (np.asarray(each) * there).sum(1) / there.sum(1), atol=1e-6)
 
 
+@pytest.mark.grid
 def test_tuning_finds_what_tells_them_apart_and_accuracy_counts_it() -> None:
     keras.utils.set_random_seed(1)
     model = choice_model(Bert(SIZES, name="b"))

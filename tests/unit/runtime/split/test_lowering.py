@@ -135,7 +135,7 @@ BY_ADAM = ("rows", "classes", "rows of a table")
 # Held by tests/parity/test_splits.py, in whole models, or much like another one: of the grid.
 RARELY = (
     "columns", "rows", "channels", "channels in", "feed-forward", "tokens", "heads", "table by rows",
-    "table by columns", "sgd: columns of a table", "rows of a table",
+    "table by columns", "sgd: columns of a table", "rows of a table", "groups", "flattened",
 )  # fmt: skip
 
 
