@@ -165,12 +165,15 @@ class ClusterInfo:
 
         >>> ClusterInfo("gpu", (), collectives=(Collective("all-reduce", 2e-3, 1e-9),)).ring.delay_s
         0.001
+        >>> ClusterInfo("gpu", (), collectives=(Collective("all-reduce", 2e-3, 0.0),)).ring.rate_bytes_per_s is None
+        True
         """
         said = self.inside.rate_bytes_per_s is not None or self.inside.delay_s
         for each in () if said else self.collectives:
             if each.kind == "all-reduce":  # a byte of the tensor is 2 (n - 1) / n bytes on each line
                 rounds = 2.0 * (each.workers - 1)
-                return LinkRate(rounds / each.workers / each.beta_s_per_byte, each.alpha_s / rounds)
+                beta = each.beta_s_per_byte  # 0.0 where bytes take no time that could be measured
+                return LinkRate(rounds / each.workers / beta if beta else None, each.alpha_s / rounds)
         return self.inside
 
 

@@ -54,7 +54,8 @@ def fit_collectives(found: Mapping[str, Sequence[Sequence[float]]], sizes: Seque
     for kind, seconds in found.items():
         timed = [summarise(each) for each in seconds]
         line = fit_line([(float(size), each.seconds) for size, each in zip(sizes, timed, strict=False)])
-        made.append(Collective(kind, line.alpha, line.beta, workers))
+        beta = line.beta or timed[-1].seconds / sizes[len(timed) - 1]  # lost in noise: at most what the largest took
+        made.append(Collective(kind, line.alpha, beta, workers))
         spreads[kind] = timed[-1].spread
     return Among(tuple(made), spreads)
 
