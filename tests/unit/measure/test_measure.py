@@ -31,6 +31,7 @@ from whale_nebula.hardware.measured import (
 from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
 from whale_nebula.measure import device
 from whale_nebula.runtime.clusters import add_kept
+from whale_nebula.runtime.replicas.collective_costs import fit_collectives
 from whale_nebula.security import Identity
 
 Capture = pytest.CaptureFixture[str]
@@ -283,3 +284,8 @@ def test_what_runs_have_shown_holds_for_the_same_machine_and_workers_alone(monke
     assert read_slowness(told, True, ()) == {"gpu": 3.0, "npu": 0.5}
     slowness_path().write_text("{")
     assert read_slowness(told, True, ()) == {}
+
+
+def test_bytes_whose_time_is_lost_in_noise_take_at_most_what_the_largest_tensor_took() -> None:
+    (found,) = fit_collectives({"all-reduce": [[3e-3] * 3, [2e-3] * 3]}, (1 << 12, 1 << 16), 2).collectives
+    assert found.beta_s_per_byte == pytest.approx(2e-3 / (1 << 16))
