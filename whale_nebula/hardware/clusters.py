@@ -91,6 +91,11 @@ class LinkRate:
         """Convert a line of a config, to bytes."""
         return cls(None if line.rate is None else line.rate / 8, line.delay, line.loss, line.cost)
 
+    @property
+    def takes_time(self) -> bool:
+        """Whether it has a rate or a delay."""
+        return self.rate_bytes_per_s is not None or self.delay_s > 0
+
     def complete_from(self, other: LinkRate) -> LinkRate:
         """Return it unchanged if it has a rate; otherwise with the rate and missing values of another record of it."""
         if self.rate_bytes_per_s is not None:
@@ -168,8 +173,7 @@ class ClusterInfo:
         >>> ClusterInfo("gpu", (), collectives=(Collective("all-reduce", 2e-3, 0.0),)).ring.rate_bytes_per_s is None
         True
         """
-        said = self.inside.rate_bytes_per_s is not None or self.inside.delay_s
-        for each in () if said else self.collectives:
+        for each in () if self.inside.takes_time else self.collectives:
             if each.kind == "all-reduce":  # a byte of the tensor is 2 (n - 1) / n bytes on each line
                 rounds = 2.0 * (each.workers - 1)
                 beta = each.beta_s_per_byte  # 0.0 where bytes take no time that could be measured

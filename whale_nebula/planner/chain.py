@@ -332,14 +332,12 @@ class _Chaining:
             is_read(graph.ops[value.op]) for op in ops if op in weighted for value in graph.ops[op].inputs
         )  # what reads a variable itself is in the variable's stage
         if not stays and LABELLED_ROWS * there[cut - 1] + size < LABELLED_ROWS * there[cut]:
-            trained = [bool(self.requests) and known[path].trainable for path in paths]
+            trained = {path: bool(self.requests) and known[path].trainable for path in paths}
             there[cut] = there[cut - 1] + size / self.rows
-            back[cut] = back[cut - 1] + sum(
-                known[path].spec.nbytes() * own for path, own in zip(paths, trained, strict=True)
-            ) / self.rows  # fmt: skip
+            returned = sum(known[path].spec.nbytes() for path, own in trained.items() if own)
+            back[cut] = back[cut - 1] + returned / self.rows
             more = [
-                Tensor(known[path].spec.dtype, tuple(known[path].spec.sized(1)), own)
-                for path, own in zip(paths, trained, strict=True)
+                Tensor(known[path].spec.dtype, tuple(known[path].spec.sized(1)), own) for path, own in trained.items()
             ]
             tensors[cut] = (*tensors[cut - 1], *more)
 

@@ -57,7 +57,7 @@ def capture_planned(
     homes = find_homes(name, layout.absent, run)
 
     def cut(decision: Decision) -> Captured:
-        return _capture_stages(first, decision, limits, call, layout, {**options, "homes": homes})
+        return _capture_stages(first, decision, limits, call, layout, homes, options)
 
     decision = _find_decision(run, first)
     if decision is not None:
@@ -171,16 +171,21 @@ def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, 
 
 # ---------------------------------------------------------------------- with its stages
 def _capture_stages(
-    first: Captured, decision: Decision, limits: Limits, call: Call, layout: Signature, options: Mapping[str, Any]
+    first: Captured,
+    decision: Decision,
+    limits: Limits,
+    call: Call,
+    layout: Signature,
+    homes: Mapping[int, frozenset[str]],
+    options: Mapping[str, Any],
 ) -> Captured:
     """Capture the step with the stages of a decision; one that runs uncut is not captured again."""
     if decision.uncut:
         stage = Stage("stage0", decision.assignment.stages[0].cluster, decision.where)
         return replace(first, program=replace(first.program, stages=(stage,)), decision=decision)
-    given = dict(options)
-    assignment = replace(decision.assignment, homes=given.pop("homes"))
+    assignment = replace(decision.assignment, homes=homes)
     with _compress_crossings(limits):
-        found = capture(call, layout, **given, assignment=assignment, handles=decision.handles)
+        found = capture(call, layout, **options, assignment=assignment, handles=decision.handles)
 
     def begin(wanted: Callable[[Any], bool]) -> None:
         first.begin(wanted)

@@ -279,12 +279,10 @@ def agree_on_clusters(name: str, clusters: Clusters, known: Known, run: Run) -> 
     completed = complete(clusters, config_of(run))
     if run.alone:
         return Agreed(completed, True, known)
-    session, own = run.ledger.session, run.here().cluster
+    own = run.here().cluster
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
     part = {"clusters": completed.to_json(), "collectives": able, "measure": run.config.measure, "known": known}
-    sheet = {"shared": part}
-    received = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
-    every = {worker: each["shared"] for worker, each in sorted({session.worker: sheet, **received}.items())}
+    every = dict(sorted(run.ledger.session.share(f"the planning of {name!r}", part).items()))
     for each in every.values():
         clusters = clusters.complete_from(Clusters.from_json(each["clusters"], where=name))
     budget = min(float(each["measure"]) for each in every.values())
@@ -301,12 +299,9 @@ def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozen
     """
     if run.alone or not run.config.inputs:
         return {}
-    session = run.ledger.session
-    sheet = {"shared": {"absent": sorted(absent)}}
-    received = session.exchange(f"the inputs of {name!r}", sheet, set(session.links))
     lacking: dict[int, set[str]] = {}
-    for worker, each in {session.worker: sheet, **received}.items():
-        for number in each["shared"]["absent"]:
+    for worker, each in run.ledger.session.share(f"the inputs of {name!r}", {"absent": sorted(absent)}).items():
+        for number in each["absent"]:
             lacking.setdefault(int(number), set()).add(cluster_of(worker))
     return {number: frozenset(run.cluster_sizes) - gone for number, gone in sorted(lacking.items())}
 
@@ -337,14 +332,13 @@ def measure_in_clusters(
     if run.alone:
         tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
         return tables, read_slowness(clusters, True, tables)
-    session, here = run.ledger.session, run.here().cluster
+    here = run.here().cluster
     shown = read_slowness(clusters, False, () if found is None else {here})
-    sheet = {"shared": {"blocks": {} if found is None else found.to_plain(), "slowness": shown.get(here, 0.0)}}
-    received = session.exchange(f"the costs of {name!r}", sheet, set(session.links))
+    part = {"blocks": {} if found is None else found.to_plain(), "slowness": shown.get(here, 0.0)}
     every: dict[str, list[MeasuredBlocks]] = {}
     slowness: dict[str, float] = {}
-    for worker, each in {session.worker: sheet, **received}.items():
-        cluster, costs = cluster_of(worker), each["shared"]
+    for worker, costs in run.ledger.session.share(f"the costs of {name!r}", part).items():
+        cluster = cluster_of(worker)
         every.setdefault(cluster, []).append(MeasuredBlocks.from_plain(costs["blocks"], count))
         slowness[cluster] = max(slowness.get(cluster, 0.0), costs["slowness"])
     slowest = {cluster: slowest_of(known, layers.rows) for cluster, known in every.items()}

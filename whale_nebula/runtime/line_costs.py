@@ -56,10 +56,9 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
     first = {name: next(worker for worker, own in run.workers.items() if own == name) for name in unknown}
     found = _time_inside(cluster, run, budget) if cluster in unknown else None
     leads = found is not None and session.worker == first[cluster]
-    sheet = {"shared": {"collectives": found.to_json() if found is not None and leads else ""}}
-    received = session.exchange(f"the collectives for {name!r}", sheet, set(session.links))
-    for _, each in sorted({session.worker: sheet, **received}.items()):
-        if text := each["shared"]["collectives"]:
+    part = {"collectives": found.to_json() if found is not None and leads else ""}
+    for _, each in sorted(session.share(f"the collectives for {name!r}", part).items()):
+        if text := each["collectives"]:
             run.collectives.append(Clusters.from_json(text, where=name))
             clusters = clusters.complete_from(run.collectives[-1])
     config, others = config_of(run), run.hosts.get(first.get(cluster, "")) != run.hosts.get(session.worker)
@@ -73,8 +72,7 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
 
 def _lacks_collectives(cluster: ClusterInfo) -> bool:
     """Whether several workers are joined by what nobody has described."""
-    unsaid = cluster.inside.rate_bytes_per_s is None and not cluster.inside.delay_s
-    return len(cluster.workers) > 1 and unsaid and not cluster.collectives
+    return len(cluster.workers) > 1 and not cluster.inside.takes_time and not cluster.collectives
 
 
 def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
@@ -117,10 +115,9 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     session.expected.add_round(_PROGRAM, max(SIZES))
     session.exchange(f"measuring lines for {name!r}", {}, set(session.links))  # from here on nothing else crosses
     own = [_measure(ends, clusters, run) for ends in unknown if session.worker in ends]
-    sheet = {"shared": {"lines": [each.to_json() for each in own if each.first == session.worker]}}
-    received = session.exchange(f"the lines for {name!r}", sheet, set(session.links))
-    for _, each in sorted({session.worker: sheet, **received}.items()):
-        run.lines += [link_advice.LineFound.from_json(text) for text in each["shared"]["lines"]]
+    part = {"lines": [each.to_json() for each in own if each.first == session.worker]}
+    for _, each in sorted(session.share(f"the lines for {name!r}", part).items()):
+        run.lines += [link_advice.LineFound.from_json(text) for text in each["lines"]]
     return complete_from_lines(clusters, run.lines)
 
 

@@ -154,10 +154,9 @@ class PlanWatch:
             return False
         if run.alone:
             return better is not None
-        own = {"shared": {"plan": "" if better is None else repr(better.candidates[0].shape)}}
-        session = run.ledger.session
-        received = session.exchange(f"planning {self.name!r} anew", own, set(session.links))
-        return better is not None and all(each["shared"] == own["shared"] for each in received.values())
+        own = {"plan": "" if better is None else repr(better.candidates[0].shape)}
+        plans = run.ledger.session.share(f"planning {self.name!r} anew", own)
+        return better is not None and all(each == own for each in plans.values())
 
     def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
         """The step's measurements of all processes."""

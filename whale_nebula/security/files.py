@@ -161,13 +161,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock: only one command at a time changes its files."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        mend = "whale-nebula certs init"
-        raise CredentialsError(f"{folder} cannot be opened", why=error.strerror, mend=mend) from None
+def _hold(descriptor: int) -> Iterator[None]:
+    """Hold the lock of an open file or folder, and close it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -176,14 +171,23 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock: only one command at a time changes its files."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        mend = "whale-nebula certs init"
+        raise CredentialsError(f"{folder} cannot be opened", why=error.strerror, mend=mend) from None
+    with _hold(descriptor):
+        yield
+
+
+@contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file that other processes use, too, in the order in which they ask for it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, SECRET)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with _hold(descriptor):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def now() -> datetime:

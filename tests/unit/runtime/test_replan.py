@@ -84,10 +84,10 @@ def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.
 def test_a_better_plan_is_taken_where_all_have_found_it_and_none_is_pinned(
     pinned: str | None, others: str | None, taken: bool
 ) -> None:
-    def exchange(doing: str, sheet: Any, mates: Any) -> Any:
-        return {"c1/0": sheet if others == "the same" else {"shared": {"plan": "npu alone"}}}
+    def share(doing: str, value: Any) -> Any:
+        return {"c0/0": value, "c1/0": value if others == "the same" else {"plan": "npu alone"}}
 
-    session = SimpleNamespace(exchange=exchange, links={"c1/0": None})
+    session = SimpleNamespace(share=share)
     pins = SimpleNamespace(pin_of=lambda name: pinned)
     run = SimpleNamespace(pins=pins, alone=others is None, ledger=SimpleNamespace(session=session))
     problem = make_problem()

@@ -97,9 +97,7 @@ class Group:
         """Exchange a value with all processes; the result includes this one's."""
         if self._run.alone:
             return {self.worker: said}
-        session = self._run.ledger.session
-        sheets = session.exchange(doing, {"shared": said}, session.links.keys())
-        return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in sheets.items()}}
+        return self._run.ledger.session.share(doing, said)
 
     def list_entries(self, variables: Mapping[str, Any], sharers: Sequence[str] | None = None) -> Iterator[Entry]:
         """The entries of variables that this worker writes: those that it alone holds, and its share of those that

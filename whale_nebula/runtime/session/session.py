@@ -277,6 +277,11 @@ class Session:
                 raise RemoteProtocolError(f"worker '{peer}' does not say its {', '.join(sorted(missing))}")
         return received
 
+    def share(self, doing: str, value: Any) -> dict[str, Any]:
+        """Exchange a value with all processes; the result, by worker, begins with this one's."""
+        received = self.exchange(doing, {"shared": value}, set(self.links))
+        return {self.worker: value, **{peer: theirs["shared"] for peer, theirs in received.items()}}
+
     def lost(self, mates: Collection[str]) -> NebulaError | None:
         """The error of one of these peers whose link has ended, if any; without waiting."""
         for _, link in self._links_of(mates):
