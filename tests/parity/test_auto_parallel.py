@@ -29,8 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicte
 SAMPLE = {"zoo": 8, "keras": 144, "loops": 144}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
-SAID, DIVIDED = 72, 180
-"""Of the scripts whose scopes say little, and of those of which a stage is split, every n-th is in the sample."""
+SAID = 72
+"""Of the scripts whose scopes say little, every n-th is in the sample; of split stages none."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
     for name, count in (("c0", 1), ("c1", 2), ("c2", 1))
@@ -180,15 +180,8 @@ def test_what_scopes_leave_open_is_completed(name: str, number: int, monkeypatch
     assert_same(expected, found, case.tolerance, case.length)
 
 
-def divided() -> Iterator[Any]:
-    """A parameter for each script of whose stages one is to be split; most are of the grid."""
-    names = [f"{family} {name}" for family in ("zoo", "keras") for name in FAMILIES[family]]
-    for place, name in enumerate(names):
-        yield pytest.param(name, marks=() if place % DIVIDED == 2 else (pytest.mark.grid,), id=name)
-
-
 @pytest.mark.grid
-@pytest.mark.parametrize("name", list(divided()))
+@pytest.mark.parametrize("name", [f"{family} {name}" for family in ("zoo", "keras") for name in FAMILIES[family]])
 def test_stages_whose_variables_are_split_by_the_planner(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, expected = CASES[name], plain(name)
     nb.shutdown()

@@ -19,27 +19,18 @@ LAST = "trained,4"
 """There are three workers."""
 
 
-def asked(config: pytest.Config) -> list[str]:
-    """The sample, or the grid."""
-    return ASKED if config.getoption("--grid", default=False) else ASKED[:1]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", asked(metafunc.config))
-
-
 @pytest.fixture(scope="module")
-def three(request: pytest.FixtureRequest) -> tuple[Ended, Mapping[str, Any]]:
+def three() -> tuple[Ended, Mapping[str, Any]]:
     """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
 
     def alone() -> dict[str, Any]:
         return {name: lesson(uncut) for name, lesson in CASES.items()}
 
-    lessons = [*asked(request.config), LAST]
+    lessons = [*ASKED, LAST]
     return beside("train", WORKERS, "normalised", *lessons, deadline=DEADLINE, alone=alone)
 
 
+@pytest.mark.parametrize("case", ASKED)
 def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str, Any]], case: str) -> None:
     found, expected = three
     for part in found.all(case):

@@ -68,7 +68,7 @@ def test_the_loss_is_least_where_the_load_is_even(groups: int | None) -> None:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("groups", [pytest.param(None, marks=pytest.mark.grid), 2])
+@pytest.mark.parametrize("groups", [None, 2])
 def test_micro_batches_are_row_groups(groups: int | None, tmp_path: Path) -> None:
     """Also of a layer that reads the inputs themselves. TensorBoard has what `fit` tells."""
     keras.utils.set_random_seed(4)

@@ -146,9 +146,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(
-    "task", [*(pytest.param(task, marks=pytest.mark.grid) for task in (by_number, one_hot, probabilities)), focal]
-)
+@pytest.mark.parametrize("task", [by_number, one_hot, probabilities, focal])
 def test_logits_never_cross_and_what_does_is_as_planned(
     task: Callable[[], tuple[Any, list[Any]]], sent: Callable[[], float]
 ) -> None:
@@ -165,9 +163,7 @@ def test_logits_never_cross_and_what_does_is_as_planned(
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(
-    ("groups", "k", "micro_batches"), [(4, 2, 1), pytest.param(None, 1, 2, marks=pytest.mark.grid)]
-)
+@pytest.mark.parametrize(("groups", "k", "micro_batches"), [(4, 2, 1), (None, 1, 2)])
 def test_places_at_experts_are_counted(
     groups: int | None, k: int, micro_batches: int, sent: Callable[[], float]
 ) -> None:

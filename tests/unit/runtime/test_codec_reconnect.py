@@ -127,9 +127,7 @@ def remembered(state: Any) -> Any:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(
-    ("name", "source"), [pytest.param("delta", "gpu", marks=pytest.mark.grid), ("shared rank", "npu")]
-)
+@pytest.mark.parametrize(("name", "source"), [("delta", "gpu"), ("shared rank", "npu")])
 def test_a_run_whose_line_is_cut_comes_to_the_same_bits(
     name: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,7 +337,7 @@ def carried(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, in
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("micro_batch", [pytest.param(1, marks=pytest.mark.grid), 4])
+@pytest.mark.parametrize("micro_batch", [1, 4])
 def test_what_a_free_line_would_carry_is_counted_length_by_length(micro_batch: int) -> None:
     free = carried(None, micro_batch)
     assert free == carried("10gbit,0ms", micro_batch)
