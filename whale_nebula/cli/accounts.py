@@ -31,22 +31,23 @@ from whale_nebula.security.identity import ROLES as IDENTITIES
 from whale_nebula.transport.handover import LOGIN, is_served, socket_path
 
 _DESCRIPTION = """\
-Accounts say who may train in the clusters of an owner. They are kept beside his authority ("whale-nebula certs init"),
-in one file; who logs in there ("whale-nebula login") is given certificates for some hours, with his name in them."""
+Manage accounts, which define who may train in the clusters of an owner. They are stored in one file next to the owner's
+authority ("whale-nebula certs init"). Logging in ("whale-nebula login") yields short-lived certificates that carry the
+account's name."""
 
 _EPILOG = """\
 commands:
-  add      an account, with an invitation by which its owner sets a password, once
-  list     all accounts
-  show     one account: its state, its secrets and certificates
-  disable  nobody logs in with it any more, and its certificates are revoked
-  enable   it may log in again
-  limit    how many workers it may have, and what these may use
-  remove   it is gone, and so are its certificates
-  passwd   a new invitation to set a password; or the password itself, from a file
-  token    a token to log in with, for programs
-  log      what was decided and changed, as JSON lines
-  serve    the service at which accounts log in
+  add      add an account, with a one-time invitation to set its password
+  list     list all accounts
+  show     show one account: its state, secrets and certificates
+  disable  forbid logins with an account, and revoke its certificates
+  enable   allow logins again
+  limit    limit the number of workers of an account, and their resources
+  remove   remove an account and revoke its certificates
+  passwd   create an invitation to set a new password, or read the password from a file
+  token    create a login token for programs
+  log      print decisions and changes as JSON lines
+  serve    run the login service
 
 examples:
   whale-nebula accounts add ana --workers 2
@@ -58,45 +59,45 @@ examples:
 
 exit status:
   0   done
-  1   refused: nothing was changed, and the message says why
-  2   the command line is wrong
+  1   refused; nothing was changed, and the message gives the reason
+  2   wrong command line
   78  the service cannot listen"""
 
 _TEXT = {
-    "add": "Add an account. It prints an invitation, which is good once: give it to whom the account is for.",
+    "add": "Add an account. Prints a one-time invitation for the person or program that will use the account.",
     "list": "List all accounts.",
-    "show": "Show an account, its secrets by their numbers, and the certificates that it has.",
-    "disable": "Let nobody log in with an account, and revoke the certificates that it has: its workers' links end as "
-    "soon as revoked.json is on the hosts that it talks to.",
-    "enable": "Let an account log in again.",
-    "limit": "Say how many workers an account may have, and what these may use; what is not given stays. It holds from "
-    "the next login on: certificates that were given say what was true then.",
+    "show": "Show an account, the numbers of its secrets, and its certificates.",
+    "disable": "Forbid logins with an account, and revoke its certificates: connections of its workers are closed as "
+    "soon as revoked.json is on the hosts that they are connected to.",
+    "enable": "Allow logins with an account again.",
+    "limit": "Limit the number of workers of an account, and their resources; limits that are not given do not change. "
+    "Changes apply from the next login on: existing certificates keep their limits.",
     "remove": "Remove an account with its secrets, and revoke its certificates.",
-    "passwd": "Make an invitation to set a new password; or set it from a file, which ends tokens of before.",
-    "token": "Make a token: who has it logs in with it until it ends. It is shown once. It is good for all that its "
-    "account may have, unless its scope is said.",
-    "log": "Print what was decided and changed, as JSON lines, once all of it is found to be as it was written.",
-    "serve": "Serve logins until SIGTERM or Ctrl-C. They come in at --listen, and at the port of a gateway of this "
-    "host that has --services.",
+    "passwd": "Create an invitation to set a new password; or set it from a file, which ends earlier tokens.",
+    "token": "Create a token, which can be used to log in until it expires. It is shown once. Without a scope it "
+    "permits all that its account permits.",
+    "log": "Print decisions and changes as JSON lines, after verifying the log.",
+    "serve": "Serve logins until SIGTERM or Ctrl-C, on --listen and through the port of a gateway on this host that "
+    "has --services.",
 }
 _OPTIONS: Options = {
-    "--role": ("ROLE", f"{', '.join(ROLES)}; trainer if it is not given"),
-    "--workers": ("N", "how many workers it may have at a time; 1 if it is not given"),
-    "--memory": ("SIZE", "of all its workers on a host together, 16GiB; none: as much as there is"),
-    "--cpus": ("N", "the same, of processors"),
-    "--processes": ("N", "the same, of processes and their threads"),
-    "--disk": ("SIZE", "the same, of what it keeps there"),
-    "--line": ("SIZE", "bytes a day through the cluster's gateway, of all its workers together"),
-    "--for": ("ROLE", f"certificates of this role alone: {', '.join(IDENTITIES)}"),
-    "--index": ("N", "certificates of this number alone"),
-    "--count": ("N", "certificates of the numbers 0 to N-1 alone"),
-    "--hours": ("HOURS", f"certificates that are good for so long at most; {MOST_HOURS:g} if it is not given"),
-    "--days": ("DAYS", f"how long it is good: {INVITATION_DAYS:g} for an invitation, {TOKEN_DAYS:g} for a token"),
-    "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
-    "--cluster": ("NAME", "the cluster whose service it is"),
-    "--listen": ("HOST:PORT", "where; 127.0.0.1:7200 if it is not given"),
-    "--services": ("FOLDER", "where a gateway of this host finds it, by its --services; that of --folder if not given"),
-    "--folder": ("FOLDER", 'where the authority is; "certs" if it is not given'),
+    "--role": ("ROLE", f"{', '.join(ROLES)}; default: trainer"),
+    "--workers": ("N", "maximum number of workers at a time; default: 1"),
+    "--memory": ("SIZE", "limit for all its workers on a host together, such as 16GiB; none: unlimited"),
+    "--cpus": ("N", "limit of processors, likewise"),
+    "--processes": ("N", "limit of processes and threads, likewise"),
+    "--disk": ("SIZE", "limit of stored data, likewise"),
+    "--line": ("SIZE", "bytes per day through the cluster's gateway, for all its workers together"),
+    "--for": ("ROLE", f"restrict the token to certificates of this role: {', '.join(IDENTITIES)}"),
+    "--index": ("N", "restrict the token to the worker with this index"),
+    "--count": ("N", "restrict the token to workers 0 to N-1"),
+    "--hours": ("HOURS", f"maximum validity of its certificates; default: {MOST_HOURS:g}"),
+    "--days": ("DAYS", f"days of validity; default: {INVITATION_DAYS:g} for invitations, {TOKEN_DAYS:g} for tokens"),
+    "--password-file": ("FILE", "a file, readable only by you, whose first line is the password"),
+    "--cluster": ("NAME", "the cluster of the service"),
+    "--listen": ("HOST:PORT", "the address to listen on; default: 127.0.0.1:7200"),
+    "--services": ("FOLDER", "where the --services of a gateway on this host find it; default: --folder"),
+    "--folder": ("FOLDER", 'the folder of the authority; default: "certs"'),
     "--json": (None, "print one JSON object"),
 }
 _ALWAYS = ("--folder", "--json")

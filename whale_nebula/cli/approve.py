@@ -41,43 +41,42 @@ if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
 
 _DESCRIPTION = """\
-Show what a program is, and sign that it may run: its plan, what crosses between clusters and on which inputs that
+Show what a program does, and sign that it may run: its plan, what crosses between clusters and on which inputs that
 depends, the files of the script, and the installed packages. Workers whose config has "approvals: FOLDER" refuse
-every other program, with the first difference from what was approved.
+all other programs, and name the first difference from an approved one.
 
-The script runs as under "whale-nebula show --all": its steps are planned and answered with zeros, nothing is trained.
-It runs in a process of its own, which has no key and no terminal; this one shows and signs what that has found. Sign
-where the authority's key is ("whale-nebula certs init"), with the packages that the workers have; or plan where the
-packages are, and sign elsewhere, by --record."""
+The script runs as with "whale-nebula show --all": its steps are planned and return zeros; nothing is trained. It runs
+in a separate process without access to keys or the terminal. Sign where the authority's key is ("whale-nebula certs
+init"), with the packages that the workers have; or plan where the packages are, and sign elsewhere with --record."""
 
 _EPILOG = """\
 examples:
   whale-nebula approve train.py --config clusters.yaml            show it, ask, and sign
   whale-nebula approve train.py --config clusters.yaml --yes --why "reviewed on Monday"
-  whale-nebula approve train.py --config clusters.yaml --dry      show it, and sign nothing
-  whale-nebula approve train.py --dry --record train.json         on a host without a key: keep what was found
-  whale-nebula approve train.py --record train.json               where the key is: show and sign that; nothing runs
+  whale-nebula approve train.py --config clusters.yaml --dry      show it, without signing
+  whale-nebula approve train.py --dry --record train.json         on a host without the key: store the result
+  whale-nebula approve train.py --record train.json               on the host with the key: show and sign it
   whale-nebula approve --list --config clusters.yaml
   whale-nebula approve --withdraw 1f3a --config clusters.yaml     put it on the deny list, revoked.json
 
-Copy the folder that it writes, and after --withdraw revoked.json, to every host whose config asks for approvals.
+Copy the folder of approvals, and after --withdraw also revoked.json, to every host whose config requires approvals.
 
 exit status:
   0   signed, shown or withdrawn           65  there is no such approval
-  1   refused: nothing was signed          66  there is no such file
-  2   the command line is wrong            78  the config is wrong
-  3   the script made no step with scopes  130 interrupted"""
+  1   refused; nothing was signed          66  the file does not exist
+  2   wrong command line                   78  wrong config
+  3   the script ran no step with scopes   130 interrupted"""
 
 _OPTIONS: Options = {
-    "--config": ("FILE", "clusters.yaml, also instead of what the script gives nb.init"),
-    "--folder": ("FOLDER", 'where the authority is; "certs" beside the --config, or here, if it is not given'),
-    "--days": ("DAYS", f"how long it may run: {DAYS:g} if it is not given, and not longer than the authority"),
-    "--why": ("TEXT", "what to remember about it"),
-    "--steps": ("N", "look at the first N steps that differ; at all of them, until the script ends, if not given"),
+    "--config": ("FILE", "clusters.yaml; overrides what the script passes to nb.init"),
+    "--folder": ("FOLDER", 'the folder of the authority; default: "certs" next to the --config, or here'),
+    "--days": ("DAYS", f"days of validity; default: {DAYS:g}, at most that of the authority"),
+    "--why": ("TEXT", "a comment to store"),
+    "--steps": ("N", "examine the first N distinct steps; default: all, until the script ends"),
     "--yes": (None, "sign without asking"),
     "--dry": (None, "sign nothing"),
-    "--record": ("FILE", "with --dry, write there what was found; else sign what it says, and do not run the script"),
-    "--list": (None, "the approvals that there are"),
+    "--record": ("FILE", "with --dry: write the result to this file; otherwise: sign its content, run nothing"),
+    "--list": (None, "list approvals"),
     "--withdraw": ("HEX", "an approval, by the first digits of its serial number"),
     "--json": (None, "print one JSON object"),
 }

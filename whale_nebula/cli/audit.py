@@ -21,12 +21,12 @@ from whale_nebula.security.trust import Revocations, Trust, load
 from whale_nebula.security.verdict import Verdict, verify
 
 _DESCRIPTION = """\
-Verify an audit log: follow its chain from the first record, with the files before it if it has several. With --heads,
-the file of a peer that keeps the log's signed heads, an end that was cut off and a log that was written anew are
-found, too; with --ca, heads count only if a certificate of this authority signed them, and there must be enough; heads
-of a certificate on the deny list, which is looked for beside --ca, vouch for nothing.
+Verify an audit log: follow its chain of digests from the first record, across rotated files. With --heads, a peer's
+file of signed heads of this log, truncation and rewriting are also detected. With --ca, only heads signed by a
+certificate of this authority count, and enough of them are required; heads signed by a revoked certificate do not
+count (the deny list is expected next to --ca).
 
-"whale-nebula audit report" says who read what of an owner's data: see its --help."""
+"whale-nebula audit report" reports who read which data of an owner: see its --help."""
 
 _EPILOG = """\
 examples:
@@ -37,17 +37,17 @@ examples:
 The gateway of cluster gpu writes audit/gpu-gateway.jsonl; that of npu keeps its heads, in npu-gateway.heads.jsonl.
 
 exit status:
-  0   the log is as it was written
-  1   it is not: the first record that is wrong or missing is named; or it does not belong to these heads
-  2   the command line is wrong
-  65  the heads or the authority's certificate do not read
-  66  there is no such file"""
+  0   the log is unchanged
+  1   a record is wrong or missing (the first one is named), or the log does not match the heads
+  2   wrong command line
+  65  the heads or the authority's certificate cannot be read
+  66  the file does not exist"""
 
 
 _OPTIONS: Options = {
     "--heads": ("FILE", "heads of this log that a peer has kept"),
     "--ca": ("FILE", "the authority's certificate"),
-    "--revoked": ("FILE", "the deny list, if it does not lie beside --ca"),
+    "--revoked": ("FILE", "the deny list; default: next to --ca"),
     "--json": (None, "print one JSON object"),
 }
 

@@ -22,11 +22,12 @@ from whale_nebula.security import authority, chain, files
 from whale_nebula.security.identity import AUDITOR
 
 _DESCRIPTION = """\
-Say who read what of an owner's data, when, by which program, and who approved it: from the logs of his service and of
-his machines, and the events of his registry. Each log is verified first, and one that was changed ends the command.
+Report who read which data of an owner, when, with which program, and who approved the program: from the logs of the
+data service and the owner's machines, and the events of the account registry. Every log is verified first; a log that
+was changed stops the command.
 
-Who has an account with the role of an auditor and has logged in ("whale-nebula login --role auditor") asks the owner's
-service for it by --at; what he asks is among the events."""
+An account with the auditor role that has logged in ("whale-nebula login --role auditor") requests the report from
+the owner's service with --at; the request itself is recorded."""
 
 _EPILOG = """\
 examples:
@@ -36,20 +37,20 @@ examples:
   whale-nebula audit report --cluster gpu --at gpu.example.org:7100 --folder of-gpu --since 2026-11-01
   whale-nebula audit report from-other-host/data-gpu-worker-1.jsonl certs/audit/data-gpu.jsonl
 
-The program is the SHA-256 of a script, as the reader said it; an approval names the same digest.
+A program is identified by the SHA-256 of its script, as reported by the reader; approvals contain the same digest.
 
 exit status:
-  0   every log is as it was written
-  1   one is not, or the registry was changed; or the service refuses
-  2   the command line is wrong
-  66  there is no such file"""
+  0   all logs are unchanged
+  1   a log or the registry was changed; or the service refuses
+  2   wrong command line
+  66  the file does not exist"""
 
 _OPTIONS: Options = {
-    "--since": ("TIME", "a day or a moment; from the beginning if it is not given"),
-    "--until": ("TIME", "a day or a moment, which is not in it any more; until now if it is not given"),
-    "--at": ("HOST:PORT", "the gateway of the owner, or his service of data"),
-    "--cluster": ("NAME", "the cluster whose owner is asked"),
-    "--folder": ("FOLDER", 'where the authority is, or the certificate of an auditor; "certs" if it is not given'),
+    "--since": ("TIME", "a day or a time; default: from the beginning"),
+    "--until": ("TIME", "a day or a time (exclusive); default: now"),
+    "--at": ("HOST:PORT", "the owner's gateway or data service"),
+    "--cluster": ("NAME", "the cluster of the owner"),
+    "--folder": ("FOLDER", 'the folder of the authority, or of an auditor\'s certificate; default: "certs"'),
     "--approvals": ("FOLDER", "approvals of programs (whale-nebula approve)"),
     "--lines": (None, "print all records and events of the period as JSON lines"),
     "--json": (None, "print one JSON object"),

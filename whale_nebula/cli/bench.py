@@ -23,34 +23,34 @@ from whale_nebula.security import Credentials, Identity
 from whale_nebula.transport.grpc.links import Place
 
 _DESCRIPTION = """\
-Measure the line between clusters over what a run uses: the first worker of each cluster, gRPC, mutual TLS, and the
-gateways if the config has them. Start it in every cluster at about the same time, each with its own --cluster; no run
-may go on meanwhile. It takes about eight times --seconds for each pair of clusters.
+Measure the link between clusters the way a run uses it: between the first workers of the clusters, over gRPC and mutual
+TLS, through the gateways of the config. Start the command in every cluster at about the same time, each with its own
+--cluster, while no run is active. Each pair of clusters takes about eight times --seconds.
 
-What was found is compared with the config's links, and kept in the folder line/ beside the config for doctor."""
+The result is compared with the config's links, and stored in the folder line/ next to the config for doctor."""
 
 _EPILOG = """\
 examples:
-  whale-nebula bench link --config clusters.yaml --cluster gpu      in site one
-  whale-nebula bench link --config clusters.yaml --cluster npu      in site two
+  whale-nebula bench link --config clusters.yaml --cluster gpu      at the first site
+  whale-nebula bench link --config clusters.yaml --cluster npu      at the second site
   whale-nebula bench link --config clusters.yaml --cluster gpu --to npu --seconds 10
-  whale-nebula bench link --all --clusters gpu,npu                  both ends here: what this machine can carry
+  whale-nebula bench link --all --clusters gpu,npu                  both ends here: the limit of this machine
 
 exit status:
-  0   it was measured
-  1   the other end did not come within the config's patience, or went
-  2   the command line is wrong
-  78  config or certificates are wrong"""
+  0   measured
+  1   the other end did not connect in time, or disconnected
+  2   wrong command line
+  78  wrong config or certificates"""
 
 _SECONDS = 4.0
 CODES: Codes = {ConfigError: arguments.CONFIG, CredentialsError: arguments.CONFIG}
 _OPTIONS: Options = {
     "--config": ("FILE", "clusters.yaml"),
-    "--cluster": ("NAME", "the cluster that this host is in"),
-    "--to": ("NAME", "the other cluster; all others, one after the other, if it is not given"),
-    "--seconds": ("S", f"about how long each burst of tensors takes: {_SECONDS:g} if it is not given"),
-    "--all": (None, "both ends on this machine, as two processes, with certificates that live as long"),
-    "--clusters": ("A,B", "with --all and without a config: names for the two ends"),
+    "--cluster": ("NAME", "the cluster of this host"),
+    "--to": ("NAME", "the other cluster; default: all others, one after the other"),
+    "--seconds": ("S", f"approximate duration of each burst of tensors; default: {_SECONDS:g}"),
+    "--all": (None, "run both ends on this machine, as two processes, with temporary certificates"),
+    "--clusters": ("A,B", "with --all and without a config: names of the two ends"),
     "--json": (None, "print one JSON object"),
     "--attached": (None, argparse.SUPPRESS),  # for the ends that --all starts
 }

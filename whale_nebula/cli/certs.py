@@ -21,21 +21,23 @@ from whale_nebula.security.owners import Requested
 from whale_nebula.security.trust import Revocation, SignedList
 
 _DESCRIPTION = """\
-Certificates say who a process is. One host has the run's authority: a folder with its key, made once by "init".
-There all certificates are issued, and copied to the hosts of their owners: "issue" prints which files go where.
+Manage certificates, which prove the identity of each process. One host has the authority of the run, a folder with its
+key, created once by "init". Certificates are issued there and copied to the hosts that use them: "issue" prints which
+files go where.
 
-Clusters of several owners have an authority each, which speaks for its clusters alone: "init --cluster". There each
-host makes its key by itself ("request"), the owner signs ("sign"), and everybody trusts all owners ("trust")."""
+If clusters belong to several owners, each owner has an authority that is valid only for its clusters ("init
+--cluster"). Each host then creates its own key ("request"), the owner signs it ("sign"), and all hosts trust all
+owners ("trust")."""
 
 _EPILOG = """\
 commands:
-  init     make the authority of a run
-  issue    a new key and certificate for a worker, a gateway or an operator
-  show     who has a certificate, until when, and in which state
-  renew    a new certificate for the key that is there: only its .pem must be copied again, while the run goes on
+  init     create the authority of a run
+  issue    create a key and certificate for a worker, a gateway or an operator
+  show     list certificates, their validity and state
+  renew    create a new certificate for an existing key: copy only its .pem, the run may continue
   revoke   put a certificate on the deny list
-  request  make a key that stays on this host, and a request for the authority to sign
-  sign     certificates for requests
+  request  create a key that stays on this host, and a request for the authority to sign
+  sign     create certificates for requests
   trust    add the authority of another owner, for its clusters, with its deny list
 
 examples:
@@ -53,45 +55,47 @@ examples:
   whale-nebula certs sign gpu-worker-1.csr
   whale-nebula certs trust --ca from-npu/ca.pem --list from-npu/revoked.json
 
-whale-nebula certs COMMAND --help says more of each.
+whale-nebula certs COMMAND --help describes each command.
 
 exit status:
   0   done
-  1   refused: nothing was changed, and the message says why
-  2   the command line is wrong
-  78  the config is wrong"""
+  1   refused; nothing was changed, and the message gives the reason
+  2   wrong command line
+  78  wrong config"""
 
 _TEXT = {
-    "init": "Make the authority of a run: a folder that only you can enter, with the key that signs all certificates.",
-    "issue": "Make a new key and a certificate for each of these. Nobody who has a good certificate gets another key.",
-    "show": "Show the authority and every certificate that was issued here, or copied here.",
-    "renew": "Make new certificates for the keys that are there: of all, or of those that are named. The old ones stay "
-    "good until their dates, and running processes take up new ones by themselves.",
-    "revoke": "Put certificates on the deny list, revoked.json; every process reads it again when it changes. Copy it "
-    "to every host.",
+    "init": "Create the authority of a run: a folder, accessible only to you, with the key that signs all "
+    "certificates.",
+    "issue": "Create a key and a certificate for each given process. A process with a valid certificate gets no second "
+    "key.",
+    "show": "Show the authority and all certificates that were issued here or copied here.",
+    "renew": "Create new certificates for existing keys: all of them, or the given ones. The old certificates stay "
+    "valid until they expire, and running processes pick up new ones automatically.",
+    "revoke": "Put certificates on the deny list, revoked.json, which every process reads again when it changes. Copy "
+    "it to every host.",
 }
 _TEXT |= {
-    "request": "Make a key for a process of this host, unless it has one, and a request: a file for the owner of the "
-    "authority. The key stays here.",
-    "sign": "Make certificates for requests. Compare the digest of the key with whoever sent the file.",
-    "trust": "Trust the authority of another owner, for its clusters and no others.",
+    "request": "Create a key for a process of this host, unless it has one, and a request: a file for the owner of the "
+    "authority. The key stays on this host.",
+    "sign": "Create certificates for requests. Compare the digest of the key with the sender of the file.",
+    "trust": "Trust the authority of another owner, only for its clusters.",
 }
 _OPTIONS: Options = {
-    "--run": ("NAME", "the run's name, if the config names none"),
-    "--config": ("FILE", "clusters.yaml: the run's name, which clusters there are, and where certs lies"),
-    "--cluster": ("NAME", "whose certificates"),
-    "--role": ("ROLE", f"{', '.join(ROLES)}; worker if it is not given"),
-    "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
+    "--run": ("NAME", "the run's name, if there is no config with a name"),
+    "--config": ("FILE", "clusters.yaml: the run's name, its clusters, and the location of certs"),
+    "--cluster": ("NAME", "the cluster of the process"),
+    "--role": ("ROLE", f"{', '.join(ROLES)}; default: worker"),
+    "--index": ("N", "the index of the worker in its cluster; default: 0"),
     "--count": ("N", "workers 0 to N-1"),
-    "--all": (None, "every worker of the config, and every gateway that it names"),
+    "--all": (None, "every worker of the config, and every gateway in it"),
     "--ca": (None, "the authority's own certificate: new dates for the same key"),
-    "--revoked": (None, "the deny list: signed anew, with the next number"),
-    "--list": ("FILE", "the deny list of the other owner: his revoked.json"),
-    "--forget-revocations": (None, "with --revoked: where the list is lost, and nobody was ever on it"),
+    "--revoked": (None, "the deny list: sign it again, with the next number"),
+    "--list": ("FILE", "the deny list of the other owner (revoked.json)"),
+    "--forget-revocations": (None, "with --revoked: the list is lost, and never had an entry"),
     "--serial": ("HEX", "one certificate, by the first digits of its serial number"),
-    "--why": ("TEXT", "what to remember about it"),
-    "--days": ("DAYS", f"how long it is good: {DAYS:g} if it is not given, {AUTHORITY_DAYS:g} for the authority"),
-    "--folder": ("FOLDER", 'where the authority is; if it is not given "certs" beside the --config, or here'),
+    "--why": ("TEXT", "a comment to store"),
+    "--days": ("DAYS", f"days of validity; default: {DAYS:g}, for the authority {AUTHORITY_DAYS:g}"),
+    "--folder": ("FOLDER", 'the folder of the authority; default: "certs" next to the --config, or here'),
     "--json": (None, "print one JSON object"),
 }
 _WHO = ("--cluster", "--role", "--index", "--count")
@@ -106,8 +110,8 @@ _TAKES = {
     "trust": ("--list", "--config", "--folder", "--json"),
 }
 _SPECIAL: Mapping[str, Options] = {
-    "init": {"--cluster": ("NAMES", "an authority that speaks for these clusters alone: gpu, or gpu,tpu")},
-    "trust": {"--ca": ("FILE", "the certificate of the other owner's authority: his ca.pem")},
+    "init": {"--cluster": ("NAMES", "create an authority that is valid only for these clusters: gpu, or gpu,tpu")},
+    "trust": {"--ca": ("FILE", "the certificate of the other owner's authority (ca.pem)")},
 }
 """Help texts that differ in one of the commands."""
 

@@ -24,18 +24,18 @@ from whale_nebula.report.records import size
 from whale_nebula.security.tenant import check_login
 
 _DESCRIPTION = """\
-Look at checkpoints that nb.init(checkpoint="FOLDER") or nb.save has written. FOLDER is the folder of a run, or that of
-one checkpoint in it.
+Inspect checkpoints written by nb.init(checkpoint="FOLDER") or nb.save. FOLDER is the folder of a run, or of one
+checkpoint in it.
 
-  list    the checkpoints of a run: steps, sizes, when they were written
-  show    one checkpoint, the newest unless its folder is given: where the run stood, and its tensors
-  verify  read every file and compare its digest; the first fault of each checkpoint is named
-  prune   remove what is older than the newest whole ones, --keep of them
-  export  write the tensors to one file, whole: --to weights.npz, or weights.safetensors
+  list    list the checkpoints of a run: steps, sizes, dates
+  show    show one checkpoint, the newest by default: the position of the run, and its tensors
+  verify  read every file and compare its digest; the first fault of each checkpoint is printed
+  prune   remove all but the newest complete checkpoints, --keep of them
+  export  write the complete tensors to one file: --to weights.npz, or weights.safetensors
 
-What an account's runs have written is shown to who has logged in as that account (--certs), as its runs alone read it.
+Checkpoints of an account's runs can be read only by hosts that are logged in with that account (--certs).
 
-In Python nb.restore("FOLDER", model) gives a model the newest weights, with or without scopes, and
+In Python, nb.restore("FOLDER", model) restores the newest weights, with or without scopes, and
 tf.train.load_checkpoint("FOLDER/step-00000120/state") reads single tensors."""
 
 _EPILOG = """\
@@ -47,16 +47,16 @@ examples:
   whale-nebula checkpoints export runs/a --to weights.npz --only "encoder/.*"
 
 exit status:
-  0   it was done; for verify: all checkpoints are whole
-  1   verify: one is not; export: it could not be written, or no tensor is called so; or they are of an account
-  2   the command line is wrong
+  0   done; for verify: all checkpoints are complete
+  1   verify: a checkpoint is damaged; export: not written, or no tensor matches; or an account's login is missing
+  2   wrong command line
   66  there is no checkpoint"""
 
 _OPTIONS: Options = {
-    "--keep": ("N", "prune: how many stay"),
-    "--to": ("FILE", "export: where to, .npz or .safetensors"),
-    "--only": ("REGEX", "show and export: tensors whose whole name matches"),
-    "--certs": ("FOLDER", 'certificates of the account whose checkpoints these are; "certs" if it is not given'),
+    "--keep": ("N", "prune: how many to keep"),
+    "--to": ("FILE", "export: the file to write, .npz or .safetensors"),
+    "--only": ("REGEX", "show and export: only tensors whose full name matches"),
+    "--certs": ("FOLDER", 'certificates of the account that owns the checkpoints; default: "certs"'),
     "--json": (None, "print one JSON object"),
 }
 _WORDS = ("list", "show", "verify", "prune", "export")

@@ -28,21 +28,21 @@ from whale_nebula.security import authority
 from whale_nebula.transport.handover import DATA
 
 _DESCRIPTION = """\
-Datasets that others may read: not their files, but rows of a published interface, as it leaves them. What is published
-and granted is kept beside the owner's authority ("whale-nebula certs init"), with his accounts."""
+Manage access to datasets. Other owners do not get files, but rows of a published interface. Interfaces and grants are
+stored next to the owner's authority ("whale-nebula certs init"), together with the accounts."""
 
 _EPILOG = """\
-commands, where the authority is:
-  publish   a dataset interface: its source, what is done to it, what leaves, and how much
-  list      all datasets
-  show      one dataset, its schema and limits, and who may read it
-  withdraw  nobody reads it any more
-  grants    what was asked for; --grant, --deny or --withdraw one of them
-  serve     the service from which accounts read
+commands of the owner:
+  publish   publish a dataset interface: source, transformation, schema and limits
+  list      list all datasets
+  show      show one dataset, its schema and limits, and who may read it
+  withdraw  end access to a dataset
+  grants    list requests; --grant, --deny or --withdraw one of them
+  serve     run the service that accounts read from
 
 commands of an account, with the certificates of "whale-nebula login":
-  list --at HOST:PORT   the datasets that one may ask for
-  request               ask to read one: whale-nebula data request gpu://corpus --at HOST:PORT --purpose TEXT
+  list --at HOST:PORT   list the datasets that can be requested
+  request               request access: whale-nebula data request gpu://corpus --at HOST:PORT --purpose TEXT
 
 examples:
   whale-nebula data publish corpus.yaml
@@ -53,35 +53,34 @@ examples:
 
 exit status:
   0   done
-  1   refused: nothing was changed, and the message says why
-  2   the command line is wrong
-  66  there is no such file
+  1   refused; nothing was changed, and the message gives the reason
+  2   wrong command line
+  66  the file does not exist
   78  the interface is wrong"""
 
 _TEXT = {
-    "publish": "Publish a dataset interface. Its first row is read, so that what does not work is found now.",
+    "publish": "Publish a dataset interface. Its first row is read, to detect errors at once.",
     "list": "List all datasets.",
-    "show": "Show a dataset, what leaves of it, its limits, and who may read it.",
-    "withdraw": "Let nobody read a dataset any more. Grants end; a new publication needs new ones.",
-    "grants": "List what accounts have asked for, and what became of it; or answer.",
-    "serve": "Let accounts read what they were granted, until SIGTERM or Ctrl-C. What they read stands in "
-    "audit/data-CLUSTER.jsonl in the folder of the authority. Reads come in at --listen, and at the port of a gateway "
-    "of this host that has --services.",
-    "request": "Ask the owner of a dataset to let this account read it, for a purpose.",
+    "show": "Show a dataset, its published schema, its limits, and who may read it.",
+    "withdraw": "End access to a dataset. Grants end with it; publishing it again needs new ones.",
+    "grants": "List the requests of accounts and their state, or answer one.",
+    "serve": "Serve granted datasets until SIGTERM or Ctrl-C, on --listen and through the port of a gateway on this "
+    "host that has --services. Reads are recorded in audit/data-CLUSTER.jsonl in the folder of the authority.",
+    "request": "Request access to a dataset for this account, for a purpose.",
 }
 _OPTIONS: Options = {
-    "--grant": ("NUMBER", "let the account that has asked so read the dataset"),
-    "--deny": ("NUMBER", "do not"),
+    "--grant": ("NUMBER", "grant the request"),
+    "--deny": ("NUMBER", "deny the request"),
     "--withdraw": ("NUMBER", "end a grant"),
-    "--days": ("DAYS", f"how long a grant is good: {DAYS:g} if it is not given, and not longer than the dataset"),
-    "--why": ("TEXT", "what to remember about it"),
-    "--at": ("HOST:PORT", "the gateway of the owner, or his service"),
-    "--cluster": ("NAME", "the cluster whose data it is"),
-    "--listen": ("HOST:PORT", "where; 127.0.0.1:7300 if it is not given"),
-    "--purpose": ("TEXT", "what the rows are for"),
-    "--approvals": ("FOLDER", "approvals of programs, whose approvers the reports of auditors name"),
-    "--services": ("FOLDER", "where a gateway of this host finds it, by its --services; that of --folder if not given"),
-    "--folder": ("FOLDER", 'where the authority is, or the certificates of an account; "certs" if it is not given'),
+    "--days": ("DAYS", f"validity of a grant; default: {DAYS:g}, at most that of the dataset"),
+    "--why": ("TEXT", "a comment to store"),
+    "--at": ("HOST:PORT", "the owner's gateway or data service"),
+    "--cluster": ("NAME", "the cluster of the data"),
+    "--listen": ("HOST:PORT", "the address to listen on; default: 127.0.0.1:7300"),
+    "--purpose": ("TEXT", "what the rows are used for"),
+    "--approvals": ("FOLDER", "approvals of programs, from which auditors' reports name approvers"),
+    "--services": ("FOLDER", "where the --services of a gateway on this host find it; default: --folder"),
+    "--folder": ("FOLDER", 'the folder of the authority, or of an account\'s certificates; default: "certs"'),
     "--json": (None, "print one JSON object"),
 }
 _ALWAYS = ("--folder", "--json")

@@ -30,12 +30,12 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.report.records import size
 
 _DESCRIPTION = """\
-Look at what this version stands on: Python, TensorFlow, Keras and the other packages against the versions that are
-supported, threads, memory, and what may be missing. With --config a clusters.yaml is read and checked, too.
+Check the environment: versions of Python, TensorFlow, Keras and other packages against the supported ones, threads,
+memory, and missing parts. With --config, a clusters.yaml is also checked.
 
-With --cluster it is also looked at what this host needs to take part in a run of that cluster: certificates and their
-dates, names, ports, whether the others are reached and what they say to these certificates, clocks, congestion
-control, open files, and the line as bench link has found it. A gateway's host needs no TensorFlow."""
+With --cluster, check what this host needs for a run of that cluster: certificates and their dates, names, ports,
+whether other hosts can be reached and accept these certificates, clocks, congestion control, open files, and the link
+as measured by bench link. A gateway's host needs no TensorFlow."""
 
 _EPILOG = """\
 examples:
@@ -46,23 +46,23 @@ examples:
   whale-nebula doctor --config clusters.yaml --cluster gpu --gateway
   whale-nebula doctor --json
 
-what it says of each thing:
-  ok       as it should be
-  note     it works, but you may want to know
-  warning  it works now, and will hurt
-  BAD      it must be mended
+results of a check:
+  ok       no problem
+  note     works; for your information
+  warning  works now, but will cause problems
+  BAD      must be fixed
 
 exit status:
   0   everything that is needed is there
-  1   something is missing, not supported or not reached: its line says how to mend it
-  2   the command line is wrong
-  78  the config is wrong"""
+  1   something is missing, unsupported or unreachable; the line explains how to fix it
+  2   wrong command line
+  78  wrong config"""
 
 _OPTIONS: Options = {
-    "--config": ("FILE", "check this clusters.yaml, too"),
-    "--cluster": ("NAME", "the cluster that this host is in: check all that a run of it needs"),
-    "--worker": ("N", "the worker that is here, if its address does not say so"),
-    "--gateway": (None, "this host is the gateway's, and no worker's"),
+    "--config": ("FILE", "also check this clusters.yaml"),
+    "--cluster": ("NAME", "the cluster of this host: check all that a run of it needs"),
+    "--worker": ("N", "the index of this host's worker, if its address does not tell"),
+    "--gateway": (None, "this host runs the gateway and no worker"),
     "--json": (None, "print one JSON object"),
 }
 _NETWORK_NEEDS = ("grpcio", "cryptography", "numpy", "google-crc32c")

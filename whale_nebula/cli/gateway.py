@@ -28,16 +28,16 @@ from whale_nebula.gateway.site import Site
 from whale_nebula.security.files import find_other_keys
 
 _DESCRIPTION = """\
-Be a cluster's gateway: the one port of it that others can reach. Its workers reach those of other clusters through
-it, and through the gateways of those. It hands frames on as they are, at the rates of the config's links, and cannot
-read them. Who may come in, certificates say. What it did stands in an audit log, whose heads other gateways keep.
-With --services accounts log in and read data at this port, too: others need to reach nothing else of the site."""
+Run a cluster's gateway, its only port that other sites can reach. Its workers connect to those of other clusters
+through it and through the other clusters' gateways. It forwards sealed frames, which it cannot read, at the rates of
+the config's links. Certificates decide who may connect. Events are recorded in an audit log, whose signed heads are
+kept by the other gateways. With --services, accounts also log in and read data through this port."""
 
 _EPILOG = """\
-Of two gateways one must be able to dial the other; where the config names no gateway for a cluster, that one dials.
-With --also several runs have one gateway: each its own port, certificates and audit log, and all the same process.
---services names the folder in which "whale-nebula accounts serve" and "data serve" of this host are to be found: that
-of the authority, unless they say another. They and the gateway are started, ended and started again in any order.
+Of two gateways, one must be able to connect to the other; if the config has no gateway address for a cluster, that
+cluster's gateway connects. With --also, one gateway process serves several runs, each with its own port, certificates
+and audit log. --services is the folder of the authority for "whale-nebula accounts serve" and "data serve" on this
+host, unless these use another one. The gateway and the services can be started and stopped in any order.
 
 examples:
   whale-nebula certs issue --cluster gpu --role gateway
@@ -48,10 +48,10 @@ examples:
   whale-nebula audit verify audit/gpu-gateway.jsonl
 
 exit status:
-  0   it was asked to end (SIGTERM, SIGINT), and did
-  1   it cannot listen there, or its audit log cannot be written
-  2   the command line is wrong
-  78  config or certificates are wrong"""
+  0   stopped by SIGTERM or SIGINT
+  1   cannot listen, or cannot write the audit log
+  2   wrong command line
+  78  wrong config or certificates"""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_SECONDS = 1.0
@@ -59,19 +59,18 @@ _LOOK_SECONDS = 1.0
 
 _OPTIONS: Options = {
     "--config": ("FILE", "clusters.yaml"),
-    "--cluster": ("NAME", "whose gateway this is"),
+    "--cluster": ("NAME", "the cluster of the gateway"),
     "--also": (
         "FILES",
-        "configs of other runs, b.yaml,c.yaml: be the cluster's gateway in these, too, and let all runs "
-        "share each line alike",
+        "configs of other runs to serve, such as b.yaml,c.yaml; all runs get equal shares of each link",
     ),
-    "--listen": ("HOST:PORT", "where to listen, if not at the address that the config gives to others"),
+    "--listen": ("HOST:PORT", "the address to listen on; default: the gateway's address of the config"),
     "--services": (
         "FOLDER",
-        "let accounts log in and read data at this port, too, by the services of this host that are found in a folder; "
-        "of several runs, that of --config",
+        "let accounts log in and read data through this port, with the services of this host in this folder; with "
+        "several runs, for that of --config",
     ),
-    "--audit": ("FILE", "the audit log: audit/NAME-gateway.jsonl beside the config if it is not given"),
+    "--audit": ("FILE", "the audit log; default: audit/NAME-gateway.jsonl next to the config"),
     "--json": (None, "print one JSON object when it listens"),
     "--stdin": (None, argparse.SUPPRESS),  # started by a launcher, over standard input
 }

@@ -23,9 +23,10 @@ from whale_nebula.security import Files, Identity, authority, files, owners
 
 LOOK_SECONDS = 3.0
 _DESCRIPTION = """\
-Log in at the service of a cluster's owner ("whale-nebula accounts serve"), at the port of his gateway or at one of its
-own, and get certificates for workers of this host, good for some hours. Their keys are made here and stay here. The
-service proves who it is by ca.pem, which comes from the owner with the invitation; the gateway sees nothing of it."""
+Log in to the service of a cluster's owner ("whale-nebula accounts serve"), directly or through the owner's gateway, and
+get certificates for workers of this host that are valid for some hours. Private keys are created here and never leave
+this host. The service is authenticated by ca.pem, which the owner sends with the invitation; the gateway cannot read
+the exchange."""
 
 _EPILOG = """\
 examples:
@@ -38,28 +39,28 @@ examples:
 Then: whale-nebula run --config clusters.yaml --cluster gpu train.py
 
 exit status:
-  0   logged in        2   the command line is wrong
-  1   refused          78  the config is wrong"""
+  0   logged in        2   wrong command line
+  1   refused          78  wrong config"""
 
 _OPTIONS: Options = {
     "--cluster": ("NAME", "the cluster"),
-    "--at": ("HOST:PORT", "where its accounts log in; the cluster's gateway of --config if it is not given"),
-    "--account": ("NAME", "the account; your name on this host if it is not given"),
-    "--run": ("NAME", "the run's name, if the config names none"),
-    "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
+    "--at": ("HOST:PORT", "the login service; default: the cluster's gateway of --config"),
+    "--account": ("NAME", "the account; default: your user name on this host"),
+    "--run": ("NAME", "the run's name, if there is no config with a name"),
+    "--index": ("N", "the index of the worker in its cluster; default: 0"),
     "--count": ("N", "workers 0 to N-1"),
-    "--hours": ("HOURS", f"how long the certificates are good: {HOURS:g} if it is not given, {MOST_HOURS:g} at most"),
+    "--hours": ("HOURS", f"validity of the certificates; default: {HOURS:g}, at most {MOST_HOURS:g}"),
     "--role": (
         "ROLE",
-        "worker if it is not given; accounts of owners may also be gateway, those of auditors are auditor",
+        "default: worker; accounts of owners may also use gateway, accounts of auditors use auditor",
     ),
-    "--keep": (None, "stay: log in again before the certificates end, and keep the deny lists as the owner has them"),
-    "--lists": (None, "no certificates, the deny lists alone: for hosts of other owners, with --keep"),
-    "--invitation": (None, "set a password first, by an invitation that was given to you"),
-    "--token-file": ("FILE", "a file with a token, that only you can read, in place of the password"),
-    "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
-    "--config": ("FILE", "clusters.yaml: the run's name, and where certs lies"),
-    "--folder": ("FOLDER", 'where ca.pem is, and the certificates go: "certs" beside the --config, or here'),
+    "--keep": (None, "keep running: log in again before certificates expire, and keep deny lists up to date"),
+    "--lists": (None, "fetch only deny lists, no certificates: for hosts of other owners, with --keep"),
+    "--invitation": (None, "first set a password with an invitation"),
+    "--token-file": ("FILE", "a file, readable only by you, with a token to use in place of the password"),
+    "--password-file": ("FILE", "a file, readable only by you, whose first line is the password"),
+    "--config": ("FILE", "clusters.yaml: the run's name, and the location of certs"),
+    "--folder": ("FOLDER", 'where ca.pem is and certificates are written; default: "certs" next to --config, or here'),
     "--json": (None, "print one JSON object"),
 }
 

@@ -16,20 +16,20 @@ from whale_nebula.cli.arguments import DONE, INTERRUPTED, SIGNALLED
 from whale_nebula.errors.text import did_you_mean
 
 COMMANDS = {  # commands with their modules in this package
-    "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",
-    "show": "show a script's plan: stages, boundaries, schedule, what crosses the line; or a saved plan or report",
+    "run": "run a script as the workers of this host: whale-nebula run --config clusters.yaml --cluster gpu train.py",
+    "show": "show the plan of a script (stages, boundaries, schedule, traffic), or a saved plan or report",
     "plan": "find the best plan for a script without scopes: whale-nebula plan train.py --config clusters.yaml",
     "doctor": "check this machine: versions, packages, threads, memory, and a clusters.yaml",
-    "certs": "make, issue, show, renew and revoke certificates",
-    "approve": "show what a program is, and sign that it may run",
-    "accounts": "who may train in the clusters of an owner: add, list, disable accounts; serve logins",
-    "data": "datasets of an owner: publish, list, grant, serve and ask for them",
-    "login": "get certificates for this host by an account",
-    "gateway": "be the one process of a cluster that others can reach",
-    "audit": "verify an audit log; report who read what, when, by which program",
+    "certs": "create, issue, show, renew and revoke certificates",
+    "approve": "show what a program does, and sign that it may run",
+    "accounts": "manage the accounts of a cluster's owner, and serve logins",
+    "data": "publish, list, grant, serve and request datasets",
+    "login": "log in with an account and get certificates for this host",
+    "gateway": "run a cluster's gateway, its only process that other sites can reach",
+    "audit": "verify an audit log, or report who read what, when, with which program",
     "checkpoints": "list, show, verify, prune and export checkpoints",
-    "measure": "measure this machine for plans: kernels, memory, codecs, collectives, lines",
-    "bench": "measure the line between two clusters: whale-nebula bench link",
+    "measure": "measure this machine for the planner: kernels, memory, codecs, collectives, links",
+    "bench": "measure the link between two clusters: whale-nebula bench link",
 }
 
 
@@ -37,9 +37,9 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their help."""
     made = argparse.ArgumentParser(
         prog="whale-nebula",
-        description="Train one TensorFlow model across clusters that share a slow line.",
+        description="Train one TensorFlow model across clusters that are connected by a slow link.",
         epilog="A script with scopes needs none of these: python train.py runs all clusters in one process. "
-        "whale-nebula COMMAND --help says more of each.",
+        "whale-nebula COMMAND --help describes each command.",
     )
     made.add_argument("--version", action="version", version=f"whale-nebula {__version__}")
     commands = made.add_subparsers(metavar="COMMAND")

@@ -20,36 +20,36 @@ from whale_nebula.launch import link_advice, link_measurement
 from whale_nebula.launch.placement import is_local
 
 _DESCRIPTION = """\
-Measure what plans need to know of this machine: FLOP/s by kind of kernel (matmul, conv, element-wise), the rate of the
-memory, what an empty call takes, what codecs take, and collectives between processes of this machine. What was measured
-is kept for this user, and nb.clusters() reads it; it is measured again where the machine is another one, or by --again.
+Measure what the planner needs to know about this machine: FLOP/s by kind of kernel (matmul, conv, element-wise), memory
+bandwidth, the overhead of a call, the cost of codecs, and collectives between processes. Results are stored for this
+user and read by nb.clusters(). They are measured again on another machine, or with --again.
 
-With --config it also says what the config's clusters are, as plans see them. What the config says (kind, cores, flops,
-memory and its rate, the rate of a link) stays. With --cluster the lines to other clusters are measured whose rate is
-not said, where the other end does the same at the same time, and kept in the folder line/ beside the config."""
+With --config, also print the config's clusters as the planner sees them. Values of the config (kind, cores, flops,
+memory and its rate, link rates) take precedence. With --cluster, links to other clusters without a configured rate are
+measured, if the other end runs the same command at the same time, and stored in the folder line/ next to the config."""
 
 _EPILOG = """\
 examples:
-  whale-nebula measure                                              this machine; some seconds
-  whale-nebula measure --again                                      the same, although it is known
-  whale-nebula measure --config clusters.yaml --save clusters.json  and what plans know of these clusters
-  whale-nebula measure --config clusters.yaml --cluster gpu         in site one, and so with npu in site two
+  whale-nebula measure                                              this machine; takes some seconds
+  whale-nebula measure --again                                      measure again
+  whale-nebula measure --config clusters.yaml --save clusters.json  also the clusters of a config
+  whale-nebula measure --config clusters.yaml --cluster gpu         at one site, and with npu at the other
 
 in Python:
-  nb.clusters()                   the cluster object of the run, with what was measured here
-  nb.clusters("clusters.json")    what --save wrote
+  nb.clusters()                   the cluster object of the run, with measurements of this machine
+  nb.clusters("clusters.json")    a cluster object written by --save
 
 exit status:
-  0   it was measured, or was known
-  1   it could not be measured
-  2   the command line is wrong
-  78  the config is wrong"""
+  0   measured, or already known
+  1   could not be measured
+  2   wrong command line
+  78  wrong config"""
 
 _OPTIONS: Options = {
     "--config": ("FILE", "clusters.yaml: its clusters, and which of their workers are on this machine"),
-    "--cluster": ("NAME", "the cluster that this host is in: its lines are measured"),
-    "--again": (None, "measure anew what was measured on this machine before"),
-    "--quick": (None, "small sizes and few runs: seconds, and less exact; what is found is shown and not kept"),
+    "--cluster": ("NAME", "the cluster of this host, whose links are measured"),
+    "--again": (None, "measure again what was measured before"),
+    "--quick": (None, "small sizes and few runs: faster and less exact; results are shown, not stored"),
     "--json": (None, "print the cluster object as JSON"),
     "--save": ("PATH", "write the cluster object as JSON to a file"),
 }

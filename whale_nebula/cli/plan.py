@@ -9,50 +9,50 @@ from whale_nebula.cli.show import CODES
 from whale_nebula.errors import ConfigError, OptionError
 
 _DESCRIPTION = """\
-Find the best plan for a script: which cluster runs which layers, in how many replicas, and into how many micro-batches
-a batch is cut. The script needs no scopes: it is planned as if it called nb.auto_parallel() in its first line.
+Find the best plan for a script: which cluster runs which layers, with how many replicas and micro-batches. The script
+needs no scopes: it is planned as if it called nb.auto_parallel() in its first line.
 
-The script runs as "python script.py" would, up to its first step: model.fit, evaluate, predict, train_on_batch, or a
-call of an nb.function. That step is planned, the chosen plan is printed with the next best ones and with what would
-change them, and the script ends there: nothing is trained. What the script prints goes to stderr."""
+The script runs like "python script.py" until its first step: model.fit, evaluate, predict, train_on_batch, or a
+call of an nb.function. That step is planned, the chosen plan is printed with the runners-up and with what would
+change the choice, and the script is stopped: nothing is trained. Output of the script goes to stderr."""
 
 _EPILOG = """\
 examples:
-  whale-nebula plan train.py --config clusters.yaml    the clusters, their workers, rates and memory, and the lines
+  whale-nebula plan train.py --config clusters.yaml    clusters, workers, rates, memory and links from a config
   whale-nebula plan train.py --config clusters.yaml --epochs 3
-                                                       arguments that are not ours go to the script
-  whale-nebula plan train.py --links 10mbit,40ms       what would be best over another line?
-  whale-nebula plan train.py --memory 16GiB            no worker may need more
-  whale-nebula plan train.py --micro-batch 8           each batch in 8 micro-batches, also where dropout draws anew
-  whale-nebula plan train.py --html plan.html          a page with the candidates, and seconds by the lines' rate
+                                                       unknown options are passed to the script
+  whale-nebula plan train.py --links 10mbit,40ms       the best plan over another link
+  whale-nebula plan train.py --memory 16GiB            limit the memory of each worker
+  whale-nebula plan train.py --micro-batch 8           8 micro-batches, even if dropout then draws other numbers
+  whale-nebula plan train.py --html plan.html          a page with the candidates, and step times by bandwidth
   whale-nebula plan train.py --json | jq .considered   the candidates for other programs
 
-A config looks like this; "whale-nebula measure" finds the rates of a machine, which are guessed where nobody says them:
+Example of a config; "whale-nebula measure" finds the rates of a machine, and missing rates are guessed:
   clusters:
     gpu: {workers: ["10.0.0.1:7101", "10.0.0.2:7101"], flops: 60T, memory: 40GiB}
     npu: {workers: ["10.1.0.1:7101"], flops: 30T, memory: 32GiB}
   links:
     - {between: [gpu, npu], rate: 60mbit, delay: 20ms}
 
-To train by that plan, call nb.auto_parallel() before the model is trained. A script that calls it itself is planned
-within the limits that stand there, and within ours where it leaves them open. What scopes say holds, and what they
-leave open is planned; whale-nebula show has a step as its scopes say.
+To train with the plan, call nb.auto_parallel() in the script before the model is trained. If the script calls it
+already, its limits apply, and options of this command fill in those that it leaves open. Scopes of the script are kept
+and completed. whale-nebula show prints the plan of the scopes alone.
 
 exit status:
-  0   the plan was shown                   66  there is no such file
-  1   the script failed before its step    78  the config is wrong
-  2   the command line is wrong            130 interrupted
-  3   the script made no step"""
+  0   the plan was shown                   66  the file does not exist
+  1   the script failed before its step    78  wrong config
+  2   wrong command line                   130 interrupted
+  3   the script ran no step"""
 
 _OPTIONS: Options = {
-    "--config": ("FILE", "clusters.yaml, instead of what the script gives nb.init"),
-    "--links": ("LINE", "the line between all clusters, such as 60mbit,20ms, instead of what the script gives nb.init"),
-    "--clusters": ("NAMES", "the clusters that may take part, such as gpu,npu; else all"),
-    "--memory": ("SIZE", "what a worker may need, such as 16GiB"),
-    "--micro-batch": ("N", "cut each batch into N micro-batches; else the planner chooses"),
-    "--json": (None, "print one JSON object: all numbers of the plan, with the candidates as `considered`"),
-    "--html": ("FILE", "write the plan as one HTML file that needs nothing else"),
-    "--save": ("FILE", "write the plan as Plan.save does, to be loaded, pinned and compared"),
+    "--config": ("FILE", "clusters.yaml; overrides what the script passes to nb.init"),
+    "--links": ("LINE", "the link between all clusters, such as 60mbit,20ms; overrides nb.init of the script"),
+    "--clusters": ("NAMES", "the clusters that may take part, such as gpu,npu; default: all"),
+    "--memory": ("SIZE", "memory limit of a worker, such as 16GiB"),
+    "--micro-batch": ("N", "the number of micro-batches; default: the planner chooses"),
+    "--json": (None, "print one JSON object with all numbers of the plan, and the candidates as `considered`"),
+    "--html": ("FILE", "write the plan as one self-contained HTML file"),
+    "--save": ("FILE", "write the plan like Plan.save, to load, pin and compare it"),
 }
 
 

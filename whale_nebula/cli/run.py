@@ -133,56 +133,55 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
 
 
 _DESCRIPTION = """\
-Run a script as the workers of this host: one process for each, which join those of the other clusters.
+Run a script as the workers of this host: one process per worker, connected to the workers of the other clusters.
 
-Who they are and where the others listen is said by the config, or by what started this command: TF_CONFIG, Slurm, or
-the variables of a Kubernetes JobSet. With --all every worker of every cluster is started on this machine, joined over
-mutual TLS with certificates that live as long as the run.
+The addresses of all workers come from the config or from the environment of the job: TF_CONFIG, Slurm, or the
+variables of a Kubernetes JobSet. With --all, every worker of every cluster starts on this machine, connected over
+mutual TLS with certificates that are valid for this run only.
 
-What workers write comes out as it is, a line at a time; on a terminal each line begins with the worker's name. The
-first SIGTERM, SIGINT or SIGHUP lets them leave between two steps, the second one ends them at once. When a worker fails
-the others are ended, too; none is ever left behind. With --restarts all are then started again: the script sees by
-nb.here().epoch how often that was."""
+The output of workers is printed line by line; on a terminal each line starts with the worker's name. The first SIGTERM,
+SIGINT or SIGHUP lets workers exit between two steps, a second one kills them. If a worker fails, all others are
+stopped. With --restarts, all workers are then started again; nb.here().epoch is the number of restarts so far."""
 
 _EPILOG = """\
 examples:
   whale-nebula run --all --clusters gpu,npu train.py             both clusters on this machine
   whale-nebula run --all --config clusters.yaml train.py         all clusters of a config on this machine
-  whale-nebula run --config clusters.yaml --cluster gpu train.py            in site one
-  whale-nebula run --config clusters.yaml --cluster npu train.py --lr 0.1   in site two
+  whale-nebula run --config clusters.yaml --cluster gpu train.py            at the first site
+  whale-nebula run --config clusters.yaml --cluster npu train.py --lr 0.1   at the second site
   whale-nebula run --config clusters.yaml --cluster gpu --worker 1 train.py one worker of several
-  whale-nebula run --config clusters.yaml --cluster gpu --restarts 3 train.py    again after a failure
-  whale-nebula run --all --config clusters.yaml --control run.sock train.py  and, with elastic: in the config,
-      curl --unix-socket run.sock -X POST "http://run/resize?npu=1"         goes on with another number of workers
+  whale-nebula run --config clusters.yaml --cluster gpu --restarts 3 train.py    restart after failures
+  whale-nebula run --all --config clusters.yaml --control run.sock train.py  with elastic: in the config,
+      curl --unix-socket run.sock -X POST "http://run/resize?npu=1"         changes the number of workers
   srun whale-nebula run --config clusters.yaml --cluster gpu train.py       in a Slurm job
-  whale-nebula run --explain --config clusters.yaml --cluster gpu           who says where workers are
+  whale-nebula run --explain --config clusters.yaml --cluster gpu           where worker addresses come from
   whale-nebula run --dry-run --json --all --config clusters.yaml train.py   what would be started
 
-Our options stand before the script; all that follows it is the script's.
+Options of this command come before the script; everything after the script is passed to it.
 
 exit status:
-  0    every worker ended well             75   they were asked to end, and left between two steps
-  2    the command line is wrong           78   config, environment or certificates are wrong
-  66   there is no such script             130, 143, 129  ended at once by a second signal
-  70   they failed, and --restarts are used up
-  else that of the worker that failed first; 128 + n where a signal ended it (137: killed, or frozen)"""
+  0    all workers succeeded               75   workers were asked to exit, and did so between two steps
+  2    wrong command line                  78   wrong config, environment or certificates
+  66   the script does not exist           130, 143, 129  killed by a second signal
+  70   workers failed, and --restarts are used up
+  otherwise the status of the worker that failed first; 128 + n after signal n (137: killed, or frozen)"""
 
 _OPTIONS: Options = {
     "--all": (None, "start every worker of every cluster on this machine"),
-    "--explain": (None, "say who knows where the workers are, and why others do not; start nothing"),
-    "--dry-run": (None, "say what would be started, and start nothing"),
-    "--json": (None, "print one JSON object: the answer, or after a run how it ended, as the last line"),
+    "--explain": (None, "print which sources know the workers' addresses, and why the others do not; start nothing"),
+    "--dry-run": (None, "print what would be started; start nothing"),
+    "--json": (None, "print one JSON object: the answer, or, as the last line, how the run ended"),
     "--config": ("FILE", "clusters.yaml"),
-    "--cluster": ("NAME", "the cluster that this host is in"),
-    "--worker": ("N", "the worker of the cluster that this is, from 0"),
+    "--cluster": ("NAME", "the cluster of this host"),
+    "--worker": ("N", "the index of this worker in its cluster, from 0"),
     "--clusters": ("A,B", "with --all and without a config: the clusters that the script's stages name"),
-    "--restarts": ("N", "how often workers are started again after one has failed; the config's restarts, else 0"),
+    "--restarts": ("N", "how often to restart workers after a failure; default: restarts of the config, or 0"),
     "--control": (
         "PATH",
-        "a socket file where the launcher answers HTTP: GET /status, /metrics, POST /resize, /preempt",
+        "a socket file on which the launcher serves HTTP: GET /status, /metrics, POST /resize, /preempt",
     ),
-    "--metrics": ("HOST:PORT", "where the launcher answers GET /metrics, for Prometheus; also at the --control socket"),
-    "--port": ("PORT", f"under Slurm and JobSet: where workers listen, {PORT} unless given"),
+    "--metrics": ("HOST:PORT", "address for GET /metrics (Prometheus); also served on the --control socket"),
+    "--port": ("PORT", f"with Slurm and JobSet: the port of the workers; default: {PORT}"),
 }
 
 

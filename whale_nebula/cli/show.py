@@ -10,50 +10,50 @@ from whale_nebula.cli.arguments import Codes, Options, Parser, Words, answer, re
 from whale_nebula.errors import ConfigError, OptionError, PlanError, StateError
 
 _DESCRIPTION = """\
-Show the plan of a script: its stages (ops, parameters, FLOPs, activations, memory), the boundaries between them and
-what crosses the line, tied variables and their price, and the schedule, drawn.
+Show the plan of a script: its stages (ops, parameters, FLOPs, activations, memory), the boundaries between them with
+their traffic, tied variables and their cost, and a drawing of the schedule.
 
-The script runs as "python script.py" would, up to its first step with scopes: model.fit, evaluate, predict,
+The script runs like "python script.py" until its first step with scopes: model.fit, evaluate, predict,
 train_on_batch, or a call of an nb.function. That step is captured and planned, the plan is printed, and the script
-ends there: nothing is trained, and callbacks of fit are not called. What the script prints goes to stderr."""
+is stopped: nothing is trained, and callbacks of fit are not called. Output of the script goes to stderr."""
 
 _EPILOG = """\
 examples:
   whale-nebula show train.py                          the plan as text
-  whale-nebula show train.py --epochs 3 --lr 0.1      arguments that are not ours go to the script
-  whale-nebula show train.py --html plan.html         a page to move about in: one file, no network
-  whale-nebula show train.py --links 10mbit,40ms      what would it be over another line?
+  whale-nebula show train.py --epochs 3 --lr 0.1      unknown options are passed to the script
+  whale-nebula show train.py --html plan.html         an interactive page in one file, usable offline
+  whale-nebula show train.py --links 10mbit,40ms      the same plan over another link
   whale-nebula show train.py --json | jq .links       for other programs
-  whale-nebula show train.py --save plan.json         to keep: nb.init(plan="plan.json") then holds runs to it
-  whale-nebula show plan.json                         a plan that was saved
-  whale-nebula show train.py --steps 2                a GAN's two steps, or training and validation
-  whale-nebula show train.py --after fold             what a pass has found: what each value is to the batch
-  whale-nebula show train.py -- --json                after "--" everything is the script's
+  whale-nebula show train.py --save plan.json         save the plan; nb.init(plan="plan.json") then enforces it
+  whale-nebula show plan.json                         show a saved plan
+  whale-nebula show train.py --steps 2                the two steps of a GAN, or training and validation
+  whale-nebula show train.py --after fold             the program after a compiler pass
+  whale-nebula show train.py -- --json                everything after "--" is passed to the script
 
-Our options may stand before the script or after it. With --steps or --all a step is answered with zeros and the
-script goes on to the next one; it is ended when it is about to save a model.
+Options may come before or after the script. With --steps or --all, each step returns zeros and the script continues
+to the next one; it is stopped when it tries to save a model.
 
 exit status:
-  0   the plan was shown                   65  the file holds no plan, or no report
-  1   the script failed before its step    66  there is no such file
-  2   the command line is wrong            78  the config is wrong
-  3   the script made no step with scopes  130 interrupted"""
+  0   the plan was shown                   65  the file contains no plan or report
+  1   the script failed before its step    66  the file does not exist
+  2   wrong command line                   78  wrong config
+  3   the script ran no step with scopes   130 interrupted"""
 
 _OPTIONS: Options = {
-    "--text": (None, "print the plan as text (so it is unless you say otherwise)"),
-    "--json": (None, "print one JSON object: all numbers of the plan, but not its program"),
-    "--mermaid": (None, "print a Mermaid flowchart, which many places that show Markdown draw"),
-    "--all": (None, "plan every step that differs, until the script ends"),
-    "--html": ("FILE", "write the plan as one HTML file that needs nothing else"),
-    "--save": ("FILE", "write the plan as Plan.save does: with its program, to be loaded, pinned and compared"),
-    "--config": ("FILE", "clusters.yaml, instead of what the script gives nb.init"),
-    "--links": ("LINE", "the line between all clusters, such as 60mbit,20ms, instead of what the script gives nb.init"),
-    "--steps": ("N", "plan the first N steps that differ"),
+    "--text": (None, "print the plan as text (the default)"),
+    "--json": (None, "print one JSON object with all numbers of the plan, without its program"),
+    "--mermaid": (None, "print a Mermaid flowchart, which many Markdown viewers draw"),
+    "--all": (None, "plan every distinct step until the script ends"),
+    "--html": ("FILE", "write the plan as one self-contained HTML file"),
+    "--save": ("FILE", "write the plan with its program, like Plan.save, to load, pin and compare it"),
+    "--config": ("FILE", "clusters.yaml; overrides what the script passes to nb.init"),
+    "--links": ("LINE", "the link between all clusters, such as 60mbit,20ms; overrides nb.init of the script"),
+    "--steps": ("N", "plan the first N distinct steps"),
     "--after": (
         "PASS",
-        "print the program as a pass of the compiler leaves it: capture, in-flight, fold, phases, merges, order, cut",
+        "print the program after a compiler pass: capture, in-flight, fold, phases, merges, order, cut",
     ),
-    "--report": ("FILE", "show a saved report, or a file of metrics: predicted beside measured"),
+    "--report": ("FILE", "show a saved report or a metrics file: predicted and measured values"),
 }
 CODES: Codes = {
     ConfigError: exits.CONFIG,
