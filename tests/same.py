@@ -94,7 +94,7 @@ class Cut:
 
 @dataclass
 class Outcome:
-    """What a case left. `others` is what is no number, and must be equal."""
+    """What a case left. `others` is what is not a number, and must be equal."""
 
     losses: list[float] = field(default_factory=list)
     history: dict[str, list[float]] = field(default_factory=dict)

@@ -1,5 +1,7 @@
-"""Checks names: a function is a verb with an object, so its name is no bare participle (`made`, `told`, `encoded`), and
-does not begin with a preposition, an adverb or a pronoun (`without_rows`, `again`, `what`).
+"""Checks names: a function is a verb with an object.
+
+Its name is not a bare participle (`made`, `told`, `encoded`), and does not begin with a preposition, an adverb or a
+pronoun (`without_rows`, `again`, `what`).
 
 `python tools/names.py` lists those that are; `make lint` runs it. Names that begin with a verb pass (`describe_sent`),
 and so do properties, which are values, and what makes an error (`late_error`). Methods that a protocol calls when
@@ -54,7 +56,7 @@ def is_participle(name: str) -> bool:
 
 
 def lacks_verb(place: str, name: str, method: bool) -> bool:
-    """Whether a function, or a private method, begins with a word that is no verb.
+    """Whether a function, or a private method, begins with a word that is not a verb.
 
     >>> lacks_verb("a.py:1", "without_rows", False), lacks_verb("a.py:1", "late_error", False)
     (True, False)

@@ -74,7 +74,7 @@ def quantity(text: str) -> float:
     try:
         return float(number) * UNITS[text[len(number) :]]
     except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no quantity: write 60mbit, 20ms, 5s or 1%") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a quantity: write 60mbit, 20ms, 5s or 1%") from None
 
 
 def cut(text: str) -> Cut:

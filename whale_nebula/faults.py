@@ -131,7 +131,7 @@ class Fault:
         found = _FAULT.fullmatch(text.strip())
         if found is None:
             raise OptionError(
-                f"{text!r} is no fault", why="it reads [WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]", mend=_EXAMPLE
+                f"{text!r} is not a fault", why="it reads [WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]", mend=_EXAMPLE
             )
         worker, point, action, seconds, hit, again = found.groups()
         if action not in list(Action):

@@ -74,7 +74,7 @@ def rows_of(task: str, split: str, count: int, words: text.Tokenizer) -> Rows:
     """Encode a split as ids."""
     made = generated_task(task, split, count)
     if not isinstance(made, Examples):
-        raise SystemExit(f"{task} is no task of labels")
+        raise SystemExit(f"{task} is not a task of labels")
     return Encoder(words, LONGEST).examples(made)
 
 

@@ -48,7 +48,7 @@ for sentence, label in list(zip(made.first, made.labels, strict=True))[:4]:
     print(int(label), sentence)
 
 # %% [markdown]
-# ## A language model, of text that is no secret
+# ## A language model, of text that is not a secret
 
 # %%
 keras.utils.set_random_seed(1)

@@ -57,7 +57,7 @@ def enter_own_folder(folder: str) -> str:
     """Work in a folder of this worker's own inside that one, as on a host of its own; gives one for checkpoints."""
     launched = attach()
     if launched is None:
-        raise RuntimeError("this is no worker of a launcher")
+        raise RuntimeError("this is not a worker of a launcher")
     own = Path(folder) / launched.worker
     own.mkdir(parents=True, exist_ok=True)
     os.chdir(own)

@@ -277,7 +277,7 @@ class LineFault:
         """Read one: `SOURCE>DESTINATION=ILL[:SECONDS]@NUMBER`."""
         found = _FAULT.fullmatch(text.strip())
         if found is None:
-            raise OptionError(f"{text!r} is no fault of a line", mend="gpu/0>npu/0=cut:5@12")
+            raise OptionError(f"{text!r} is not a fault of a line", mend="gpu/0>npu/0=cut:5@12")
         source, destination, ill, seconds, number = found.groups()
         if ill not in list(Ill):
             raise OptionError(f"there is no {ill!r} for a line", mend=did_you_mean(ill, [each.value for each in Ill]))

@@ -156,7 +156,7 @@ class Case:
             parts = dict(word.split("=", 1) for word in text.split())
             unknown = parts.keys() - {"seed", "workers", "steps", "faults", "lines", "restart"}
             if unknown:
-                raise ValueError(f"{', '.join(sorted(unknown))} is no part of a case")
+                raise ValueError(f"{', '.join(sorted(unknown))} is not part of a case")
             return cls(
                 int(parts["seed"]),
                 int(parts.get("workers", 2)),
@@ -166,7 +166,7 @@ class Case:
                 float(parts.get("restart", 0)),
             )
         except (KeyError, ValueError) as error:
-            raise OptionError(f"{text!r} is no case", why=str(error), mend="seed=1 workers=2 steps=3") from None
+            raise OptionError(f"{text!r} is not a case", why=str(error), mend="seed=1 workers=2 steps=3") from None
 
     def __str__(self) -> str:
         parts = [f"seed={self.seed} workers={self.workers} steps={self.steps}"]

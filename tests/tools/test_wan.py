@@ -75,7 +75,7 @@ class TestLine:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--rate", "fast", "--", "true", "---", "true"], "'fast' is no quantity"),
+        (["--rate", "fast", "--", "true", "---", "true"], "'fast' is not a quantity"),
         (["--", "true"], "two commands or more"),
         (["--rate", "1mbit"], "put them after --"),
     ],

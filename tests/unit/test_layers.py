@@ -2,7 +2,7 @@
 TensorFlow or gRPC, and what library code never does.
 
 Read from the source by `ast`, so that a breach is named by file and line without importing anything; one test
-imports for real. `TestTheTestItself` plants breaches: a rule that cannot fail is no rule.
+imports for real. `TestTheTestItself` plants breaches: a rule that cannot fail is not a rule.
 """
 
 import ast

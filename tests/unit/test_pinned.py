@@ -204,5 +204,5 @@ def test_files_that_hold_no_plan_are_refused(tmp_path: Path) -> None:
         nb.init(plan=tmp_path / "none.json")
     assert "test_pinned.py" in caught.value.where
     assert "--save none.json" in caught.value.mend
-    with pytest.raises(ConfigError, match="is no list"):
+    with pytest.raises(ConfigError, match="is not a list"):
         nb.init({"plan": 3})

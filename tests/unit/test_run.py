@@ -78,10 +78,10 @@ def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
     ("given", "what", "mend"),
     [
         ({"config": "60mbit,20ms"}, "that is a line", "nb.init(links='60mbit,20ms')"),
-        ({"config": ["gpu", "npu"]}, "is no mapping", "clusters: {gpu: {}, npu: {}}"),
-        ({"config": {"clusters": ["gpu"]}}, "is no mapping", "clusters: {gpu: {}}"),
+        ({"config": ["gpu", "npu"]}, "is not a mapping", "clusters: {gpu: {}, npu: {}}"),
+        ({"config": {"clusters": ["gpu"]}}, "is not a mapping", "clusters: {gpu: {}}"),
         ({"config": {"clutsers": {}}}, "no key is called", "did you mean 'clusters'?"),
-        ({"links": "60mbits"}, "'60mbits' is no rate", 'did you mean "60mbit"?'),
+        ({"links": "60mbits"}, "'60mbits' is not a rate", 'did you mean "60mbit"?'),
         ({"links": {"gpu->npu": "60mbit"}}, "no pair of clusters", '{("gpu", "npu"): "60mbit,20ms"}'),
         ({"seed": "1"}, "no whole number", "seed=1"),
         ({"ids": 3}, "names no input", 'ids="x/id"'),
@@ -284,6 +284,6 @@ def halved(rows: Any) -> Any:
     ("seed", "mend"), [("x", "nb.init(seed=1)"), ("42", "nb.init(seed=42)"), (1.5, "nb.init(seed=1)")]
 )
 def test_a_seed_that_is_none_is_refused_with_the_line_to_write(seed: Any, mend: str) -> None:
-    with pytest.raises(nb.errors.OptionError, match="is no whole number") as caught:
+    with pytest.raises(nb.errors.OptionError, match="is not an integer") as caught:
         nb.init(seed=seed)
     assert caught.value.mend == mend and str(caught.value).endswith(mend)

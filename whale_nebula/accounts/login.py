@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     def parse(cls, said: Any) -> Asked:
         """Parse a message; an invalid one is refused before anything is looked up."""
         if not isinstance(said, dict) or not said.keys() <= set(cls._fields):
-            raise AccountError("this is no request to log in", mend=f"an object with {', '.join(cls._fields)}")
+            raise AccountError("this is not a request to log in", mend=f"an object with {', '.join(cls._fields)}")
         texts = [said.get(name) for name in ("account", "kind", "secret")]
         requests, hours, password = said.get("requests"), said.get("hours", HOURS), said.get("password")
         right = all(isinstance(each, str) and len(each) <= _LONGEST for each in (*texts, password or ""))
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
         right = right and type(hours) in (int, float) and 0 < hours <= MOST_HOURS and texts[1] in KINDS
         if not right:
             raise AccountError(
-                "this is no request to log in",
+                "this is not a request to log in",
                 why=f"at most {MOST_REQUESTS} requests, and {MOST_HOURS:g} hours",
                 mend="whale-nebula login",
             )

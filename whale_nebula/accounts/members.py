@@ -86,7 +86,7 @@ class Accounts(SignedRows):
         """Add an account; without a password it needs an invitation."""
         if not ACCOUNT.fullmatch(name):
             raise AccountError(
-                f"{name[:64]!r} is no name of an account",
+                f"{name[:64]!r} is not a valid account name",
                 why="lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most",
                 mend="whale-nebula accounts add ana",
             )

@@ -303,7 +303,7 @@ def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
     several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
     # a tensor with one axis is assumed to be batched, which may be wrong: the state of an environment, for example
     rows = [f'"{name}"' for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
-    whole = f"\nor, where an argument with one axis is no batch: @nb.function(whole=({', '.join(rows)},))"
+    whole = f"\nor, where an argument with one axis is not a batch: @nb.function(whole=({', '.join(rows)},))"
     return _name_kind(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,

@@ -185,7 +185,7 @@ _call = tf_private.KerasSequential.call
 
 
 class ScopeMet(BaseException):
-    """Raised by a scope where none was expected. It is no Exception: it stops a trace past all error handlers."""
+    """Raised by a scope where none was expected. It is not an Exception: it stops a trace past all error handlers."""
 
 
 # ---------------------------------------------------------------------- while models are built

@@ -141,7 +141,7 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
             )
         found: Manifest = from_plain(Manifest, outer["manifest"])
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        raise _unreadable(where, "it is no manifest of a checkpoint") from None
+        raise _unreadable(where, "it is not a manifest of a checkpoint") from None
     return found
 
 

@@ -187,7 +187,7 @@ def _read_limit(name: str, text: str) -> Any:
     try:
         value = int(text) if whole else float(text)
     except ValueError:
-        raise place.wrong(f"{text!r} is no number", mend=f"--{name} 4, or --{name} none") from None
+        raise place.wrong(f"{text!r} is not a number", mend=f"--{name} 4, or --{name} none") from None
     return Place(value, f"--{name}").number(least=1 if whole else 0.1, most=most, whole=whole)
 
 

@@ -248,7 +248,7 @@ def check_script(path: str) -> None:
             compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
             return
     mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
-    raise PlanError(f"{path} is no script: it holds no Python", mend=mend)
+    raise PlanError(f"{path} is not a script: it holds no Python", mend=mend)
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:

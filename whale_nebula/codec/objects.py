@@ -148,7 +148,7 @@ class Codec:
         """Compose: first this, then `other`: a structure, then a precision."""
         if not isinstance(other, Codec):
             raise OptionError(
-                f"{other!r} is no codec", why=f"'>>' joins two, here after {self}", mend=f"{self!r} >> FP16()"
+                f"{other!r} is not a codec", why=f"'>>' joins two, here after {self}", mend=f"{self!r} >> FP16()"
             )
         return Chain(self.members + other.members)
 
@@ -194,7 +194,7 @@ def _bad_chain(members: tuple[Codec, ...]) -> OptionError:
     else:
         mend = " >> ".join(repr(part) for found in by_layer.values() for part in found)
     return OptionError(
-        f"{' >> '.join(map(str, members))} is no codec",
+        f"{' >> '.join(map(str, members))} is not a codec",
         why="a codec is at most one structure (svd, rank, ... axes), then one precision (fp16, int8, ... coded)",
         mend=mend,
     )

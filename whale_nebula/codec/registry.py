@@ -40,7 +40,7 @@ def register(kind: _Kind) -> _Kind:
     layer = next((base for base in _METHODS if isinstance(kind, type) and issubclass(kind, base)), None)
     if layer is None:
         raise OptionError(
-            f"{kind!r} is no codec",
+            f"{kind!r} is not a codec",
             why="a codec is a precision (fewer bits) or a structure (fewer numbers)",
             mend="class Mine(nb.codec.Precision): ...",
         )
@@ -84,7 +84,7 @@ def parse(text: str, others: tuple[str, ...] = ()) -> Codec:
 def _part(piece: str, text: str, known: Sequence[str]) -> Codec:
     match = _PART.fullmatch(piece)
     if match is None:
-        raise _unreadable(text, f"{piece.strip()!r} is no codec with its arguments")
+        raise _unreadable(text, f"{piece.strip()!r} is not a codec with its arguments")
     name, arguments = match[1], match[2]
     kind = CODECS.get(name.lower())
     if kind is None:
@@ -109,7 +109,7 @@ def _value(argument: str) -> object:
 
 
 def _unreadable(text: str, why: str) -> OptionError:
-    return OptionError(f"{text!r} is no codec", why=why, mend='write it like "svd(0.6) >> fp16" or "int8"')
+    return OptionError(f"{text!r} is not a codec", why=why, mend='write it like "svd(0.6) >> fp16" or "int8"')
 
 
 def from_flags(

@@ -264,7 +264,7 @@ class Rank(Structure):
 
     def __post_init__(self) -> None:
         if not isinstance(self.r, int) or isinstance(self.r, bool) or self.r < 1:
-            raise OptionError(f"Rank({self.r!r}) is no rank", why="a rank counts columns", mend="Rank(96)")
+            raise OptionError(f"Rank({self.r!r}) is not a rank", why="a rank counts columns", mend="Rank(96)")
         if self.basis not in BASES:
             raise OptionError(f"no basis is called {self.basis!r}", mend=did_you_mean(self.basis, BASES))
         if self.norm and self.basis != "learned":

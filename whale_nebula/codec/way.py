@@ -150,7 +150,7 @@ def parse_way(text: str) -> Way:
         try:
             made = reader(made, value)
         except ValueError:
-            raise OptionError(f"{text!r} is no way to cross", why=f"{value!r} is no number") from None
+            raise OptionError(f"{text!r} is no way to cross", why=f"{value!r} is not a number") from None
     return made
 
 

@@ -52,16 +52,16 @@ def read(path: Path, what: str = "the config", example: str = _EXAMPLE) -> Place
         _refuse_doubles(node, str(path))
         value = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         mend = "give the path of a YAML file, or a dict"
         raise ConfigError(f"{what} cannot be read", where=str(path), why=reason, mend=mend) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         why = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{what} is no YAML", where=where, why=why, mend=f"write it like {example}") from None
+        raise ConfigError(f"{what} is not YAML", where=where, why=why, mend=f"write it like {example}") from None
     if not isinstance(value, dict | None):
-        raise ConfigError(f"{what} is no mapping", where=str(path), mend=f"begin it like {example}")
+        raise ConfigError(f"{what} is not a mapping", where=str(path), mend=f"begin it like {example}")
     return Place(value, source=str(path), lines=dict(_lines(node, "")))
 
 
@@ -242,7 +242,9 @@ def _often(place: Place) -> tuple[int | None, float | None]:
         return int(place.number(least=1, whole=True)), None
     if quantities.kind(str(place.value)) != "delay":
         name = place.path.rpartition(".")[2]
-        raise place.wrong(f"{place.value!r} is no count of steps and no time", mend=f"{name}: 100, or {name}: 30s")
+        raise place.wrong(
+            f"{place.value!r} is neither a number of steps nor a time", mend=f"{name}: 100, or {name}: 30s"
+        )
     return None, quantities.seconds(place)
 
 
@@ -254,7 +256,7 @@ def _cluster(name: str, place: Place) -> Cluster:
     if not _NAME.fullmatch(name):
         why = "a name is letters, digits and '_', with '.' or '-' between them"
         meant = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "gpu"
-        raise place.wrong(f"{name!r} is no name of a cluster", why=why, mend=f"clusters: {{{meant}: {{}}}}")
+        raise place.wrong(f"{name!r} is not a valid cluster name", why=why, mend=f"clusters: {{{meant}: {{}}}}")
     table = place.table(("workers", "gateway", *_AMOUNTS, "inside"))
     workers = _workers(table.key("workers"))
     gateway = table.key("gateway").read_or(address, None)
@@ -292,7 +294,7 @@ def _workers(place: Place) -> tuple[WorkerSpec, ...]:
     if isinstance(place.value, int | str):  # a count, or one address
         mend = f"{place.path}: [{place.value if isinstance(place.value, str) else '10.77.0.2:7101'}]"
         raise place.wrong(
-            f"{place.value!r} is no list of workers", why="each worker has an address of its own", mend=mend
+            f"{place.value!r} is not a list of workers", why="each worker has an address of its own", mend=mend
         )
     return tuple(_worker(each) for each in place.items())
 
@@ -322,10 +324,10 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     pairs: dict[tuple[str, str], Line] = {}
     example = f"links: [{{between: [{_example_pair(clusters)}], rate: 60mbit, delay: 20ms}}]"
     if isinstance(place.value, str | Mapping):  # probably a list was meant
-        raise place.wrong(f"{place.value!r} is no list of links", mend=example)
+        raise place.wrong(f"{place.value!r} is not a list of links", mend=example)
     for each in place.items():
         if isinstance(each.value, str):
-            raise each.wrong(f"{each.value!r} is no link", mend=example)
+            raise each.wrong(f"{each.value!r} is not a link", mend=example)
         table = each.table(("between", "rate", "delay", "loss", "cost"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
@@ -347,7 +349,7 @@ def _line(table: Place) -> Line:
 def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
     names = [place.text()] if isinstance(place.value, str) else [each.text() for each in place.items()]
     if len(names) != 2 or names[0] == names[1]:
-        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{_example_pair(clusters)}]")
+        raise place.wrong(f"{place.value!r} is not a pair of clusters", mend=f"between: [{_example_pair(clusters)}]")
     for name in names:
         if clusters and name not in clusters:
             raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))

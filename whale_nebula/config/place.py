@@ -49,10 +49,10 @@ class Place:
             return Place({}, self.path, self.source, self.lines)
         names = None if known is None else list(known)
         if not isinstance(self.value, dict):
-            raise self.wrong(f"{self.value!r} is no mapping", mend=self._mapping(names))
+            raise self.wrong(f"{self.value!r} is not a mapping", mend=self._mapping(names))
         for key in self.value:
             if not isinstance(key, str):
-                raise self.wrong(f"the key {key!r} is no word", mend=f'write it in quotes: "{key}"')
+                raise self.wrong(f"the key {key!r} is not a word", mend=f'write it in quotes: "{key}"')
             if names is not None and key not in names:
                 raise self.key(key).wrong(f"no key is called {key!r} here", mend=did_you_mean(key, names))
         return self
@@ -79,14 +79,14 @@ class Place:
     def items(self) -> Iterator[Place]:
         """The items of a list; None counts as empty."""
         if self.value is not None and not isinstance(self.value, list | tuple):
-            raise self.wrong(f"{self.value!r} is no list", mend=f"{self.path}: [{self.value!r}]")
+            raise self.wrong(f"{self.value!r} is not a list", mend=f"{self.path}: [{self.value!r}]")
         for number, each in enumerate(self.value or ()):
             yield Place(each, f"{self.path}[{number}]", self.source, self.lines)
 
     def text(self) -> str:
         """A string of one line."""
         if not isinstance(self.value, str) or not self.value:
-            raise self.wrong(f"{self.value!r} is no text", mend=f'{self._key}: "..."')
+            raise self.wrong(f"{self.value!r} is not a string", mend=f'{self._key}: "..."')
         return self.value
 
     def truth(self) -> bool:
@@ -130,7 +130,7 @@ def address(place: Place) -> str:
     if match is None or not 0 < int(match[2]) < 65536:
         why = "an address is a host, a colon and a port; an IPv6 host stands in brackets"
         mend = f'{place.path or "address"}: "10.77.0.2:7101"'
-        raise place.wrong(f"{place.value!r} is no address", why=why, mend=mend)
+        raise place.wrong(f"{place.value!r} is not an address", why=why, mend=mend)
     return str(place.value)
 
 
@@ -154,7 +154,7 @@ def kind_of_device(place: Place) -> str:
     kind = place.text().upper()
     if kind not in _KINDS:
         why = "a device is of kind cpu or gpu; which one of its host's a worker takes, its key device says"
-        raise place.wrong(f"{place.value!r} is no kind of device", why=why, mend="kind: gpu, or kind: cpu")
+        raise place.wrong(f"{place.value!r} is not a device kind", why=why, mend="kind: gpu, or kind: cpu")
     return kind.lower()
 
 
@@ -172,5 +172,5 @@ def device(place: Place) -> str:
     kind = "" if found is None else found[1].upper()
     if found is None or kind not in _KINDS:
         why = "a worker has the CPU alone, or one GPU of its host besides"
-        raise place.wrong(f"{place.value!r} is no device", why=why, mend='device: "GPU:0", or device: CPU')
+        raise place.wrong(f"{place.value!r} is not a device", why=why, mend='device: "GPU:0", or device: CPU')
     return f"{kind}:{found[2] or 0}" if kind == "GPU" else kind

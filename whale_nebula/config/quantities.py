@@ -146,7 +146,7 @@ def share(place: Place, mend: str = "") -> float:
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
         name = place.path.rpartition(".")[2] or "loss"
         mend = mend or f'{name}: 0.01, or {name}: "1%"'
-        raise place.wrong(f"{value!r} is no share", why="it is from 0 to below 1", mend=mend)
+        raise place.wrong(f"{value!r} is not a share", why="it is from 0 to below 1", mend=mend)
     return float(found)
 
 

@@ -94,7 +94,7 @@ def line(place: Place) -> Line:
     if not isinstance(place.value, str):
         number = isinstance(place.value, int | float) and not isinstance(place.value, bool)
         mend = f'say in what: "{place.value:g}mbit", "{place.value:g}ms" ...' if number else '"60mbit,20ms"'
-        raise place.wrong(f"{place.value!r} is no line", mend=mend)
+        raise place.wrong(f"{place.value!r} is not a line", mend=mend)
     found: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in place.value.split(","))):
         name = quantities.kind(word)
@@ -111,7 +111,7 @@ def line(place: Place) -> Line:
 def _unread(place: Place, word: str) -> ConfigError:
     guess = quantities.meant(word)
     return place.wrong(
-        f"{word!r} is no rate, delay or loss",
+        f"{word!r} is not a rate, delay or loss",
         why=quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS,
         mend=f'did you mean "{guess}"?' if guess else '"60mbit,20ms"',
     )
@@ -134,7 +134,7 @@ def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, st
             return a, b
     names = re.findall(r"\w+", key) if isinstance(key, str) else []
     a, b = names if len(names) == 2 else ("gpu", "npu")
-    raise place.wrong(f"{key!r} is no pair of clusters", mend=f'{{("{a}", "{b}"): "60mbit,20ms"}}')
+    raise place.wrong(f"{key!r} is not a pair of clusters", mend=f'{{("{a}", "{b}"): "60mbit,20ms"}}')
 
 
 def cluster_of(worker: str) -> str:

@@ -122,7 +122,7 @@ def read_name(place: Place) -> str:
     """The name of a dataset, which is used in addresses and logs, and never as a path."""
     if NAME.fullmatch(place.text()) is None:
         why = "lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most"
-        raise place.wrong(f"{place.value[:64]!r} is no name of a dataset", why=why, mend="name: corpus")
+        raise place.wrong(f"{place.value[:64]!r} is not a valid dataset name", why=why, mend="name: corpus")
     return str(place.value)
 
 
@@ -187,7 +187,7 @@ def _need(found: object, place: Place, mend: str) -> None:
 
 def _function(place: Place) -> str:
     if FUNCTION.fullmatch(place.text()) is None:
-        raise place.wrong(f"{place.value!r} is no module:function", mend='"mycorpus.reading:open_rows"')
+        raise place.wrong(f"{place.value!r} is not a module:function", mend='"mycorpus.reading:open_rows"')
     return str(place.value)
 
 
@@ -279,7 +279,7 @@ def _expires(place: Place) -> str:
         moment = None
     if moment is None or moment.year < _FIRST_YEAR:
         mend = f"expires: {files.now().year + 1}-03-01"
-        raise place.wrong(f"{value!r} is no day on which it ends", why="every interface ends", mend=mend)
+        raise place.wrong(f"{value!r} is not a valid end date", why="every interface ends", mend=mend)
     return files.format_time(moment)
 
 

@@ -304,5 +304,5 @@ def open_remote(
     host, port = split_address(at)
     identity, paths = find_account(folder, run, cluster, role)
     if port <= 0 or not host:
-        raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7100")
+        raise AccessError(f"{at!r} is not an address", mend="gpu.example.org:7100")
     return Remote(host, port, paths, identity, reader)

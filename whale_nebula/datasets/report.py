@@ -47,7 +47,7 @@ def parse_moment(text: str, option: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        what = f"{option} {text!r} is no day and no moment"
+        what = f"{option} {text!r} is neither a day nor a time"
         raise AuditError(what, mend=f"{option} 2026-11-26, or {option} 2026-11-26T12:00:00Z") from None
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 

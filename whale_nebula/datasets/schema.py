@@ -65,7 +65,7 @@ def check_columns(schema: Schema, columns: Columns, where: str) -> int:
     for each in schema:
         array = columns[each.name]
         if not isinstance(array, np.ndarray) or not array.ndim:
-            raise _differs(f"column {each.name!r} is no array of rows", where, f"the schema has {each}")
+            raise _differs(f"column {each.name!r} is not an array of rows", where, f"the schema has {each}")
         found = STRING if array.dtype == object and all(isinstance(text, bytes) for text in array.flat) else ""
         found = found or array.dtype.name
         if found != each.dtype or array.shape[1:] != each.shape:
@@ -190,7 +190,7 @@ def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JS
     magic, kind, text, data = _HEADER.unpack(_read(line, _HEADER.size))
     if magic != _MAGIC or text > most_json or data > most_data:
         raise AccessError(
-            "the other end of this line of data sends what is no frame",
+            "the other end of this line of data sends something that is not a frame",
             why=f"kind {kind}, {text} and {data} bytes, of {most_json} and {most_data} at most",
             mend="run the same version of this library at both ends",
         )
@@ -199,7 +199,7 @@ def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JS
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise AccessError("the other end of this line of data sends what is no JSON object")
+        raise AccessError("the other end of this line of data sends what is not a JSON object")
     return Frame(kind, said, _read(line, data))
 
 

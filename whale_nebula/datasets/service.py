@@ -229,7 +229,7 @@ class _Handler(BaseRequestHandler):
         return found
 
     def _check_auditor(self, peer: Peer) -> None:
-        """Refuse who is no auditor, by the certificate and by the registry as it is now."""
+        """Refuse who is not an auditor, by the certificate and by the registry as it is now."""
         registry, why = self.server.desk.registry, refusal(peer.identity, Call.REPORT, self.server.identity)
         with registry.look():
             account = registry.look_up(peer.account)
@@ -296,7 +296,7 @@ def _parse_wish(said: dict[str, Any]) -> _Wish:
 
 
 def _no_request_error() -> AccessError:
-    return AccessError("this is no request for data", mend="run the same version of this library at both ends")
+    return AccessError("this is not a request for data", mend="run the same version of this library at both ends")
 
 
 def _parse_reader(peer: Peer, said: dict[str, Any]) -> Reader:

@@ -107,7 +107,7 @@ def open_tfrecord(folder: Path, pattern: str, features: Mapping[str, tuple[str, 
         try:
             found = parse_all(tf.constant(records, tf.string))
         except tf.errors.InvalidArgumentError as error:
-            raise InterfaceError("a record is no example of these features", why=error.message[:300]) from None
+            raise InterfaceError("a record is not an example of these features", why=error.message[:300]) from None
         return {name: tensor.numpy() for name, tensor in found.items()}
 
     return _open_records(folder, pattern, _find_records, parse)
@@ -124,7 +124,7 @@ def _find_records(data: Any) -> Any:
         length = int.from_bytes(data[at : at + 8], "little")
         said = int.from_bytes(data[at + 8 : at + 12], "little")
         if at + length + 16 > len(data) or said != _mask(value(bytes(data[at : at + 8]))):
-            raise InterfaceError("this is no file of TFRecord, or one that was cut", why=f"at byte {at}")
+            raise InterfaceError("this is not a TFRecord file, or a truncated one", why=f"at byte {at}")
         places.append((at + 12, at + 12 + length))
         at += length + 16
     return np.array(places, np.int64).reshape(-1, 2)
@@ -162,7 +162,7 @@ def open_csv(folder: Path, pattern: str, columns: Mapping[str, str]) -> Source:
                     for name, kept in texts.items():
                         kept.append(row[name] or "")
             except (csv.Error, UnicodeDecodeError) as error:
-                raise InterfaceError("this is no CSV in UTF-8", where=str(path), why=str(error)[:300]) from None
+                raise InterfaceError("this is not CSV in UTF-8", where=str(path), why=str(error)[:300]) from None
     return Arrays({name: _to_array(name, columns[name], kept) for name, kept in texts.items()})
 
 
@@ -178,7 +178,9 @@ def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
         return np.array([text.strip() for text in texts], "U").astype(dtype)
     except KeyError as error:
         why = f"{error.args[0][:64]!r} is none of {', '.join(_TRUTHS)}"
-        raise InterfaceError(f"column {name!r} holds what is no bool", why=why, mend=f"{name}: {STRING}") from None
+        raise InterfaceError(
+            f"column {name!r} contains values that are not bool", why=why, mend=f"{name}: {STRING}"
+        ) from None
     except (ValueError, OverflowError) as error:
         why = str(error)[:300]
         raise InterfaceError(f"column {name!r} holds what is no {dtype}", why=why, mend=f"{name}: {STRING}") from None
@@ -294,7 +296,7 @@ def open_inside(folder: Path, path: Path) -> BinaryIO:
     root, real = os.path.realpath(folder), os.path.realpath(f"/proc/self/fd/{descriptor}")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise InterfaceError(f"{path.name} is no plain file", where=str(path))
+        raise InterfaceError(f"{path.name} is not a regular file", where=str(path))
     if os.path.commonpath([root, real]) != root:
         file.close()
         raise _outside(path.name, folder, "by a link in its path it lies elsewhere")

@@ -86,7 +86,7 @@ class BatchAxisError(CaptureError):
     """Inputs that cannot be divided along one batch axis."""
 
     code = "NB-201"
-    usual_mend = "name what is no batch: @nb.function(whole=('table',)), or use micro_batch=1"
+    usual_mend = "name what is not a batch: @nb.function(whole=('table',)), or use micro_batch=1"
 
 
 class StaticBatchError(CaptureError):

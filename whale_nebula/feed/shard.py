@@ -175,7 +175,7 @@ def _mixed_error(what: str) -> UnsupportedError:
 
 
 def _no_dataset(given: Any) -> OptionError:
-    """The error for an argument that has rows but is no dataset; it states what to write."""
+    """The error for an argument that has rows but is not a dataset; it states what to write."""
     name, why = type(given).__name__, "rows that a generator makes come one after the other: none can be left out"
     mend = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
     if hasattr(given, "__array__") or isinstance(given, tuple | list | dict):

@@ -39,11 +39,11 @@ def encode_control(message: Mapping[str, Any]) -> bytes:
 def read(frame: bytes) -> dict[str, Any]:
     """Decode the message in a frame; anything else is a protocol error of the other side."""
     if not HEADER_BYTES <= len(frame) <= _MOST:
-        raise RemoteProtocolError(f"a message of {len(frame)} bytes is no word between gateways")
+        raise RemoteProtocolError(f"a message of {len(frame)} bytes is not a message between gateways")
     header, crc = unpack(frame[:HEADER_BYTES])
     data = frame[HEADER_BYTES:]
     if header.kind != Kind.CONTROL or header.length != len(data) or checksum(np.frombuffer(data, np.uint8)) != crc:
-        raise RemoteProtocolError("this is no word between gateways")
+        raise RemoteProtocolError("this is not a message between gateways")
     return decode_message(data)
 
 

@@ -312,7 +312,7 @@ def read_hello(data: bytes) -> tuple[str, ...] | int:
     message, at = b"", 0
     for _ in range(_MOST_RECORDS):
         if data[at : at + 1] not in (b"", bytes([_HANDSHAKE])):
-            raise PlaintextError("what comes here is no TLS") if not at else _hello_error("a record of another kind")
+            raise PlaintextError("this connection is not TLS") if not at else _hello_error("a record of another kind")
         if len(data) < at + _RECORD_HEADER:
             return at + _RECORD_HEADER
         size = int.from_bytes(data[at + 3 : at + 5])
@@ -334,7 +334,7 @@ def read_hello(data: bytes) -> tuple[str, ...] | int:
 
 
 def _hello_error(why: str) -> RemoteProtocolError:
-    return RemoteProtocolError("this is no first message of TLS", why=why)
+    return RemoteProtocolError("this is not the first message of a TLS connection", why=why)
 
 
 class _Reader:

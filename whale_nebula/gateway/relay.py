@@ -188,7 +188,7 @@ class Inspection:
     def check(self, frame: bytes, *, outward: bool) -> Header:
         """Check a frame that leaves or enters this cluster; returns its header, or raises if it breaks a rule."""
         if not HEADER_BYTES <= len(frame) <= FRAME_CAP:
-            raise RemoteProtocolError(f"a message of {len(frame)} bytes is no frame")
+            raise RemoteProtocolError(f"a message of {len(frame)} bytes is not a frame")
         header, _ = unpack(frame[:HEADER_BYTES], sealed=True)
         if len(frame) != HEADER_BYTES + header.length:
             raise RemoteProtocolError(f"{len(frame) - HEADER_BYTES} bytes came in a frame of {header.length}")

@@ -299,7 +299,7 @@ class Clusters:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             mend = "whale-nebula measure --save clusters.json writes one, and so does nb.clusters().save(path)"
-            raise ConfigError("this is no cluster object", where=where, why=why, mend=mend) from None
+            raise ConfigError("this is not a cluster object", where=where, why=why, mend=mend) from None
         return made
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -320,7 +320,7 @@ class Clusters:
         try:
             text = Path(path).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             mend = "whale-nebula measure --save clusters.json writes one"
             raise ConfigError("the cluster object cannot be read", where=str(path), why=why, mend=mend) from None
         return cls.from_json(text, where=str(path))

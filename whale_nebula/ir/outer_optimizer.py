@@ -69,10 +69,10 @@ class Nesterov(Outer):
 
     def __post_init__(self) -> None:
         if not 0.0 < self.rate <= 2.0:
-            raise OptionError(f"Nesterov(rate={self.rate!r}) is no rate", why="it lies in (0, 2]", mend="rate=0.7")
+            raise OptionError(f"Nesterov(rate={self.rate!r}) is not a rate", why="it lies in (0, 2]", mend="rate=0.7")
         if not 0.0 <= self.momentum < 1.0:
             why = "it lies in [0, 1)"
-            raise OptionError(f"Nesterov(momentum={self.momentum!r}) is no momentum", why=why, mend="momentum=0.9")
+            raise OptionError(f"Nesterov(momentum={self.momentum!r}) is not a momentum", why=why, mend="momentum=0.9")
 
     def init(self, weights: Numbers) -> Any:
         """Zero momentum."""

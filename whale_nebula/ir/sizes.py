@@ -59,7 +59,7 @@ class Sizes:
         return self.graph.spec(value).sized(self.rows) if found is None else found
 
     def nbytes(self, value: Value) -> int:
-        """The bytes of a value; 0 for one that is no plain tensor (a handle, a list of tensors)."""
+        """The bytes of a value; 0 for one that is not a plain tensor (a handle, a list of tensors)."""
         spec = self.graph.spec(value)
         return 0 if spec.dtype in ("resource", "variant") else Spec(spec.dtype, self.shape(value)).nbytes()
 

@@ -106,7 +106,7 @@ class Identity:
         if self.peers.keys() != self.addresses.keys():
             return "each peer has an address"
         if type(self.epoch) is not int or self.epoch < 0:
-            return f"{self.epoch!r} is no epoch"
+            return f"{self.epoch!r} is not an epoch"
         return f"{self.worker!r} is its own peer" if self.worker in self.peers else ""
 
     @property

@@ -125,12 +125,12 @@ def listen_here(config: Config, placement: Placement, report: Callable[[str], No
         address = placement.addresses[worker]
         if listen != address and config.security.insecure:
             raise ConfigError(
-                f"{address} is no address of this host, so worker {worker} cannot listen there",
+                f"{address} is not an address of this host, so worker {worker} cannot listen there",
                 why="it would listen everywhere, and with insecure: true to everybody",
                 mend="start it on its own host, or use certificates: leave out security.insecure",
             )
         if listen != address:
-            report(f"{address} is no address of this host: worker {worker} listens at {listen}")
+            report(f"{address} is not an address of this host: worker {worker} listens at {listen}")
     return found
 
 

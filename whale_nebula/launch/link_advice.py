@@ -82,7 +82,7 @@ class LineFound:
             said = json.loads(text)
             return cls(**{**said, "crossings": tuple(Crossing(**each) for each in said["crossings"])})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no measurement of a line: {error!r}") from None
+            raise ValueError(f"this is not a measurement of a line: {error!r}") from None
 
     def document(self) -> dict[str, Any]:
         """The measurement and its consequences, for programs."""

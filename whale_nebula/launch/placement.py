@@ -150,7 +150,7 @@ def _check_names(clusters: Sequence[str]) -> None:
         if not _NAME.fullmatch(each):
             meant = re.sub(r"[^A-Za-z0-9._-]+", "-", each).strip("-._") or "gpu"
             raise ConfigError(
-                f"{each!r} is no name of a cluster",
+                f"{each!r} is not a valid cluster name",
                 where="--clusters",
                 why="letters, digits, '.', '_' and '-', a letter or digit first",
                 mend=f"--clusters {','.join([*clusters[:number], meant, *clusters[number + 1 :]])}",

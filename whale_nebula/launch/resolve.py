@@ -77,7 +77,7 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
 def _count(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
     text = environ.get(name) or str(otherwise)
     if not text.isdecimal() or int(text) > 100_000:
-        raise ConfigError(f"{name}={text!r} is no number of Kubernetes'", where=name, mend=f"{name}={otherwise}")
+        raise ConfigError(f"{name}={text!r} is not a Kubernetes index", where=name, mend=f"{name}={otherwise}")
     return int(text)
 
 
@@ -157,7 +157,7 @@ def _read(text: str) -> Place:
     try:
         value: Any = json.loads(text)
     except ValueError:
-        raise place.wrong(f"{VARIABLE} is no JSON", mend=f"mend it, or unset {VARIABLE}") from None
+        raise place.wrong(f"{VARIABLE} is not JSON", mend=f"mend it, or unset {VARIABLE}") from None
     if not isinstance(value, dict):
         raise place.wrong(f"{VARIABLE} is {value!r:.80}, and no object", mend=_EXAMPLE)
     table = Place(value, source=VARIABLE).table()

@@ -1,8 +1,8 @@
 """Owners of update ops: which workers can compute each, and in how many rounds of scalar exchange.
 
 A variable is held by the workers whose stages touch it; a variable that no stage touches (an optimizer's counter, a
-metric's sum) is held by all, unless the value written into it has fewer homes and either is no scalar or is used for a
-stage's variable (an optimizer's slot). So every worker can read a metric's sum, independent of where its addends are
+metric's sum) is held by all, unless the value written into it has fewer homes and either is not a scalar or is used for
+a stage's variable (an optimizer's slot). So every worker can read a metric's sum, independent of where its addends are
 computed. A value is computed by workers that have all its inputs; if none has (a global norm), scalars cross and it is
 computed by all.
 """

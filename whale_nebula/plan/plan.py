@@ -297,12 +297,12 @@ def _explain_error(error: Exception) -> str:
     """The reason why a file is invalid, in words.
 
     >>> _explain_error(KeyError("format")), _explain_error(json.JSONDecodeError("Expecting value", "plan", 0))
-    ("it has no 'format'", 'it is no JSON: Expecting value: line 1 column 1 (char 0)')
+    ("it has no 'format'", 'it is not JSON: Expecting value: line 1 column 1 (char 0)')
     """
     if isinstance(error, KeyError):
         return f"it has no {error}"
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, json.JSONDecodeError):
-        return f"it is no JSON: {error}"
+        return f"it is not JSON: {error}"
     return str(error) if isinstance(error, ValueError) else "what it holds does not lie as in a plan"

@@ -224,7 +224,7 @@ class _Search:
 
     def _limits(self) -> list[int]:
         """The limits of micro-batches in flight for which memory is counted; only the number of micro-batches if memory
-        is no constraint.
+        is not a constraint.
         """
         count = self.costs.micro_batches
         everything = self.costs.whole_bytes(count)

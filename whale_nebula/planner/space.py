@@ -112,7 +112,7 @@ def follow_written(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def group_written(problem: Problem, ends: Sequence[int]) -> tuple[Fixed, ...]:
-    """Translate written stages from blocks to groups; the last of `ends` is no start."""
+    """Translate written stages from blocks to groups; the last of `ends` is not a start."""
     return tuple(
         replace(each, begin=bisect_right(ends, each.begin, hi=len(ends) - 1) - 1, end=bisect_left(ends, each.end))
         for each in problem.fixed

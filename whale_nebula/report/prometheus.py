@@ -168,7 +168,7 @@ def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
     place = split_address(address)
     if place[1] < 0:
         raise ConfigError(
-            f"{address!r} is no address at which metrics can be served",
+            f"{address!r} is not an address to serve metrics at",
             where=str(script_site()),
             why="it is a host and a port",
             mend="127.0.0.1:9464",

@@ -170,7 +170,7 @@ class Seen:
                 raise OptionError(f"no output is called {name!r}", where=site, mend=did_you_mean(name, OUTPUTS))
             if not (isinstance(path, str | os.PathLike) and str(path)):
                 mend = f'nb.init(outputs={{"{name}": "a/path"}})'
-                raise OptionError(f"{name}={path!r} is no path", where=site, mend=_WRITTEN.get(name, mend))
+                raise OptionError(f"{name}={path!r} is not a path", where=site, mend=_WRITTEN.get(name, mend))
         return self
 
 

@@ -204,7 +204,7 @@ class _Bench:
         for tensor in made.captured:
             variable = self._variables.get(id(tensor))
             if variable is None and tensor.dtype == tf.resource:
-                raise _UnfitError(f"{tensor!r} is no variable of the step")
+                raise _UnfitError(f"{tensor!r} is not a variable of the step")
             if variable is not None and id(tensor) not in copies:
                 copies[id(tensor)] = tf.Variable(_fill(variable.dtype, variable.shape, variable.trainable))
             captured.append(tensor if variable is None else copies[id(tensor)].handle)

@@ -71,9 +71,11 @@ def data(
     if chosen is not None and not 0 <= chosen < 1 << 63:
         raise OptionError(f"seed={chosen} is too large, or below 0", where=where, mend="seed=1")
     if purpose is not None and not isinstance(purpose, str):
-        raise OptionError(f"purpose={purpose!r} is no text", where=where, mend='purpose="my study"')
+        raise OptionError(f"purpose={purpose!r} is not a string", where=where, mend='purpose="my study"')
     if not isinstance(drop_remainder, bool):
-        raise OptionError(f"drop_remainder={drop_remainder!r} is no truth", where=where, mend="drop_remainder=True")
+        raise OptionError(
+            f"drop_remainder={drop_remainder!r} is neither True nor False", where=where, mend="drop_remainder=True"
+        )
     reading = _find_reading(current_run(), match[1], purpose, where)
     about = reading.describe(match[2])
     return Batches(Plan(reading, about, match[2], size, chosen, drop_remainder), 0)

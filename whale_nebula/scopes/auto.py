@@ -67,12 +67,12 @@ def _check_clusters(given: Iterable[str]) -> tuple[str, ...] | None:
     """Validate names of clusters, each once; None for all."""
     if given in ("all", ["all"]):
         return None
-    mend = "clusters=['gpu', 'npu'], or without it for all"
+    mend = "clusters=['gpu', 'npu'], or leave it out for all clusters"
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise values.refuse(f"clusters={given!r} is no list of clusters", mend=mend)
+        raise values.refuse(f"clusters={given!r} is not a list of cluster names", mend=mend)
     names = tuple(values.cluster_name("clusters", each) for each in given)
     if not names or len(set(names)) < len(names):
-        raise values.refuse(f"clusters={list(names)!r} has {'one twice' if names else 'none in it'}", mend=mend)
+        raise values.refuse(f"clusters={list(names)!r} {'names a cluster twice' if names else 'is empty'}", mend=mend)
     return tuple(sorted(names)) if isinstance(given, set | frozenset) else names
 
 

@@ -44,7 +44,7 @@ def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
     if codec is None and not any(options[name] for name in _CHANGES):
         back = "" if given["backward"] == "default" else f"backward={given['backward']!r}"
         mend = f"nb.compress(fp16=True{', ' * bool(back)}{back})"
-        raise values.refuse(f"nb.compress({back}) names no codec", mend=mend)
+        raise values.refuse(f"nb.compress({back}) specifies no codec", mend=mend)
     return options
 
 
@@ -58,7 +58,7 @@ def _check_backward(value: Any) -> Any:
 def _check_step(value: Any) -> int:
     number = values.integer("start_step", value)
     if number < 0:
-        raise values.refuse(f"start_step={value!r} is before the first step", mend="start_step=0")
+        raise values.refuse(f"start_step={value!r} is negative", mend="start_step=0")
     return number
 
 
@@ -69,14 +69,16 @@ def _check_ramp(value: Any) -> Any:
     if isinstance(value, int | float):
         if 0 < value < 1:
             return float(value)
-        raise OptionError(f"ramp={value!r} is no bound", why="it bounds a relative error", mend="ramp=0.05")
+        raise OptionError(
+            f"ramp={value!r} is not a valid bound", why="it is an upper bound of a relative error", mend="ramp=0.05"
+        )
     if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
         found = [codecs.parse(name) for name in value]
         for name, codec in zip(value, found, strict=True):
             if not isinstance(codec, codecs.Precision):
-                raise OptionError(f"a ramp climbs precisions, and {name!r} is none", mend='ramp=["fp16", "int8"]')
+                raise OptionError(f"ramp= lists precisions, and {name!r} is not one", mend='ramp=["fp16", "int8"]')
         return tuple(map(str, found))
-    raise OptionError(f"ramp={value!r} is no ramp", mend='ramp=True, or ramp=["fp16", "int8"]')
+    raise OptionError(f"ramp={value!r} is not a valid ramp", mend='ramp=True, or ramp=["fp16", "int8"]')
 
 
 def _check_mask(value: Any) -> Any:
@@ -84,7 +86,7 @@ def _check_mask(value: Any) -> Any:
         return value
     if isinstance(value, str):
         return values.name("mask", value)
-    why = "it names the input that marks the rows which are sent, or takes the mask that Keras found"
+    why = "mask= names the input that marks the rows to send, or is True for Keras's own mask"
     raise OptionError(f"mask={type(value).__name__} is neither True nor a name", why=why, mend="mask=True")
 
 
@@ -92,9 +94,9 @@ def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
     if codec is None:
         return made
     if made is not None:
-        why = "flags build a codec, and a boundary has one"
+        why = "flags define a codec, and a boundary has only one"
         mend = f"nb.compress({codec!r}) or nb.compress({str(made)!r})"
-        raise values.refuse(f"nb.compress({codec!r}) has flags as well, which say {str(made)!r}", why=why, mend=mend)
+        raise values.refuse(f"nb.compress({codec!r}) also has flags, which define {str(made)!r}", why=why, mend=mend)
     return "auto" if codec == "auto" else _codec("codec", codec)
 
 
@@ -114,13 +116,15 @@ def _codec(option: str, value: Any) -> Codec:
     except OptionError as error:  # a text's error names the option that was written
         raise OptionError(f"{option}={value!r}: {error.what}", why=error.why, mend=error.mend) from None
     if not isinstance(codec, Codec):
-        raise values.refuse(f"{option}={value!r} is no codec", mend=f"{option}=nb.codec.FP16()")
+        raise values.refuse(f"{option}={value!r} is not a codec", mend=f"{option}=nb.codec.FP16()")
     if codec.lossless:
-        why = "whole numbers cross in as few bits as they need by themselves"
-        raise values.refuse(f"{option}={value!r} is no codec to choose", why=why, mend="leave it out")
+        why = "integers are always packed into as few bits as they need"
+        raise values.refuse(f"{option}={value!r} cannot be chosen", why=why, mend="leave it out")
     if not codecs.is_built(codec):
-        why = f"plans do not know {str(codec)!r}, so other processes could not read it"
-        raise values.refuse(f"{option}={value!r} is not registered", why=why, mend="@nb.codec.register above its class")
+        why = f"other processes find codecs by name, and {str(codec)!r} is not registered"
+        raise values.refuse(
+            f"{option}={value!r} is not registered", why=why, mend="decorate its class with @nb.codec.register"
+        )
     return codec
 
 
@@ -139,8 +143,8 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
         if idle:
             said = f"{idle[0]}={given[idle[0]]!r}"
             raise values.refuse(
-                f"{said} says nothing without sync_every",
-                why="replicas of one cluster are alike after every step",
+                f"{said} has no effect without sync_every",
+                why="replicas of one cluster are identical after every step",
                 mend=f"nb.replica(sync_every=100, {said})",
             )
         return {}
@@ -149,11 +153,11 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
     fragments, delay, staleness = given["fragments"], given["delay"], given["staleness"]
     if mode == ASYNC and (fragments, delay) != (None, None):
         name = "fragments" if fragments is not None else "delay"
-        why = "a server takes each difference whole, as it comes"
-        raise values.refuse(f"{name}= does not go with mode='async'", why=why, mend=f"leave {name} out")
+        why = "a server receives each difference as a whole, as soon as it arrives"
+        raise values.refuse(f"{name}= cannot be combined with mode='async'", why=why, mend=f"remove {name}=")
     if mode == SYNC and staleness is not None:
         why = "in mode='sync' all clusters wait for each other"
-        raise values.refuse(f"staleness={staleness!r} says nothing here", why=why, mend='mode="async"')
+        raise values.refuse(f"staleness={staleness!r} has no effect without mode='async'", why=why, mend='mode="async"')
     most = MOST_STEPS if every == AUTO else every
     return {
         "sync_every": every,
@@ -173,9 +177,9 @@ def _check_exchange(given: Mapping[str, Any]) -> dict[str, object]:
     said = {name: given[name] for name in ("sync_every", *_ALONE, "shard") if given[name] != _ALONE.get(name)}
     for name, value in said.items():
         raise values.refuse(
-            f"{name}={value!r} does not go with exchange={ONE_BIT!r}",
-            why="the copies exchange momenta after each step, and are alike after it",
-            mend=f"leave {name} out",
+            f"{name}={value!r} cannot be combined with exchange={ONE_BIT!r}",
+            why="the copies exchange momenta after each step, and are identical then",
+            mend=f"remove {name}=",
         )
     return {**_ALONE, "sync_every": 1, "exchange": ONE_BIT}
 
@@ -183,14 +187,14 @@ def _check_exchange(given: Mapping[str, Any]) -> dict[str, object]:
 def _steps(option: str, value: Any) -> int:
     number = values.integer(option, value)
     if number < 0:
-        raise values.refuse(f"{option}={value!r} is below zero", mend=f"{option}=0")
+        raise values.refuse(f"{option}={value!r} is negative", mend=f"{option}=0")
     return number
 
 
 def _check_most(option: str, value: int, most: int) -> int:
     if value > most:
-        why = "a fragment is sent once in sync_every steps, and has come before it is sent again"
-        raise values.refuse(f"{option}={value} is more than {most}", why=why, mend=f"{option}={most}")
+        why = "a fragment is sent once every sync_every steps, and must arrive before it is sent again"
+        raise values.refuse(f"{option}={value} is greater than {most}", why=why, mend=f"{option}={most}")
     return value
 
 
@@ -199,10 +203,12 @@ def _check_outer(value: Any, mode: str) -> Outer | str:
     if isinstance(value, str):
         values.choice("outer", value, NAMED)
     elif not isinstance(value, Outer):
-        raise values.refuse(f"outer={value!r} is no outer optimizer", mend='outer="nesterov", or nb.outer.Nesterov()')
+        raise values.refuse(
+            f"outer={value!r} is not an outer optimizer", mend='outer="nesterov", or nb.outer.Nesterov()'
+        )
     if mode == ASYNC and value not in ("average", Average()):
-        why = "a server adds each cluster's difference as it comes; there is no mean to make a step of"
-        raise values.refuse(f"outer={value!r} does not go with mode='async'", why=why, mend='outer="average"')
+        why = "a server adds each cluster's difference when it arrives, and never has their mean"
+        raise values.refuse(f"outer={value!r} cannot be combined with mode='async'", why=why, mend='outer="average"')
     return value
 
 
@@ -224,9 +230,9 @@ def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | N
     }
     if options.get("exchange") is not None:
         if squeeze is not None:
-            what = f"momenta that cross by {str(_way(squeeze))!r} and in a bit a number"
+            what = f"nb.compress ({_way(squeeze)}) around momenta that cross as one bit per number"
             raise OptionError(
-                what, where=shared["where"], why='exchange="1bit" is a codec', mend="leave nb.compress out"
+                what, where=shared["where"], why='exchange="1bit" is a codec itself', mend="remove nb.compress"
             )
         return Apart(fragments=1, exchange=ONE_BIT, **shared)
     if options["mode"] == ASYNC:  # a server adds each difference as it arrives, which averages
@@ -249,8 +255,8 @@ def _way(frame: Frame) -> Way:
     unfit = {"auto": way.auto, "ramp": way.ladder, "delta": way.delta, "mask": way.mask is not None}
     odd += [name for name, value in unfit.items() if value]
     if odd:
-        what = f"the differences of weights cannot cross by {odd[0]}"
-        why = "a difference is a row of numbers without samples: fp16, bf16, integers and topk make it small"
+        what = f"weight differences cannot be encoded by {odd[0]}"
+        why = "a weight difference has no sample axis; use fp16, bf16, integers or topk"
         mend = "nb.compress(int4=True), or nb.compress(topk=0.05, int8=True)"
         raise OptionError(what, where=str(frame.site), why=why, mend=mend)
     return way

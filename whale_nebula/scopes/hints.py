@@ -58,9 +58,9 @@ def warn_idle(frame: Frame, written: str) -> None:
     _idle.add(frame.site)
     warn_at(
         frame.site,
-        f"{written} holds no step that runs by a plan",
-        why="what ran in it ran in this process alone, as if it were not there",
-        mend="@nb.function over the step of a loop, in the place of @tf.function; or the call of fit inside it",
+        f"{written} contains no step that runs by a plan",
+        why="the code inside ran in this process only, as if the scope were not there",
+        mend="use @nb.function instead of @tf.function for the step of a loop, or call fit inside the scope",
     )
 
 
@@ -79,7 +79,7 @@ def _warn(so: str) -> None:
 _MENDS = {
     "plain eager code": "call it from a function under @nb.function, or train the model with fit",
     "a plain tf.function": "use @nb.function instead of @tf.function, or train the model with fit",
-    "the build of a layer": "enter it in call, where layers are called: build only makes their variables",
+    "the build of a layer": "enter it in call, where layers are called: build only creates their variables",
 }
 _said: set[tuple[Site, str]] = set()
 
@@ -98,7 +98,7 @@ def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
         mend = _MENDS[code]
         if code == "plain eager code":
             mend = _CALLED if _method() == "call" else _INSIDE
-        warn_eager(frame, code, "so this scope caught nothing", where=frame.site, program=program, mend=mend)
+        warn_eager(frame, code, "so this scope has no effect", where=frame.site, program=program, mend=mend)
 
 
 def running() -> str | None:
@@ -129,12 +129,12 @@ def _method() -> str:
 
 
 _CALLED = (
-    "nothing, if that call was only to make the model's variables (nb.plan(model, x, y) makes them, too);\n"
-    "train it with fit, or call it in a function under @nb.function, and it is cut"
+    "none needed if the call only created the model's variables (nb.plan(model, x, y) creates them, too);\n"
+    "to cut the model, train it with fit, or call it in a function under @nb.function"
 )
 _INSIDE = (
     "enter it where layers are called: while a functional model is built, in the model's call, "
-    "or in a function under @nb.function;\nmaking layers in it, or calling fit, is not enough"
+    "or in a function under @nb.function;\ncreating layers in it, or calling fit, is not enough"
 )
 
 
@@ -143,5 +143,5 @@ def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site
     if (program, code) in _said:
         return
     _said.add((program, code))
-    why = f"{code} is not captured, {then}; it is said once for this place"
+    why = f"{code} is not captured, {then}; this warning is shown once for this line"
     warn_at(where, f"stage {stage.key!r} runs uncut", why=why, mend=mend or _MENDS[code])

@@ -103,14 +103,14 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
     key = name or cluster or _key(number)
     if name is None and cluster is None and stack.replayed:
         what = "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes"
-        why = "its number would depend on how often the model was traced"
+        why = "its number would depend on how often the model is traced"
         mend = 'nb.stage(name="...")'
         raise StageIdentityError(what, where=str(site), why=why, mend=mend)
     around = cluster_block_of(stack.frames)
     known = block.stages.get(key)
     if name is None and cluster is None and known is not None:
-        what = f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is"
-        why = "a stage with neither a name nor a cluster is called after its number in the block"
+        what = f"nb.stage() at {site} would get the name {key!r} of the stage at {known.site}"
+        why = "a stage with neither a name nor a cluster is named after its number in the block"
         mend = 'give it a name: nb.stage(name="...")'
         raise StageIdentityError(what, where=str(site), why=why, mend=mend)
     home = cluster or (known.cluster if known is not None else home_of_number(number, stack.frames))
@@ -165,9 +165,9 @@ def _layout(around: Frame | None) -> tuple[str, ...]:
 
 def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> StageIdentityError:
     """The error for a stage on one cluster here that is on another where it was entered first."""
-    what = f"stage {key!r} is on cluster {cluster!r} at {where}, and on {known!r} at {there}"
-    why = "entering a stage again continues it, and a stage runs on one cluster"
-    mend = f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})"
+    what = f"stage {key!r} is on cluster {cluster!r} at {where}, but on {known!r} at {there}"
+    why = "entering a stage again continues it, and a stage runs on a single cluster"
+    mend = f"give the second one its own name: nb.stage(cluster={cluster!r}, name={key + '_2'!r})"
     return StageIdentityError(what, where=where, why=why, mend=mend)
 
 
@@ -176,9 +176,9 @@ def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb
     layout = _layout(around)
     if around is not None and layout and cluster not in layout:
         raise StageIdentityError(
-            f"{what} at {site} is on cluster {cluster!r}, which nb.cluster at {around.site} leaves out",
+            f"{what} at {site} is on cluster {cluster!r}, which nb.cluster at {around.site} does not include",
             where=str(site),
-            why=f"it allows {' and '.join(map(repr, layout))}",
+            why=f"it includes {' and '.join(map(repr, layout))}",
             mend=did_you_mean(cluster, layout),
         )
 

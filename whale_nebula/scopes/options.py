@@ -55,15 +55,15 @@ class _Opener(Generic[P, T]):
             raise no_decorator(self._name)
         if self._name == "stage" and list(kwargs.values()) == [None]:
             option = next(iter(kwargs))
-            why = "what was given is None: the stage would be called after its number, on any cluster"
-            mend = f'nb.stage({option}="gpu"), or nb.stage() if that is meant'
-            raise refuse(f"nb.stage({option}=None) names nothing", why=why, mend=mend)
+            why = "with None, the stage would be named after its number and run on any cluster"
+            mend = f'nb.stage({option}="gpu"), or nb.stage() if this is intended'
+            raise refuse(f"nb.stage({option}=None) has no {option}", why=why, mend=mend)
         return self._checked(*args, **kwargs)
 
     def __enter__(self) -> NoReturn:
-        why = "it makes a scope when it is called"
+        why = "a scope is created by a call"
         mend = f"with nb.{self._name}({_SCOPE_EXAMPLES.get(self._name, '')}):"
-        raise ScopeError(f"nb.{self._name} has no parentheses here", where=str(calling_site()), why=why, mend=mend)
+        raise ScopeError(f"nb.{self._name} is used without parentheses", where=str(calling_site()), why=why, mend=mend)
 
     def __exit__(self, *exc: object) -> None:
         """Never called: `__enter__` raises."""
@@ -77,9 +77,9 @@ _SCOPE_EXAMPLES = {"stage": 'cluster="gpu"', "pipeline": "micro_batch=4", "compr
 
 def no_decorator(name: str) -> ScopeError:
     """The error for a scope that is used as a decorator."""
-    why = "a scope holds the lines that are written inside it"
-    mend = f"with nb.{name}(...): inside the function, around what belongs to it"
-    return ScopeError(f"nb.{name} is no decorator", where=str(calling_site()), why=why, mend=mend)
+    why = "a scope contains the lines in its with block"
+    mend = f"with nb.{name}(...): inside the function"
+    return ScopeError(f"nb.{name} is not a decorator", where=str(calling_site()), why=why, mend=mend)
 
 
 def _misfit(
@@ -89,12 +89,12 @@ def _misfit(
     unknown = next((word for word in words if word not in known), None)
     what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
     if values and known and all(each.kind is each.KEYWORD_ONLY for each in signature.parameters.values()):
-        what = f"nb.{name} takes its options by name"
+        what = f"nb.{name} takes keyword arguments only"
         given = (f"{option}={reprlib.repr(value)}" for option, value in zip(known, values, strict=False))
         mend = f"nb.{name}({', '.join(given)})"
     if unknown is not None:
         what, meant = f"nb.{name} has no option {unknown!r}", closest(unknown, known)
-        mend = f"leave {unknown}= out: nb.{name}{_bare(signature)}"
+        mend = f"remove {unknown}=: nb.{name}{_bare(signature)}"
         if meant is not None:
             mend = f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(words[unknown])})"
     return refuse(what, why=f"its options are {list_names(known)}" if known else "it has no options", mend=mend)
@@ -124,14 +124,14 @@ def integer(option: str, value: object) -> int:
     except TypeError:
         meant = re.fullmatch(r"(\d+)(\.0)?", str(value))
         mend = f"{option}={2 if meant is None else meant[1]}"
-        raise refuse(f"{option}={value!r} is no whole number", mend=mend) from None
+        raise refuse(f"{option}={value!r} is not an integer", mend=mend) from None
 
 
 def count(option: str, value: object) -> int:
     """Validate an integer of at least one."""
     number = integer(option, value)
     if number < 1:
-        raise refuse(f"{option}={value!r} is not a count", why="there is at least one", mend=f"{option}=1")
+        raise refuse(f"{option}={value!r} is not a valid count", why="it must be at least 1", mend=f"{option}=1")
     return number
 
 
@@ -146,16 +146,16 @@ def choice(option: str, value: object, known: Iterable[str]) -> str:
     """Validate one of the known words."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
-        raise refuse(f"{option}={value!r} is not known", mend=did_you_mean(value, names))
+        raise refuse(f"{option}={value!r} is not a valid value", mend=did_you_mean(value, names))
     return value
 
 
 def name(option: str, value: object) -> str:
     """Validate a name that can be a key in reports and plans."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        why = "a name is letters, digits and '_', with '.', '/' or '-' between them"
+        why = "a name consists of letters, digits and '_', with '.', '/' or '-' between them"
         mend = f'{option}="{_VALUE_EXAMPLES.get(option, "gpu")}"'
-        raise refuse(f"{option}={value!r} is no name", why=why, mend=mend)
+        raise refuse(f"{option}={value!r} is not a valid name", why=why, mend=mend)
     return value
 
 
@@ -163,9 +163,9 @@ def cluster_name(option: str, value: object) -> str:
     """Validate a cluster's name, without `/`: workers are named after it, `gpu/0`."""
     found = name(option, value)
     if "/" in found:
-        why = "workers are called after their cluster, 'gpu/0', and links after two clusters"
+        why = "the names of workers ('gpu/0') and links are built from cluster names"
         raise refuse(
-            f"{option}={value!r} is no name of a cluster", why=why, mend=f'{option}="{found.replace("/", "-")}"'
+            f"{option}={value!r} is not a valid cluster name", why=why, mend=f'{option}="{found.replace("/", "-")}"'
         )
     return found
 
@@ -181,7 +181,11 @@ def memory(option: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < _LEAST_MEMORY:
             mend = f'{option}="{value}GiB"' if value > 0 else f'{option}="16GiB"'
-            raise refuse(f"{option}={value} is no memory of a device", why="a plain number is in bytes", mend=mend)
+            raise refuse(
+                f"{option}={value} is too small for the memory of a device",
+                why="numbers without a unit are bytes",
+                mend=mend,
+            )
         return value
     return quantities.memory(Place(value, option, str(calling_site())))
 
@@ -195,12 +199,14 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        what = f"nb.cluster({value!r}): that is neither 'all' nor a list of clusters"
+        what = f"nb.cluster({value!r}): neither 'all' nor a list of clusters"
         raise refuse(what, mend="nb.cluster(['gpu', 'npu'])")
     names = [cluster_name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:
         once = [each for each in dict.fromkeys(names) if each != "all"]
-        mend = f"nb.cluster({once})" if once else 'nb.cluster(), which is layout="all"'
-        raise refuse(f"layout={value!r} is no list of clusters", why="it names each cluster once", mend=mend)
+        mend = f"nb.cluster({once})" if once else 'nb.cluster(), which means layout="all"'
+        raise refuse(
+            f"layout={value!r} is not a list of cluster names", why="it lists the name of each cluster once", mend=mend
+        )
     return tuple(names)

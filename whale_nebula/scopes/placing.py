@@ -59,7 +59,7 @@ def placement(mapping: Any) -> Placement:
     """Validate every entry of the map and return the placement."""
     if not isinstance(mapping, Mapping):
         why = "it maps layer paths (regex) to clusters"
-        raise values.refuse(f"the places of a model are a dict, not {mapping!r}", why=why, mend=_MEND)
+        raise values.refuse(f"nb.place takes a dict, not {mapping!r}", why=why, mend=_MEND)
     stack = _stack()
     divided = {p: home for p, home in mapping.items() if isinstance(home, Scope) and home.kind == "split"}
     rules = tuple(_rule(pattern, home, stack) for pattern, home in mapping.items() if pattern not in divided)
@@ -74,9 +74,9 @@ def _stack() -> Stack:
     stack = current_stack()
     for frame in stack.frames:
         if frame.kind in ("stage", "split"):
-            what = f"nb.place stands inside nb.{frame.kind} at {frame.site}"
-            why = "it makes stages, and stages do not nest"
-            mend = f"dedent it: only nb.cluster, nb.replica, nb.pipeline and nb.compress stand around {_MEND}"
+            what = f"nb.place is called inside nb.{frame.kind} at {frame.site}"
+            why = "it creates stages, and stages cannot be nested"
+            mend = f"dedent it: only nb.cluster, nb.replica, nb.pipeline and nb.compress may enclose {_MEND}"
             raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
     blocks = any(frame.block is not None for frame in stack.frames)
     return stack if blocks else replace(stack, block=Block())
@@ -97,11 +97,15 @@ def _split_rule(pattern: Any, home: Scope) -> SplitRule:
 
 def _compile_pattern(pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str):
-        raise values.refuse(f"{pattern!r} is no pattern", why="layer paths are matched by a regex", mend=_MEND)
+        raise values.refuse(
+            f"{pattern!r} is not a pattern", why="layer paths are matched by regular expressions", mend=_MEND
+        )
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise values.refuse(f"{pattern!r} is no regular expression", why=str(error), mend="'.*dense.*'") from None
+        raise values.refuse(
+            f"{pattern!r} is not a valid regular expression", why=str(error), mend="'.*dense.*'"
+        ) from None
 
 
 def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
@@ -110,7 +114,7 @@ def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
         cluster, name = (home.options[option] for option in ("cluster", "name"))
         return str(cluster) if cluster else None, str(name) if name else None
     if not isinstance(home, str):
-        why = "layers are given to a cluster, or to a stage with a cluster or a name"
+        why = "layers are assigned to a cluster, or to a stage with a cluster or a name"
         mend = f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}'
-        raise values.refuse(f"{pattern!r} is given to {home!r}", why=why, mend=mend)
+        raise values.refuse(f"{pattern!r} is assigned to {home!r}", why=why, mend=mend)
     return values.cluster_name("cluster", home), None

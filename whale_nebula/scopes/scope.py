@@ -17,18 +17,18 @@ from whale_nebula.site import Site, calling_site, runs_now, script_site, short_t
 LEVELS = ("cluster", "replica", "pipeline", "stage", "split")
 
 _TWICE = {
-    "cluster": "a cluster block opens a program: one block does not stand in another",
-    "replica": "replicas are copies of the whole that is inside; there are no copies of copies",
-    "pipeline": "a batch is cut into micro-batches once",
-    "stage": "stages follow one another, they do not nest",
-    "split": "an operator is sharded once",
+    "cluster": "a cluster block starts a program, and cannot be nested in another one",
+    "replica": "replicas are copies of everything inside, and cannot be nested",
+    "pipeline": "a batch is divided into micro-batches once",
+    "stage": "stages follow one another, and cannot be nested",
+    "split": "an operator can be sharded only once",
 }
 _INSTEAD = {
-    "cluster": "end the outer block first (dedent this line), or leave this one out",
-    "replica": "nb.replica(count) once, around both",
-    "pipeline": "one nb.pipeline(micro_batch=...) around all stages",
-    "stage": "end the first stage before this line (dedent it), or leave one of them out",
-    "split": "one nb.split(...) around the operators",
+    "cluster": "end the outer block first (dedent this line), or remove this one",
+    "replica": "a single nb.replica(count) around both",
+    "pipeline": "a single nb.pipeline(micro_batch=...) around all stages",
+    "stage": "end the first stage before this line (dedent it), or remove one of them",
+    "split": "a single nb.split(...) around the operators",
 }
 
 
@@ -61,27 +61,27 @@ def excludes(outer: str, inner: str) -> bool:
 
 
 def _nesting_error(kind: str, site: Site, outer: Frame, *, around_step: bool) -> NestingError:
-    what = f"nb.{kind} stands inside nb.{outer.kind} at {outer.site}"
-    why = f"from the outside to the inside it is {' > '.join(LEVELS)}"
+    what = f"nb.{kind} inside nb.{outer.kind} at {outer.site}"
+    why = f"the order from outside to inside is {' > '.join(LEVELS)}"
     mend = f"swap them:\nwith nb.{kind}(...):\n    with nb.{outer.kind}(...):"
     if "layer" in outer.options:
         layer, cluster = outer.options["layer"], outer.cluster
-        what = f"nb.{kind} stands in the code of layer {layer!r}, which nb.place at {outer.site} gives to {cluster!r}"
+        what = f"nb.{kind} in the code of layer {layer!r}, which nb.place at {outer.site} assigns to {cluster!r}"
         why = "a layer gets its stage from its own code or from nb.place, not from both"
-        mend = f"take nb.{kind} out of the code, or leave the layer out of nb.place"
+        mend = f"remove nb.{kind} from the code, or the layer from nb.place"
     elif around_step and outer.kind in ("stage", "split"):
         what = f"a step with nb.{kind} at {site} is called inside nb.{outer.kind} at {outer.site}"
-        why = f"nb.{outer.kind} holds a part of a step, so it does not stand around one"
+        why = f"nb.{outer.kind} contains a part of a step, and cannot enclose a whole step"
         mend = f"end nb.{outer.kind} before the step is called: dedent the call of fit, or of the function"
         site = script_site()
     elif not runs_now(outer.site):
         what = f"nb.{kind} is entered while nb.{outer.kind} at {outer.site} is still open"
-        why = "what opened it (a generator that has yielded, a call of __enter__) has not closed it"
-        mend = f"with nb.{outer.kind}(...): around the lines of the stage themselves, and no yield inside it"
+        why = "the code that opened it (a suspended generator, a call of __enter__) has not closed it"
+        mend = f"use with nb.{outer.kind}(...): directly around the lines of the stage, without yield inside"
     elif kind == outer.kind:
         why, mend = _TWICE[kind], _INSTEAD[kind]
     elif outer.kind == "compress":
-        why = "compress stands anywhere inside a cluster block, not around it"
+        why = "nb.compress must be inside a cluster block, not around it"
     return NestingError(what, where=str(site), why=why, mend=mend)
 
 
@@ -111,7 +111,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         return f"nb.{self.kind}({', '.join(said)})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise: a scope is no decorator, it applies to the code inside its block."""
+        """Raise: a scope is not a decorator, it applies to the code inside its block."""
         hints.note_entered(self._made)  # this error replaces the warning that it was never entered
         raise no_decorator(self.kind)
 
@@ -168,9 +168,9 @@ class Scope(contextlib.AbstractContextManager[Frame]):
             inner = (
                 f"while another scope is open inside it: nb.{inside[-1].kind} at {inside[-1].site}" if inside else ""
             )
-            what = f"nb.{self.kind} is closed {inner or 'in another context than it was opened in'}"
-            why = "scopes close from the inside to the outside, in the thread that opened them"
-            mend = f"with nb.{self.kind}(...): and nothing that yields or changes threads inside it"
+            what = f"nb.{self.kind} is closed {inner or 'in a different context than it was opened in'}"
+            why = "scopes must be closed from inside to outside, in the thread that opened them"
+            mend = f"use with nb.{self.kind}(...): without yield or a change of threads inside"
             raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
 
     def _frame(self, site: Site, around: Stack) -> Frame:

@@ -205,7 +205,7 @@ def check_process(folder: Path, found: Sequence[Found]) -> Found:
 
     def compare(approval: Approval) -> str | None:
         if code.SCRIPT not in own:
-            return "what runs here is no script in a file"
+            return "what runs here is not a script in a file"
         used = {name: value for name, value in packages.items() if name in approval.packages or code.is_loaded(name)}
         return code.first_difference(own, approval.files) or code.first_difference(used, approval.packages)
 

@@ -168,7 +168,9 @@ class AuditLog:
     def _set_aside(self, rest: bytes) -> dict[str, Any]:
         """Move the remains of a record after a crash to a separate file; returns the fields that describe it."""
         if not chain.is_torn_record(rest):
-            raise _broken_error(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
+            raise _broken_error(
+                self.path, f"what stands at its end is not the beginning of record {self._link.seq + 1}"
+            )
         digest = chain.digest(rest)
         files.write(self.path.with_name(f"{self.path.name}.torn-{digest[:16]}"), rest, files.SECRET)
         self._size -= len(rest)
@@ -213,7 +215,7 @@ class AuditLog:
             line, link = chain.forge(before, record)
         except (TypeError, ValueError) as error:
             raise AuditError(
-                "a record that is no plain JSON", why=str(error), mend="text, whole numbers, lists"
+                "a record that is not plain JSON", why=str(error), mend="text, whole numbers, lists"
             ) from None
         return line + b"\n", link
 
@@ -405,7 +407,7 @@ class Head(NamedTuple):
             } if type(seq) is int and 0 <= seq < 1 << 63 and len(digest) == 64:
                 return cls(seq, digest, signature, certificate)
         keys = escape_foreign_text(", ".join(sorted(map(str, said))), 200)
-        raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
+        raise AuditError("this is not a head of an audit log", why=f"it holds {keys}")
 
     def trim(self) -> Head:
         """The head without a peer's text around the certificate."""

@@ -292,7 +292,9 @@ def load(folder: Path) -> Authority:
     certificate = max(own, key=lambda each: each.not_valid_after_utc)
     run = files.authority_run(certificate)
     if run is None:
-        raise CredentialsError("this is no authority of ours", where=str(folder / CA), mend="whale-nebula certs init")
+        raise CredentialsError(
+            "this is not an authority of ours", where=str(folder / CA), mend="whale-nebula certs init"
+        )
     path, clusters = folder / ABOUT, {}
     if path.exists():
         try:

@@ -53,7 +53,7 @@ def follow(line: bytes, before: Link) -> tuple[Record, Link]:
     """Parse a line as the next record of the chain."""
     record = parse(line)
     if record is None:
-        raise BrokenError("this is no record: not canonical JSON, or torn")
+        raise BrokenError("this is not a record: not canonical JSON, or torn")
     if type(record.get("seq")) is not int or record["seq"] != before.seq + 1:
         raise BrokenError(f"the next record says it is number {record.get('seq')!r:.20}: one is missing or was moved")
     if record.get("prev") != before.digest:

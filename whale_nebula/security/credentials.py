@@ -108,7 +108,7 @@ def _load(paths: Files, denied: DenyList | None) -> Credentials:
     authorities = files.certificates(ca_pem, str(paths.ca))
     if strange := [each for each in authorities if files.authority_run(each) is None]:
         raise CredentialsError(
-            "this is no authority's certificate",
+            "this is not an authority's certificate",
             where=str(paths.ca),
             why=f"it is that of {escape_foreign_text(strange[0].subject.rfc4514_string(), 200)}",
             mend="security: {ca: certs/ca.pem}",

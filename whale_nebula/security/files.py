@@ -246,7 +246,7 @@ def _refusing(where: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE:
-        raise CredentialsError("this is no certificate", where=where, mend="whale-nebula certs show") from None
+        raise CredentialsError("this is not a certificate", where=where, mend="whale-nebula certs show") from None
 
 
 def certificates(pem: bytes, where: str) -> list[x509.Certificate]:
@@ -297,7 +297,9 @@ def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     except UNREADABLE:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise CredentialsError("this is no P-256 private key", where=where, mend="whale-nebula certs issue makes one")
+        raise CredentialsError(
+            "this is not a P-256 private key", where=where, mend="whale-nebula certs issue makes one"
+        )
     return key
 
 

@@ -42,7 +42,7 @@ class Identity:
         name(self.cluster, "cluster")
         if _URI.fullmatch(self.uri) is None or (self.role == GATEWAY and self.index):
             raise IdentityError(
-                f"{self.uri!r} is no identity",
+                f"{self.uri!r} is not an identity",
                 why=f"a role is one of {', '.join(ROLES)}; an index is a number; a cluster has one gateway",
                 mend="nebula://<run>/<cluster>/worker/<index>",
             )
@@ -79,12 +79,12 @@ class Identity:
         >>> Identity.parse("nebula://mt/../worker/0")
         Traceback (most recent call last):
         ...
-        whale_nebula.errors.IdentityError: NB-420 'nebula://mt/../worker/0' is no identity
+        whale_nebula.errors.IdentityError: NB-420 'nebula://mt/../worker/0' is not an identity
           mend: nebula://<run>/<cluster>/worker/<index>
         """
         match = _URI.fullmatch(uri)
         if match is None:
-            raise IdentityError(f"{uri[:200]!r} is no identity", mend="nebula://<run>/<cluster>/worker/<index>")
+            raise IdentityError(f"{uri[:200]!r} is not an identity", mend="nebula://<run>/<cluster>/worker/<index>")
         return cls(match[1], match[2], match[3], int(match[4]))
 
     @classmethod
@@ -96,7 +96,7 @@ class Identity:
         """
         match = _WORKER.fullmatch(worker)
         if match is None:
-            raise IdentityError(f"{worker[:200]!r} is no worker", mend='"gpu/0", or "gpu/gateway"')
+            raise IdentityError(f"{worker[:200]!r} is not a worker", mend='"gpu/0", or "gpu/gateway"')
         cluster, index, gateway, other, number = match.groups()
         return cls(run, cluster, gateway or other or WORKER, int(index or number or 0))
 
@@ -108,7 +108,7 @@ def name(text: str, what: str) -> str:
     """Validate the name of a run or a cluster for use in a certificate."""
     if re.fullmatch(_NAME, text) is None:
         raise IdentityError(
-            f"{text[:200]!r} is no name of a {what} that a certificate can hold",
+            f"{text[:200]!r} is not a {what} name that a certificate can hold",
             why="letters, digits, '.', '_' and '-', a letter or digit first, 48 at most",
             mend=f"{what}: {re.sub('[^A-Za-z0-9]+', '-', text).strip('-')[:48] or what}",
         )

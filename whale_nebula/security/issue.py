@@ -153,7 +153,7 @@ def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: 
         return held[-1]
     peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
     if peer.identity != identity or not files.signed_by(peer.certificate, authority.certificate):
-        raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
+        raise CredentialsError(f"this is not a certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
         mend = f"whale-nebula certs issue {command_options(identity)} makes a new key, too"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)

@@ -67,7 +67,7 @@ def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePub
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     except (x509.ExtensionNotFound, *UNREADABLE):
-        raise CredentialsError("this is no request", where=where, mend="whale-nebula certs request") from None
+        raise CredentialsError("this is not a request", where=where, mend="whale-nebula certs request") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not right:
         why = "it has no P-256 key, or who made it does not have that key"
         raise CredentialsError("this request is not signed by its key", where=where, why=why)
@@ -144,7 +144,7 @@ def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where
     run, clusters = files.authority_run(new), files.authority_clusters(new)
     if run is None or not clusters:
         raise CredentialsError(
-            "this is the authority of a whole run" if run else "this is no authority's certificate",
+            "this is the authority of a whole run" if run else "this is not an authority's certificate",
             where=str(where),
             why="it could name workers of every cluster" if run else None,
             mend="its owner makes one for his clusters alone: whale-nebula certs init --cluster NAME",

@@ -54,7 +54,7 @@ class Tenant:
             return None
         if not ACCOUNT.fullmatch(peer.account):
             said = escape_foreign_text(peer.account, 64)
-            raise CredentialsError(f"the certificate of {peer.identity.worker} names {said!r}, which is no account")
+            raise CredentialsError(f"the certificate of {peer.identity.worker} names {said!r}, which is not an account")
         signer = files.extension(peer.certificate, x509.AuthorityKeyIdentifier)
         key = b"" if signer is None else signer.key_identifier or b""
         return cls(peer.account, peer.identity.cluster, key.hex(), peer.allowance)

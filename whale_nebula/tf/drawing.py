@@ -117,7 +117,7 @@ class _Formula:
         return formula if all(formula.takes_philox(name) for name in shared) else None
 
     def takes_philox(self, name: str) -> bool:
-        """Whether a shared value is no number of an algorithm, or that of Philox."""
+        """Whether a shared value is not a number of an algorithm, or that of Philox."""
         return not name.startswith("alg ") or int(self.known[name]) in _PHILOX
 
     def draw(self, first: int, until: int) -> Any:

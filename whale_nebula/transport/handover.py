@@ -143,7 +143,7 @@ def _take(file: int, take: Take) -> None:
     line = socket.socket(fileno=file)
     try:
         if line.family not in (socket.AF_INET, socket.AF_INET6) or line.type != socket.SOCK_STREAM:
-            raise OSError("it is no connection of TCP")
+            raise OSError("it is not a TCP connection")
         host, port, *_ = line.getpeername()
     except OSError:  # or it has ended meanwhile
         line.close()

@@ -66,7 +66,7 @@ def check_packed(packed: Packed) -> Packed:
     data: Any = packed.data
     fault: str | None
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
-        fault = "its data is no row of bytes"
+        fault = "its data is not a byte string"
     elif not 1 <= packed.codec <= _MOST_CODEC:
         fault = f"codec {packed.codec}; what no codec made is sent as an array"
     elif not 0 <= packed.state <= _MOST_NUMBER:

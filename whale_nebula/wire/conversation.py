@@ -352,7 +352,7 @@ class Conversation:
     def _greet(self, header: Header, payload: Bytes, events: list[Event]) -> None:
         [(known, _)] = chunks(message_header(payload.size, self._there, self._here), payload)
         if header != known or payload.size > GREETING_BYTES:
-            raise RemoteProtocolError("a frame without a conversation is no greeting")
+            raise RemoteProtocolError("a frame without a conversation is not a greeting")
         message = decode_message(payload.tobytes())
         word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
         side = self._theirs.say(word) if word else None

@@ -234,7 +234,7 @@ def _fault_of_tensor(header: Header) -> str | None:
     if size != header.whole and not header.encoded:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
     if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MOST_BYTES:
-        return f"{dtype.name}{list(header.dims)} is no array"  # also limited for an empty one
+        return f"{dtype.name}{list(header.dims)} is not an array"  # also limited for an empty one
     if header.kind != Kind.CONTROL:
         return None
     if dtype != np.uint8 or len(header.dims) != 1:

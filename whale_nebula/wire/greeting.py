@@ -86,7 +86,7 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
     wrong = sorted(fields.keys() ^ _FIELDS.keys()) or [n for n, fits in _FIELDS.items() if not fits(fields[n])]
     if message.get("kind") != "HELLO" or wrong:
         raise RemoteProtocolError(
-            f"the greeting is no HELLO of this protocol: {escape_foreign_text(', '.join(wrong)) or 'kind'}",
+            f"the greeting is not a HELLO of this protocol: {escape_foreign_text(', '.join(wrong)) or 'kind'}",
             mend="install the same release of whale_nebula in every cluster",
         )
     return Hello(**fields)
@@ -250,12 +250,12 @@ class Introduction:
         hellos = self._require_hello(), self._theirs
         signature: Any = message.get("signature")
         if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
-            raise RemoteProtocolError("the greeting is no AUTH of this protocol")
+            raise RemoteProtocolError("the greeting is not an AUTH of this protocol")
         if self._prover is not None:
             try:
                 signed = bytes.fromhex(signature)
             except (TypeError, ValueError):
-                raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
+                raise RemoteProtocolError("the signature of the greeting is not a hex string") from None
             worker = self._theirs.worker
             self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
         if not self._in_session and not self._theirs.in_session:  # a process of an old session has old numbers
@@ -327,7 +327,7 @@ def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
             raise error
     elif theirs.in_session:
         raise StaleWorkerError(
-            f"worker '{worker}' is still in a session of epoch {theirs.epoch}, of which this process is no part",
+            f"worker '{worker}' is still in a session of epoch {theirs.epoch}, which does not include this process",
             why=f"'{ours.worker}' was started again, for epoch {ours.epoch}, and that worker was not yet",
         )
 

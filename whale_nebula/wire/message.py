@@ -255,7 +255,7 @@ def decode_message(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"a control message is not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise RemoteProtocolError("a control message is no object with a 'kind'")
+        raise RemoteProtocolError("a control message is not an object with a 'kind'")
     return message
 
 
@@ -297,7 +297,7 @@ def _read_float(text: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 class State(StrEnum):

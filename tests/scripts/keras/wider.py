@@ -194,7 +194,7 @@ def texts(cut: Cut) -> Any:
 
 @script(rows())
 def choices_cross(cut: Cut) -> Any:
-    """What crosses is no number alone: choices, and an activation whose gradient is stopped."""
+    """What crosses is not a number alone: choices, and an activation whose gradient is stopped."""
     inputs = keras.Input((6,))
     with cut.program():
         with cut.at(0):

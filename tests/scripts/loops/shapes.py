@@ -173,7 +173,7 @@ def none_among_the_leaves(cut: Cut) -> Loop:
 
 @script()
 def an_argument_for_all(cut: Cut) -> Loop:
-    """`whole=`: a table that is no batch, beside a batch."""
+    """`whole=`: a table that is not a batch, beside a batch."""
     w = weights()
 
     def step(x: Any, y: Any, table: Any) -> Any:

@@ -28,7 +28,7 @@ COUPLED = {
     "forwards.map_over_rows": "once for each row",
     "forwards.cond_on_the_batch": "different ways at a condition",
     "forwards.batch_norm_by_hand": "mixed with a mean",
-    "forwards.memory_bank": "beside a tensor that is no part",
+    "forwards.memory_bank": "beside a tensor that is not part",
     "forwards.hard_examples": "TopKV2 over the batch",
     "forwards.extremes_returned": "over the batch",
 }

@@ -48,7 +48,7 @@ class Placed:
 
 
 def nested() -> keras.Model:
-    """A functional model in a functional one, an operator between them that is no layer, and a layer not named."""
+    """A functional model in a functional one, an operator between them that is not a layer, and a layer not named."""
     inside = keras.Input((16,))
     hidden = layers.Dense(16, activation="tanh", name="wide")(inside)
     encoder = keras.Model(inside, layers.LayerNormalization(name="norm")(hidden) + inside, name="encoder")

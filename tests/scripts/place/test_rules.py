@@ -299,7 +299,7 @@ def test_two_pipelines_around_a_placed_layer_are_one_too_many() -> None:
     assert len(nb.plan(model, X, Y).rows) == 2
     with nb.pipeline(4):
         nb.place(model, {"mid/one": "gpu", "head": "npu"})
-    with pytest.raises(PlacementError, match=r"nb.place stands inside nb.pipeline at .* and layer 'mid/one' inside"):
+    with pytest.raises(PlacementError, match=r"nb.place is called inside nb.pipeline at .* and layer 'mid/one' inside"):
         nb.plan(model, X, Y)
 
 

@@ -77,7 +77,7 @@ def test_strings_do_not_cross_and_the_plan_says_so() -> None:
 
 @pytest.mark.parametrize("micro", [1, 2])
 def test_no_rows_at_all(micro: int, recwarn: pytest.WarningsRecorder) -> None:
-    """As without scopes: the mean of nothing is no number."""
+    """As without scopes: the mean of nothing is not a number."""
     step = loss_of(micro)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

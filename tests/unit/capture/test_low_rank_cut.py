@@ -199,7 +199,7 @@ def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
 def test_a_cut_that_cannot_be_is_refused(options: Any, what: str) -> None:
     with pytest.raises(OptionError, match=what):
         low_rank_cut(bert("post"), **{"clusters": ["gpu", "npu"], **options})
-    with pytest.raises(OptionError, match="Sequential is no Bert"):
+    with pytest.raises(OptionError, match="Sequential is not a Bert"):
         low_rank_cut(keras.Sequential(), 0, ["gpu", "npu"])
     with pytest.raises(OptionError, match="norm=True with basis='svd'"):
         nb.codec.Rank(3, basis="svd", norm=True)

@@ -157,7 +157,7 @@ def test_a_functional_model_without_a_block(first: dict[str, Any]) -> None:
     error = caught.value
     assert error.what.startswith(f"stage 's' is on cluster 'b' at {built.__file__}:")
     assert f", and on '{first['cluster']}' at {built.__file__}:" in error.what
-    assert error.mend == "give the second a name of its own: nb.stage(cluster='b', name='s_2')"
+    assert error.mend == "give the second one its own name: nb.stage(cluster='b', name='s_2')"
 
 
 def test_what_the_mend_says_are_two_stages() -> None:

@@ -12,14 +12,14 @@ from whale_nebula.security import authority
 from whale_nebula.security.authority import Authority
 
 BROKEN = "\udcff"
-"""What a byte on a command line becomes that is no character."""
+"""What a byte on a command line becomes that is not a character."""
 AT = ("--cluster", "gpu", "--at", "127.0.0.1:1")
 WRONG: dict[str, tuple[Sequence[str], int, str]] = {
     "a name that cannot be written": (("accounts", "show", BROKEN), 1, "no account is called"),
     "a name of another kind": (("accounts", "disable", "Ana"), 1, "no account is called 'Ana'"),
     "a host that cannot be one": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
     "another cluster": (("accounts", "serve", "--cluster", "npu", "--listen", "127.0.0.1:0"), 1, "and not for npu"),
-    "a service that is no host": (
+    "a service that is not a host": (
         ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "cannot be asked"
     ),
     "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "no certificate"),

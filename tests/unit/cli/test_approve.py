@@ -345,7 +345,7 @@ def test_a_script_in_no_file_is_refused(site: Path) -> None:
     told = {"PYTHONPATH": str(site / "packages")}
     code = "import sys; del sys.modules['__main__'].__file__; import whale_nebula as nb; nb.init('clusters.yaml')"
     done = zygote.run("-c", code, cwd=site, env=told)
-    assert "what runs here is no script in a file" in done.stderr
+    assert "what runs here is not a script in a file" in done.stderr
 
 
 def test_nothing_is_signed_unless_somebody_says_so(

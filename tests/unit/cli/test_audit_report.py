@@ -79,7 +79,7 @@ def test_a_period(read: Site, capsys: Capture) -> None:
     out = run(f"{line(read)} --until 2026-01-01", capsys)[1]
     assert "nobody read anything" in out and "refused\n  nothing" in out
     assert run(f"{line(read)} --since 2026-01-01T12:00:00Z", capsys)[1].count("100 rows") == 2
-    assert "is no day and no moment" in run(f"{line(read)} --since yesterday", capsys)[2]
+    assert "is neither a day nor a time" in run(f"{line(read)} --since yesterday", capsys)[2]
     code, out, err = run(f"{line(read)} --since 2026-02-01 --until 2026-01-01", capsys)
     assert (code, out) == (1, "") and "--since is not before --until" in err
 

@@ -188,7 +188,7 @@ class TestTheConfig:
     def test_a_name_that_no_certificate_can_hold(self, site: Site, capsys: Capture) -> None:
         site.config.write_text(site.config.read_text().replace("run: mt", "run: lo op"))
         assert doctor.main(["--config", str(site.config)]) == 78
-        assert "'lo op' is no name of a run" in capsys.readouterr().err
+        assert "'lo op' is not a valid run name" in capsys.readouterr().err
 
 
 class TestCertificates:

@@ -139,10 +139,10 @@ class TestWhatIsRefused:
         ("options", "text", "said"),
         [
             ("--cluster npu --dry-run", PAIR, "cluster 'npu' has no gateway, and 'gpu' has one"),
-            ("--cluster gpu --dry-run", PAIR.replace("run: mt", "run: lo op"), "'lo op' is no name of a run"),
-            ("--all --dry-run", PAIR.replace("npu", "n/pu"), "'n/pu' is no name of a cluster"),
+            ("--cluster gpu --dry-run", PAIR.replace("run: mt", "run: lo op"), "'lo op' is not a valid run name"),
+            ("--all --dry-run", PAIR.replace("npu", "n/pu"), "'n/pu' is not a valid cluster name"),
             ("--cluster gpu", PAIR, "NB-428"),  # its certificates are not there
-            ("--cluster gpu", PAIR.replace("10.77.0.1", "192.0.2.1") + INSECURE, "is no address of this host"),
+            ("--cluster gpu", PAIR.replace("10.77.0.1", "192.0.2.1") + INSECURE, "is not an address of this host"),
             ("--all --clusters gpu,gpu,npu", None, "mend: --clusters gpu,npu"),
             ("--all --clusters gpu,n/pu", None, "mend: --clusters gpu,n-pu"),
             ("--all", None, "--all --clusters gpu,npu"),

@@ -300,7 +300,7 @@ def test_what_is_no_script_is_not_run(
     Path(name).write_text(text)
     assert main([name]) == arguments.NO_DATA
     told = capsys.readouterr().err
-    assert f"{name} is no script: it holds no Python" in told and mend in told
+    assert f"{name} is not a script: it holds no Python" in told and mend in told
     assert "Traceback" not in told
 
 

@@ -74,9 +74,9 @@ REFUSED: dict[str, tuple[Callable[[Any], object], list[Any], str]] = {
     "a share": (SVD, [0, -0.1, 1.1, "0.6", None, True, float("nan")], "share"),
     "a share of the largest": (TopK, [0, -0.1, 1.1, "0.6", None, True, float("nan")], "share"),
     "a rank": (Rank, [0, -1, 1.5, "96", True], "rank"),
-    "what follows a structure": (lambda other: SVD(0.6) >> other, ["fp16"], "'fp16' is no codec"),
-    "whole numbers in bits behind a structure": (parse, ["rank(8) >> bits"], "is no codec"),
-    "neither precision nor structure": (register, [object, 3, nb.codec.Codec], "is no codec"),
+    "what follows a structure": (lambda other: SVD(0.6) >> other, ["fp16"], "'fp16' is not a codec"),
+    "whole numbers in bits behind a structure": (parse, ["rank(8) >> bits"], "is not a codec"),
+    "neither precision nor structure": (register, [object, 3, nb.codec.Codec], "is not a codec"),
     "integers that are not packed": (
         lambda bits: type("Six", (Integers,), {"name": "six", "bits": bits, "block": 32}), [6], r"Six\.bits is 6"
     ),

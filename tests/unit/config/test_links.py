@@ -119,7 +119,7 @@ def test_ends_of_links_are_clusters_that_are_known() -> None:
 
 @pytest.mark.parametrize("value", [60, True, ["60mbit"], b"60mbit"])
 def test_values_that_are_no_line(value: Any) -> None:
-    with pytest.raises(ConfigError, match="is no line"):
+    with pytest.raises(ConfigError, match="is not a line"):
         parse_links(value)
 
 

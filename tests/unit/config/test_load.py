@@ -116,7 +116,7 @@ def test_parts_may_be_empty() -> None:
 
 BAD: list[tuple[Any, str, str]] = [
     ({"clutsers": {}}, "clutsers", "did you mean 'clusters'"),
-    ({3: 4}, "", "is no word"),
+    ({3: 4}, "", "is not a word"),
     ({"run": 3}, "run", "no text"),
     ({"clusters": ["gpu"]}, "clusters", "no mapping"),
     ({"clusters": {"gpu": {"wrokers": []}}}, "clusters.gpu.wrokers", "did you mean 'workers'"),
@@ -241,9 +241,9 @@ def test_a_mend_is_what_can_be_written(config: Any, mend: str) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"seed": "one"}, "'one' is no whole number from 0 to 4294967295"),
-        ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is no number of at least 1e-06"),
-        ({"inputs": {"x": {"shape": [-1]}}}, "-1 is no whole number of at least 0"),
+        ({"seed": "one"}, "'one' is not an integer from 0 to 4294967295"),
+        ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is not a number of at least 1e-06"),
+        ({"inputs": {"x": {"shape": [-1]}}}, "-1 is not an integer of at least 0"),
     ],
 )
 def test_numbers_are_said_as_they_are_written(config: Any, said: str) -> None:
@@ -285,7 +285,7 @@ def test_a_mistake_in_a_file_names_the_line(written: Callable[[str], Path], text
         ("run: a\nrun: b\n", ":2", "the key 'run' is given twice"),
         ("clusters:\n  gpu: {}\n  gpu: {}\n", ":3", "given twice"),
         ("links: [{rate: 1mbit, rate: 2mbit}]", ":1", "given twice"),
-        ("- a\n- b\n", "", "the config is no mapping"),
+        ("- a\n- b\n", "", "the config is not a mapping"),
         ("run: !!python/object/apply:os.system ['true']", ":1:6", "no YAML"),
         ("\x00", "", "no YAML"),
     ],

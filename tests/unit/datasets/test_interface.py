@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
         ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nexpires: soon\n", 4, "no day"),
         ("name: corpus\nname: other\n", 2, "given twice"),
         ("name: !!python/object/apply:os.system [id]\n", 1, "no YAML"),
-        ("- a\n", 0, "is no mapping"),
+        ("- a\n", 0, "is not a mapping"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
@@ -108,7 +108,7 @@ def test_truth_in_csv_is_what_its_words_say(folder: Path) -> None:
     )
     assert open_dataset(interface, folder).read(None, 0, 0, 4)[1]["member"].tolist() == [True, False, False, True]
     (folder / "t.csv").write_text("member\nperhaps\n")
-    with pytest.raises(InterfaceError, match="holds what is no bool") as caught:
+    with pytest.raises(InterfaceError, match="contains values that are not bool") as caught:
         open_dataset(interface, folder)
     assert "'perhaps'" in str(caught.value)
 
@@ -178,9 +178,9 @@ def test_a_factory_that_is_installed(folder: Path, tmp_path: Path, monkeypatch: 
     "pattern", ["../*.csv", "/etc/*", "a/../../*.csv", "~/*", "**/*.csv", "a\0b", "..", "x\\..\\y"]
 )
 def test_attack_a_pattern_that_leaves_the_folder(pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"leaves the folder|is no text"):
+    with pytest.raises(ConfigError, match=r"leaves the folder|is not a string"):
         say(source={"csv": pattern, "columns": {"age": "int64"}})
-    with pytest.raises(ConfigError, match=r"leaves the folder|is no text"):
+    with pytest.raises(ConfigError, match=r"leaves the folder|is not a string"):
         say(transform=[{"tokenise": {"vocabulary": pattern, "length": 4}}])
 
 

@@ -403,7 +403,7 @@ def test_attack_bytes_that_are_no_frame(site: Site, sent: bytes) -> None:
     with site.reads("ana")._open() as line:
         line._secured.sendall(sent)
         assert read_frame(line._secured).kind == REFUSED
-    assert refused(site, "sends what is no frame")
+    assert refused(site, "sends something that is not a frame")
     assert site.rows("ana") == list(range(100))
 
 

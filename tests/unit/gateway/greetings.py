@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no suites": (message(alpn(b"h2"), suites=b""), "parts that cannot be"),
     "half a suite": (message(alpn(b"h2"), suites=b"\x13"), "parts that cannot be"),
 }
-"""What is no first message of TLS, and what is said of it."""
+"""What is not the first message of a TLS connection, and what is said of it."""
 
 UNSPOKEN: dict[str, tuple[bytes, str]] = {
     "no protocol": (message(b""), "no protocol that is spoken at this port: it offers none"),

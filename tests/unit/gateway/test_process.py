@@ -161,7 +161,7 @@ class TestTheCommand:
         [
             (["--cluster", "tpu"], CONFIG, arguments.CONFIG, "no cluster 'tpu'"),
             (["--cluster", "npu"], CONFIG, arguments.CONFIG, "names no gateway"),
-            (["--cluster", "gpu", "--listen", "7100"], CONFIG, arguments.CONFIG, "'7100' is no address"),
+            (["--cluster", "gpu", "--listen", "7100"], CONFIG, arguments.CONFIG, "'7100' is not an address"),
             (["--cluster", "gpu"], CONFIG.replace("true", "false"), arguments.CONFIG, "cannot be read"),
             (["--cluster", "gpu", "--listen", "192.0.2.1:7100"], CONFIG, arguments.FAILED, "cannot listen on"),
         ],

@@ -475,9 +475,9 @@ REFUSED: dict[str, tuple[Inspection, bytes, bool, str]] = {
     "of the other end": (PAIR, frame(2, 0), True, OTHERS),
     "of this end": (PAIR, frame(0, 2), False, OTHERS),
     "to itself": (Inspection(), frame(1, 1), True, "to itself"),
-    "no bytes": (PAIR, b"", True, "is no frame"),
-    "too few for a header": (PAIR, b"x" * (HEADER_BYTES - 1), True, "is no frame"),
-    "too many": (PAIR, bytes(FRAME_CAP + 1), True, "is no frame"),
+    "no bytes": (PAIR, b"", True, "is not a frame"),
+    "too few for a header": (PAIR, b"x" * (HEADER_BYTES - 1), True, "is not a frame"),
+    "too many": (PAIR, bytes(FRAME_CAP + 1), True, "is not a frame"),
     "a byte more than its header says": (PAIR, frame() + b"x", True, "bytes came in a frame of"),
     "a byte less than its header says": (PAIR, frame()[:-1], True, "bytes came in a frame of"),
 }

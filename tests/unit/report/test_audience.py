@@ -22,9 +22,9 @@ from whale_nebula.runtime.run import _watch_steps
     [
         ({"show": "life"}, "show='life' is not known"),
         ({"show": 3}, "show=3 is not known"),
-        ({"metrics": 3}, "metrics=3 is no path"),
-        ({"metrics": ""}, "metrics='' is no path"),
-        ({"tensorboard": True}, "tensorboard=True is no path"),
+        ({"metrics": 3}, "metrics=3 is not a path"),
+        ({"metrics": ""}, "metrics='' is not a path"),
+        ({"tensorboard": True}, "tensorboard=True is not a path"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict, what: str) -> None:

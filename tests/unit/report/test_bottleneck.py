@@ -74,7 +74,7 @@ STEPS: dict[str, Report | Basis] = {
     "codecs would compute longer than the line takes": basis(
         gpu=(1e-5, 2e-5), npu=3e-5, size=4000, rate=1e7, micro_batches=16
     ),
-    "what crosses is no number": sent(numbers=Numbers(1000, 250)),
+    "what crosses is not a number": sent(numbers=Numbers(1000, 250)),
     "what crosses is small already": sent(numbers=Numbers(100_000, 200_000)),
     "nothing comes back": sent(),
     "a delay stays": basis(size=40_000, rate=1e5, delay=0.5, micro_batches=8, rows=1),

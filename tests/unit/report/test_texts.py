@@ -180,7 +180,7 @@ def validated() -> list[Report]:
 
 
 def slowed() -> list[Report]:
-    """A run whose last step is no usual one."""
+    """A run whose last step is not a usual one."""
     *reports, last = run(6)
     return [*reports, replace(last, step_seconds=5.0)]
 
@@ -192,7 +192,7 @@ def untimed(**links: LinkReport) -> list[Report]:
 
 RUNS = {
     "five steps, of which the first counts in totals only": run(5),
-    "what lies between steps of other programs is no time of theirs": validated(),
+    "what lies between steps of other programs is not a time of theirs": validated(),
     "one report": [full()],
     "programs and processes": [*run(3, "gpu/0"), *run(2, "gpu/0", "test", begun=4), *run(3, "npu/0")],
     "of several runs in a file the last counts": [*run(4), *run(2), *run(3)],

@@ -148,9 +148,9 @@ def test_a_refusal_in_mid_pass_ends_with_its_reason(site: Site, config: dict[str
     ("data", "said"),
     [
         ({"gpu": {}}, "nothing says where data of 'gpu' is read"),
-        ({"gpu": {"at": "nowhere"}}, "is no address"),
+        ({"gpu": {"at": "nowhere"}}, "is not an address"),
         ({"gpu": {"att": "a:1"}}, "no key is called 'att'"),
-        ({"gpu": "a:1"}, "is no mapping"),
+        ({"gpu": "a:1"}, "is not a mapping"),
     ],
 )
 def test_a_config_that_is_wrong(data: Any, said: str) -> None:

@@ -39,7 +39,7 @@ class Tree:
         self._place(around).append(node)
 
     def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
-        """Take down a call that is no scope."""
+        """Take down a call that is not a scope."""
         self._place(around).append(Node(_line(text, missing)))
 
     def _place(self, around: Sequence[Frame]) -> list[Node]:

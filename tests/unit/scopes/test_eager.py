@@ -153,7 +153,7 @@ def entered_sometimes() -> None:
 
 
 def refused() -> None:
-    with pytest.raises(nb.errors.ScopeError, match="is no decorator"):
+    with pytest.raises(nb.errors.ScopeError, match="is not a decorator"):
         nb.stage(cluster="gpu")(lambda x: x)
 
 

@@ -74,8 +74,8 @@ def test_a_violation_names_both_scopes_the_rule_and_the_mend() -> None:
             pass
         inner = line() - 2
     assert str(caught.value) == (
-        f"NB-101 nb.pipeline stands inside nb.stage at {__file__}:{outer} ({__file__}:{inner})\n"
-        "  why: from the outside to the inside it is cluster > replica > pipeline > stage > split\n"
+        f"NB-101 nb.pipeline inside nb.stage at {__file__}:{outer} ({__file__}:{inner})\n"
+        "  why: the order from outside to inside is cluster > replica > pipeline > stage > split\n"
         "  mend: swap them:\n"
         "        with nb.pipeline(...):\n"
         "            with nb.stage(...):"
@@ -84,7 +84,7 @@ def test_a_violation_names_both_scopes_the_rule_and_the_mend() -> None:
 
 @pytest.mark.parametrize(
     ("outer", "inner", "part"),
-    [("stage", "stage", "stages follow one another, they do not nest"), ("compress", "cluster", "swap them")],
+    [("stage", "stage", "stages follow one another, and cannot be nested"), ("compress", "cluster", "swap them")],
 )
 def test_other_violations_have_words_of_their_own(outer: str, inner: str, part: str) -> None:
     with parsing(), MAKE[outer](), pytest.raises(NestingError, match=part), MAKE[inner]():

@@ -102,14 +102,14 @@ def test_one_stage_runs_on_one_cluster() -> None:
         keys({"name": "a", "cluster": "gpu"}, {"name": "a", "cluster": "npu"})
     error = caught.value
     assert "stage 'a' is on cluster 'npu'" in error.what and "on 'gpu' at" in error.what
-    assert error.mend == "give the second a name of its own: nb.stage(cluster='npu', name='a_2')"
+    assert error.mend == "give the second one its own name: nb.stage(cluster='npu', name='a_2')"
 
 
 @pytest.mark.parametrize(
     ("layout", "stages", "said"),
     [
         ("all", [{"cluster": "gpu"}, {"name": "gpu", "cluster": "npu"}], "stage 'gpu' is on cluster 'npu'"),
-        ("all", [{"name": "stage1"}, {}], "would be called 'stage1'"),
+        ("all", [{"name": "stage1"}, {}], "would get the name 'stage1'"),
         (["gpu", "npu"], [{"cluster": "gpuu"}], "did you mean 'gpu'"),
     ],
     ids=["a name that is another stage's cluster", "a number that is taken", "a cluster outside the layout"],
@@ -163,13 +163,13 @@ def test_it_takes_the_open_scopes_with_it_and_where_it_stands() -> None:
     [
         (None, "are a dict, not None"),
         ("gpu", "are a dict"),
-        ({3: "gpu"}, "3 is no pattern"),
+        ({3: "gpu"}, "3 is not a pattern"),
         ({"a(": "gpu"}, "no regular expression"),
-        ({"a": 3}, "'a' is given to 3"),
-        ({"a": None}, "'a' is given to None"),
-        ({"a": nb.stage()}, "'a' is given to nb.stage"),
-        ({"a": nb.pipeline(2)}, "'a' is given to nb.pipeline"),
-        ({"a": "g pu"}, "is no name"),
+        ({"a": 3}, "'a' is assigned to 3"),
+        ({"a": None}, "'a' is assigned to None"),
+        ({"a": nb.stage()}, "'a' is assigned to nb.stage"),
+        ({"a": nb.pipeline(2)}, "'a' is assigned to nb.pipeline"),
+        ({"a": "g pu"}, "is not a valid name"),
     ],
 )
 def test_what_it_cannot_say_is_refused_where_it_is_written(mapping: Any, words: str) -> None:
@@ -191,5 +191,5 @@ def test_a_cluster_that_the_block_leaves_out_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
 def test_it_stands_in_no_stage() -> None:
-    with nb.cluster(), nb.stage(cluster="gpu"), pytest.raises(NestingError, match=r"nb.place stands inside nb.stage"):
+    with nb.cluster(), nb.stage(cluster="gpu"), pytest.raises(NestingError, match=r"nb.place is called inside nb"):
         placement({"x": "npu"})

@@ -204,7 +204,7 @@ class TestAfterACrash:
         assert (tmp_path / "notes.txt").read_text() == "do not\nlose this\n"
 
     def test_hiding_records_as_torn_is_found(self, tmp_path: Path, gate: Credentials) -> None:
-        """Who can write the file writes `recovered` himself: over whole records that is no excuse."""
+        """Who can write the file writes `recovered` himself: over whole records that is not an excuse."""
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10, close=False)
         lines = path.read_bytes().splitlines()

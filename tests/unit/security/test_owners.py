@@ -150,7 +150,7 @@ def swap_key(path: Path) -> Path:
 
 REQUESTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no file": (lambda path: path, "cannot be read"),
-    "no request": (lambda path: (path.write_text("hello"), path)[1], "this is no request"),
+    "no request": (lambda path: (path.write_text("hello"), path)[1], "this is not a request"),
     "another's signature": (swap_key, "not signed by its key"),
     "another kind of key": (
         lambda path: write_request(path, [GPU.uri], rsa.generate_private_key(65537, 2048)), "not signed by its key"

@@ -100,7 +100,7 @@ def test_what_a_certificate_names_cannot_lead_elsewhere(tmp_path: Path) -> None:
     found = Tenant.of(certify("ana"))
     assert found is not None and (found.account, found.cluster, len(found.authority)) == ("ana", "gpu", 40)
     for name in ("..", "../bob", "a/b", "Ana", "ana\n"):
-        with pytest.raises(CredentialsError, match="which is no account"):
+        with pytest.raises(CredentialsError, match="which is not an account"):
             Tenant.of(certify(name))
 
 

@@ -91,9 +91,9 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
         (lambda: ByTokens(0.1, Curriculum(8, 16, 9)), OptionError, "ByTokens was given 0.1"),
         (lambda: ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 9), 5), OptionError, "ByTokens was given 5"),
         (lambda: Curriculum(8, 16, 9, mode="cut"), OptionError, "mode='cut' of a curriculum"),
-        (lambda: Curriculum(8, 16, 9, pace={}), OptionError, r"pace=\{\} is no table from 8 to 16 in 9 steps"),
-        (lambda: Curriculum(8, 16, 9, pace={0: 8, 5: 7, 9: 16}), OptionError, "is no table from 8 to 16"),
-        (lambda: Curriculum(8, 16, 9, pace={0: 8, 8: 16}), OptionError, "is no table from 8 to 16 in 9 steps"),
+        (lambda: Curriculum(8, 16, 9, pace={}), OptionError, r"pace=\{\} is not a table from 8 to 16 in 9 steps"),
+        (lambda: Curriculum(8, 16, 9, pace={0: 8, 5: 7, 9: 16}), OptionError, "is not a table from 8 to 16"),
+        (lambda: Curriculum(8, 16, 9, pace={0: 8, 8: 16}), OptionError, "is not a table from 8 to 16 in 9 steps"),
         (
             lambda: Curriculum(8, 16, 9)(batches_of((4, 12))),
             DataError,

@@ -449,7 +449,7 @@ def test_what_answers_and_is_no_worker_holds_no_thread() -> None:
     try:
         lane = Lane()
         Connection("0" * 16).hold(0, lane)  # it waits for a link that never hears of it
-        with pytest.raises(IdentityError, match="is no worker of ours"):
+        with pytest.raises(IdentityError, match="is not a worker of ours"):
             dial(Target(f"127.0.0.1:{port}"), KNOCK, lane, print, deadlines=Deadlines(connect=0.2))
         assert lane.over
         until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-receive"])

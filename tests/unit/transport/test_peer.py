@@ -76,7 +76,7 @@ class TestUndisturbed:
             pair.here.receive(back(), SOON)
 
     def test_a_last_failure_comes_after_everything_that_was_sent(self, make: Callable[..., Pair]) -> None:
-        """What the other side still sends is no error of it, and a failure at once may follow."""
+        """What the other side still sends is not an error of it, and a failure at once may follow."""
         pair = make()
         pair.begin()
         big = np.ones(8 * CHUNK_BYTES, np.uint8)

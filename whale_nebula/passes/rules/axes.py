@@ -37,7 +37,7 @@ from whale_nebula.passes.rules.registry import (
 )
 
 TWO_AXES = "every row meets every other row: the batch lies along two axes"
-APART = "a tensor that is no part of the batch lies along the batch axis"
+APART = "a tensor that is not part of the batch lies along the batch axis"
 
 
 def axes(

@@ -121,8 +121,8 @@ class Fold(NamedTuple):
 
         >>> Fold(MEAN).spoken
         'a mean over the batch'
-        >>> Fold(AFTER, reason="Sqrt of it is no mean").spoken
-        'a value that is known when the whole batch is through: Sqrt of it is no mean'
+        >>> Fold(AFTER, reason="Sqrt of it is not a mean").spoken
+        'a value that is known when the whole batch is through: Sqrt of it is not a mean'
         """
         return f"{_SPOKEN[self.kind]}: {self.reason}" if self.reason else _SPOKEN[self.kind]
 
@@ -171,7 +171,7 @@ NO_RANK = "the number of axes is not known, so neither is where the rows meet"
 
 BY_ROW = "a loop turns once for each row (tf.map_fn, tf.scan)"
 PYTHON = "runs Python, which may do anything to the rows that it is given"
-BESIDE = "rows are put beside a tensor that is no part of the batch"
+BESIDE = "rows are put beside a tensor that is not part of the batch"
 FIXED = "rows are given a fixed shape"
 """Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
 

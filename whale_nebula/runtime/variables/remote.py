@@ -423,7 +423,7 @@ def name_own_path(path: str | os.PathLike[str], cluster: str) -> str:
     text = os.fspath(path)
     if not text.endswith(SUFFIX):
         raise OptionError(
-            f"{text!r} is no file for the parts of a cluster",
+            f"{text!r} is not a file for the parts of a cluster",
             why="with 'weights: own' each cluster saves its own in a file of weights",
             mend=f'model.save_weights("{Path(text).name.partition(".")[0]}{SUFFIX}")',
         )

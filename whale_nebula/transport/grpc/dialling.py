@@ -127,13 +127,13 @@ def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaErr
         call.exception(timeout=seconds)
     except grpc.FutureTimeoutError:
         lane.end("it answers, and not as a worker does")
-        return IdentityError(f"what listens at {target.address} is no worker of ours", why=lane.why)
+        return IdentityError(f"what listens at {target.address} is not a worker of ours", why=lane.why)
     except grpc.FutureCancelledError:
         pass  # its own reason is in the call's code
     code, why = call.code(), reason(call)
     lane.end(why)
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        return IdentityError(f"what listens at {target.address} is no worker of ours", why=why)
+        return IdentityError(f"what listens at {target.address} is not a worker of ours", why=why)
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return LinkClosedError(why)
     if code in _FINAL:

@@ -165,7 +165,7 @@ def test_what_draws_no_rows_is_refused(options: dict[str, int], said: str) -> No
 def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(WeightsError, match="it has no 'ids'"):
         make_table().load_state_dict({})
-    with pytest.raises(OptionError, match="fewer_than='3' is no whole number"):
+    with pytest.raises(OptionError, match="fewer_than='3' is not an integer"):
         make_table().evict(fewer_than="3")  # type: ignore[arg-type]
 
 

@@ -66,7 +66,7 @@ def test_texts_that_are_no_pairs_are_refused() -> None:
     with pytest.raises(DataError, match="2 sentences of 'b' and 1 references"):
         paired_bootstrap(["a"], ["a", "b"], ["a"])
     with pytest.raises(DataError, match="'hypotheses'"):
-        bleu("a", ["a"])  # a string is no list of sentences
+        bleu("a", ["a"])  # a string is not a list of sentences
     with pytest.raises(DataError, match="no references"):
         bleu([], [])
     with pytest.raises(OptionError, match="samples=0"):

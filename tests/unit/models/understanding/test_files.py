@@ -101,7 +101,7 @@ def test_a_file_of_squad(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("{", "dev.json is no JSON"),
+        ("{", "dev.json is not JSON"),
         ("[]", "dev.json is not of SQuAD's form"),
         ('{"data": [{}]}', "dev.json is not of SQuAD's form"),
         ('{"data": []}', "dev.json has no question with an answer"),

@@ -61,7 +61,7 @@ def test_what_does_not_vary_correlates_with_nothing(metric: str) -> None:
         ("The Eiffel Tower!", ["eiffel tower"], 1.0, 1.0),
         ("in Paris", ["Paris", "the city of Paris"], 0.0, 2 / 3),
         ("red red cup", ["red cup cup"], 0.0, 2 / 3),
-        ("", ["a"], 1.0, 1.0),  # an article alone is no word
+        ("", ["a"], 1.0, 1.0),  # an article alone is not a word
         ("nothing", ["else"], 0.0, 0.0),
     ],
 )

@@ -114,8 +114,8 @@ def test_examples_without_labels_are_refused() -> None:
     [
         (lambda: Task("mine", 0), "classes=0 of a task"),
         (lambda: Task("mine", metrics=("accurcy",)), "no metric is called 'accurcy'"),
-        (lambda: loss_of("rte"), "task='rte' is no Task"),
-        (lambda: understanding(None, "rte"), "task='rte' is no Task"),
+        (lambda: loss_of("rte"), "task='rte' is not a Task"),
+        (lambda: understanding(None, "rte"), "task='rte' is not a Task"),
         (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2"),
     ],
 )
