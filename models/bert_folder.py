@@ -88,7 +88,7 @@ def _fill(folder: Path, places: dict[str, Place]) -> None:
         names = plain_names(file.keys())
         check_fit(places, {name: tuple(file.get_slice(names[name]).get_shape()) for name in names}, str(path))
         if left_out := sorted(set(names) - set(places)):
-            log.info("%s: not loaded, as they are no part of the model: %s", path, ", ".join(left_out))
+            log.info("%s: not loaded, as they are not part of the model: %s", path, ", ".join(left_out))
         for name, place in places.items():
             place.fill(np.asarray(file.get_tensor(names[name]), "float32"))
 

@@ -130,7 +130,7 @@ def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequenc
     """`[CLS] a [SEP] b [SEP]`, padded to `length`; in longer pairs both halves are truncated."""
     if len(first) != len(second):
         raise DataError(
-            f"{len(first)} and {len(second)} sentences are no pairs",
+            f"{len(first)} and {len(second)} sentences do not form pairs",
             why="row n of one language is the translation of row n of the other",
             mend="give both from the same rows",
         )

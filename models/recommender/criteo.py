@@ -53,7 +53,7 @@ def _iterate_lines(path: Path) -> Iterator[str]:
                 yield text.rstrip("\n")
     except UnicodeDecodeError:
         raise DataError(
-            f"{path.name} is no file of Criteo's", where=str(path), why="it holds bytes that are no ASCII"
+            f"{path.name} is not a Criteo file", where=str(path), why="it contains bytes that are not ASCII"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(

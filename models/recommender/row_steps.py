@@ -154,7 +154,7 @@ def _warn_if_unsaved(table: RowTable) -> None:
     said = NebulaWarning(
         "rows of a HashedEmbedding are not saved with the checkpoints of this run",
         where=checkpoints.levels[0].folder.path,
-        why="they are no variables: where the run goes on they begin anew",
+        why="they are not variables, and start afresh when the run resumes",
         mend="nb.state(rows=layer.table) before the first step",
     )
     _LOG.warning("%s", said)

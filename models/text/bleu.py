@@ -85,7 +85,7 @@ def _check(references: Sequence[str], **texts: Sequence[str]) -> None:
     for name, text in texts.items():
         if isinstance(text, str) or len(text) != len(references):
             raise DataError(
-                f"{len(text)} sentences of {name!r} and {len(references)} references are no pairs",
+                f"{len(text)} sentences of {name!r} and {len(references)} references do not form pairs",
                 why="sentence n is scored against reference n",
                 mend="give both of the same rows: Order.restored puts results back into the order of the rows",
             )

@@ -33,7 +33,7 @@ class Pairs:
             raise OptionError("pairs of nothing: both sides are None", mend="Pairs(source=[...]), or target=[...]")
         if self.source is not None and self.target is not None and len(self.source) != len(self.target):
             raise DataError(
-                f"{len(self.source)} source sentences and {len(self.target)} target sentences are no pairs",
+                f"{len(self.source)} source sentences and {len(self.target)} target sentences do not form pairs",
                 why="row n of one side is the translation of row n of the other",
                 mend="give both sides from the same rows",
             )

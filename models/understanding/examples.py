@@ -65,7 +65,7 @@ class Examples:
         counts = [len(each) for each in (self.first, self.labels, self.second) if each is not None]
         if len(set(counts)) > 1 or not counts[0]:
             raise DataError(
-                f"{' and '.join(map(str, counts))} sentences and labels are no examples",
+                f"{' and '.join(map(str, counts))} sentences and labels do not form examples",
                 why="every row has its label",
                 mend="give as many of each",
             )

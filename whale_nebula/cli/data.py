@@ -233,7 +233,7 @@ def _grants(call: Call) -> Answer:
     ((state, number),) = chosen.items()
     days = call.made.amount("--days", given.days, DAYS)
     if not 0 < days <= authority.MOST_DAYS:
-        raise AccessError(f"{days:g} days are no life of a grant", mend="--days 30")
+        raise AccessError(f"{days:g} days is not a valid duration of a grant", mend="--days 30")
     made = call.grants.decide(number, state, days, given.why or "", user_name())
     return asdict(made), _describe(made)
 

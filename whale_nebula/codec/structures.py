@@ -190,7 +190,7 @@ def _chunk_starts(table: Bytes, m: int, n: int, k: int) -> Any:
 
 
 def _positions_error(what: str, m: int, n: int, k: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"these are no positions of {k} columns out of {n} in {m} rows: {what}")
+    return RemoteProtocolError(f"these are not positions of {k} columns out of {n} in {m} rows: {what}")
 
 
 BASES = ("shared", "learned", "svd")

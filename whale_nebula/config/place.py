@@ -109,7 +109,7 @@ class Place:
         if not right or not least <= self.value <= most:
             span = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
             usual = f"{self._key}: {1 if least <= 1 <= most else least:g}"
-            raise self.wrong(f"{self.value!r} is no {'whole ' * whole}number {span}", mend=usual)
+            raise self.wrong(f"{self.value!r} is not {'an integer' if whole else 'a number'} {span}", mend=usual)
         return self.value
 
     @property

@@ -68,38 +68,38 @@ class Quantity:
         return number * factor if factor >= 1 else number / round(1 / factor)  # 20 · 0.001 would be rounded
 
     def refuse(self, place: Place) -> ConfigError:
-        """The error for a value that is none."""
+        """The error for a value that is not a quantity of this kind."""
         value, mend = place.value, self.example
         guess = meant(value) if isinstance(value, str) else None
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
-            mend = f"say in what: {', '.join(f'{value:g}{unit}' for unit in self.suggested)} ..."
+            mend = f"add a unit: {', '.join(f'{value:g}{unit}' for unit in self.suggested)} ..."
         elif guess and kind(guess) == kind(f"1{self.suggested[0]}"):
             mend = f"did you mean {guess!r}?"
         in_bytes = self.units is _RATES and isinstance(value, str) and convert_to_bits(value)
         return place.wrong(
-            f"{value!r} is no {self.noun}", why=explain_bytes(value) if in_bytes else self.why, mend=mend
+            f"{value!r} is not a {self.noun}", why=explain_bytes(value) if in_bytes else self.why, mend=mend
         )
 
 
 rate = Quantity(
     "rate", _RATES, ("bit", "kbit", "mbit", "gbit"),
-    "a rate is a number above zero and a unit: kbit, mbit or gbit (a second)", "rate: 60mbit", "/s",
+    "a rate is a positive number with a unit: kbit, mbit or gbit (per second)", "rate: 60mbit", "/s",
 )  # fmt: skip
 memory_rate = Quantity(
-    "rate of a memory", _SIZES, ("GB/s", "TB/s"),
-    "the rate of a memory is a number above zero and a unit, in bytes a second: GB/s or TB/s, GiB/s or TiB/s",
+    "memory rate", _SIZES, ("GB/s", "TB/s"),
+    "a memory rate is a positive number with a unit: GB/s or TB/s, GiB/s or TiB/s",
     "memory_rate: 20GB/s", "/s",
 )  # fmt: skip
 flops = Quantity(
-    "count of operations a second", {"m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}, "MGTP",
-    "it is a number above zero and a unit: M, G, T or P (10^6 to 10^15 floating-point operations a second)",
+    "number of operations per second", {"m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}, "MGTP",
+    "it is a positive number with a unit: M, G, T or P (10^6 to 10^15 floating-point operations per second)",
     "flops: 5T", "flops?|flop/s",
 )  # fmt: skip
 _MEMORY = Quantity(
-    "size of a memory", _SIZES, ("MiB", "GiB", "TiB"),
-    "a memory is a number above zero and a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB", "memory: 16GiB",
+    "memory size", _SIZES, ("MiB", "GiB", "TiB"),
+    "a memory size is a positive number with a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB", "memory: 16GiB",
 )  # fmt: skip
-_TIME = Quantity("time", _TIMES, ("us", "ms", "s"), "a time is a number and a unit: us, ms, s, min or h", "delay: 20ms")
+_TIME = Quantity("time", _TIMES, ("us", "ms", "s"), "a time is a number with a unit: us, ms, s, min or h", "delay: 20ms")
 
 
 def memory(place: Place) -> int:
@@ -127,7 +127,7 @@ def seconds(place: Place) -> float:
     return found
 
 
-_SHARE = Quantity("share", {"%": 0.01}, "%", "it is from 0 to below 1", 'loss: 0.01, or loss: "1%"')
+_SHARE = Quantity("share", {"%": 0.01}, "%", "it must be at least 0 and less than 1", 'loss: 0.01, or loss: "1%"')
 
 
 def loss(place: Place) -> float:
@@ -146,7 +146,7 @@ def share(place: Place, mend: str = "") -> float:
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
         name = place.path.rpartition(".")[2] or "loss"
         mend = mend or f'{name}: 0.01, or {name}: "1%"'
-        raise place.wrong(f"{value!r} is not a share", why="it is from 0 to below 1", mend=mend)
+        raise place.wrong(f"{value!r} is not a share", why="it must be at least 0 and less than 1", mend=mend)
     return float(found)
 
 

@@ -209,7 +209,7 @@ def span(days: float) -> timedelta:
     """
     if not 0 < days <= MOST_DAYS:
         raise CredentialsError(
-            f"{days:g} days are no life of a certificate", why=f"from above 0 to {MOST_DAYS:g}", mend="--days 7"
+            f"{days:g} days is not a valid duration of a certificate", why=f"from above 0 to {MOST_DAYS:g}", mend="--days 7"
         )
     return timedelta(seconds=round(days * 86400))
 

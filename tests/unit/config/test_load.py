@@ -117,8 +117,8 @@ def test_parts_may_be_empty() -> None:
 BAD: list[tuple[Any, str, str]] = [
     ({"clutsers": {}}, "clutsers", "did you mean 'clusters'"),
     ({3: 4}, "", "is not a word"),
-    ({"run": 3}, "run", "no text"),
-    ({"clusters": ["gpu"]}, "clusters", "no mapping"),
+    ({"run": 3}, "run", "is not a string"),
+    ({"clusters": ["gpu"]}, "clusters", "is not a mapping"),
     ({"clusters": {"gpu": {"wrokers": []}}}, "clusters.gpu.wrokers", "did you mean 'workers'"),
     ({"clusters": {"a->b": {}}}, "clusters.a->b", "no name of a cluster"),
     ({"clusters": {"site/gpu": {}}}, "clusters.site/gpu", "clusters: {site-gpu: {}}"),
@@ -155,7 +155,7 @@ BAD: list[tuple[Any, str, str]] = [
         "clusters.gpu.workers[0].kind",
         "kind: cpu, or leave it out",
     ),
-    ({"clusters": {"gpu": {"inside": "10gbit"}}}, "clusters.gpu.inside", "no mapping"),
+    ({"clusters": {"gpu": {"inside": "10gbit"}}}, "clusters.gpu.inside", "is not a mapping"),
     ({"clusters": {"gpu": {"inside": {"loss": 0.1}}}}, "clusters.gpu.inside.loss", "no key"),
     (
         {"clusters": {"gpu": {"workers": [{"address": "h:1", "flops": "5TB"}]}}},
@@ -164,7 +164,7 @@ BAD: list[tuple[Any, str, str]] = [
     ),
     ({"links": [{"between": ["a", "b"], "cost": -1}]}, "links[0].cost", "at least 0"),
     ({"clusters": {"gpu": {"gateway": "gate"}}}, "clusters.gpu.gateway", "no address"),
-    ({"links": {"gpu": "npu"}}, "links", "no list"),
+    ({"links": {"gpu": "npu"}}, "links", "is not a list"),
     ({"links": [{"between": ["gpu"]}]}, "links[0].between", "no pair"),
     ({"links": [{"between": ["gpu", "gpu"]}]}, "links[0].between", "no pair"),
     ({"links": [{"rate": "60mbit"}]}, "links[0].between", "no pair"),
@@ -175,9 +175,9 @@ BAD: list[tuple[Any, str, str]] = [
     ),
     ({"links": [{"between": ["a", "b"]}, {"between": ["b", "a"]}]}, "links[1]", "joined twice"),
     ({"links": [{"between": ["a", "b"], "rate": 60}]}, "links[0].rate", "60mbit"),
-    ({"links": [{"between": ["a", "b"], "rate": "60mbps"}]}, "links[0].rate", "no rate"),
+    ({"links": [{"between": ["a", "b"], "rate": "60mbps"}]}, "links[0].rate", "is not a rate"),
     ({"links": [{"between": ["a", "b"], "rate": "0mbit"}]}, "links[0].rate", "above zero"),
-    ({"links": [{"between": ["a", "b"], "delay": "20"}]}, "links[0].delay", "no time"),
+    ({"links": [{"between": ["a", "b"], "delay": "20"}]}, "links[0].delay", "is not a time"),
     ({"links": [{"between": ["a", "b"], "loss": 1}]}, "links[0].loss", "loss: 0.01"),
     ({"checkpoint": {"folder": "a", "overhead": 2}}, "checkpoint.overhead", "overhead: 0.01"),
     ({"checkpoint": {"folder": "a", "overhead": 0}}, "checkpoint.overhead", "take no time"),
@@ -186,7 +186,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"security": {"revoke": "none"}}, "security.revoke", "did you mean 'revoked'"),
     ({"security": {"certs": "x"}}, "security.certs", "did you mean 'cert'"),
     ({"inputs": {"x": {}}}, "inputs.x", "without a shape"),
-    ({"inputs": {"x": {"shape": 64}}}, "inputs.x.shape", "no list"),
+    ({"inputs": {"x": {"shape": 64}}}, "inputs.x.shape", "is not a list"),
     ({"inputs": {"x": {"shape": [-1, 64]}}}, "inputs.x.shape[0]", "whole number"),
     ({"inputs": {"x": {"shape": [None], "dtype": "flaot32"}}}, "inputs.x.dtype", "did you mean 'float32'"),
     ({"results": "here"}, "results", "choose one of 'everywhere', 'owner'"),
@@ -203,8 +203,8 @@ BAD: list[tuple[Any, str, str]] = [
     ({"seed": -1}, "seed", "whole number"),
     ({"seed": 2**32}, "seed", "whole number"),
     ({"seed": True}, "seed", "whole number"),
-    (["clusters"], "", "no mapping"),
-    (3, "", "no mapping"),
+    (["clusters"], "", "is not a mapping"),
+    (3, "", "is not a mapping"),
 ]
 
 
@@ -281,13 +281,13 @@ def test_a_mistake_in_a_file_names_the_line(written: Callable[[str], Path], text
 @pytest.mark.parametrize(
     ("text", "where", "said"),
     [
-        ("clusters: {gpu: [", ":1:18", "no YAML"),
+        ("clusters: {gpu: [", ":1:18", "is not YAML"),
         ("run: a\nrun: b\n", ":2", "the key 'run' is given twice"),
         ("clusters:\n  gpu: {}\n  gpu: {}\n", ":3", "given twice"),
         ("links: [{rate: 1mbit, rate: 2mbit}]", ":1", "given twice"),
         ("- a\n- b\n", "", "the config is not a mapping"),
-        ("run: !!python/object/apply:os.system ['true']", ":1:6", "no YAML"),
-        ("\x00", "", "no YAML"),
+        ("run: !!python/object/apply:os.system ['true']", ":1:6", "is not YAML"),
+        ("\x00", "", "is not YAML"),
     ],
 )
 def test_files_that_cannot_be_read(written: Callable[[str], Path], text: str, where: str, said: str) -> None:

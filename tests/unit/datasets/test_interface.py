@@ -68,10 +68,10 @@ def folder(tmp_path: Path) -> Path:
         ("name: corpus\nsource: {text: a}\nschema:\n  x: {dtype: int8, shape: [0]}\n", 4, "no whole number"),
         ("name: corpus\nsource: {text: a}\nschema: {}\n", 3, "without a schema"),
         ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nlimits: {rows: 5}\n", 4, "'rows'"),
-        ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nlimits: {rate: 5}\n", 4, "no rate"),
+        ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nlimits: {rate: 5}\n", 4, "is not a rate"),
         ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nexpires: soon\n", 4, "no day"),
         ("name: corpus\nname: other\n", 2, "given twice"),
-        ("name: !!python/object/apply:os.system [id]\n", 1, "no YAML"),
+        ("name: !!python/object/apply:os.system [id]\n", 1, "is not YAML"),
         ("- a\n", 0, "is not a mapping"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_fit_goes_on_to_the_bit(site: Site, config: dict[str, Any], tmp_path: 
         (lambda: nb.data("gpu://corpus", batch=0), OptionError, "cannot be"),
         (lambda: nb.data("gpu://corpus", batch="8"), OptionError, "no whole number"),
         (lambda: nb.data("gpu://corpus", batch=8, seed=-1), OptionError, "below 0"),
-        (lambda: nb.data("gpu://corpus", batch=8, purpose=3), OptionError, "no text"),
+        (lambda: nb.data("gpu://corpus", batch=8, purpose=3), OptionError, "is not a string"),
         (lambda: nb.data("gpux://corpus", batch=8), ConfigError, "does not say where"),
         (lambda: nb.data("gpu://corpsu", batch=8), AccessError, "may not read|no dataset"),
         (lambda: nb.data("gpu://corpus", batch=8, purpose="other"), AccessError, "may not read"),

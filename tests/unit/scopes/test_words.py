@@ -44,7 +44,7 @@ WRONG: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: nb.compress(fp16=True, int8=True), "exclude each other", "keep one of them: fp16=..., or int8=..."),
     (lambda: nb.cluster("gpu, npu"), "neither 'all'", "nb.cluster(['gpu', 'npu'])"),
     (lambda: nb.cluster({"gpu": 4}), "neither 'all'", "nb.cluster(['gpu', 'npu'])"),
-    (lambda: nb.cluster(["gpu", "gpu"]), "no list of clusters", "nb.cluster(['gpu'])"),
+    (lambda: nb.cluster(["gpu", "gpu"]), "is not a list of cluster names", "nb.cluster(['gpu'])"),
     (lambda: nb.pipeline(4.0), "no whole number", "micro_batch=4"),
     (lambda: nb.pipeline("four"), "no whole number", "micro_batch=2"),
     (

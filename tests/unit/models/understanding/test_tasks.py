@@ -104,7 +104,7 @@ def test_what_is_not_generated(asked: Any, what: str) -> None:
 
 
 def test_examples_without_labels_are_refused() -> None:
-    with pytest.raises(DataError, match="2 and 1 sentences and labels are no examples"):
+    with pytest.raises(DataError, match="2 and 1 sentences and labels do not form examples"):
         Examples(["a", "b"], [1.0])
     assert all(task.pairs == (columns.second is not None) for task, columns in GLUE.values())
 
