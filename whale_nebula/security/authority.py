@@ -209,7 +209,9 @@ def span(days: float) -> timedelta:
     """
     if not 0 < days <= MOST_DAYS:
         raise CredentialsError(
-            f"{days:g} days is not a valid duration of a certificate", why=f"from above 0 to {MOST_DAYS:g}", mend="--days 7"
+            f"{days:g} days is not a valid duration of a certificate",
+            why=f"it must be above 0 and at most {MOST_DAYS:g}",
+            mend="--days 7",
         )
     return timedelta(seconds=round(days * 86400))
 
