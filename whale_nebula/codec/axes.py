@@ -170,7 +170,7 @@ def restore_axes(numbers: Numbers, largest: Largest) -> AxisColumns:
     """
     axes = _upright(numbers, largest)
     if axes is None:
-        raise RemoteProtocolError("axes came that are not at right angles")
+        raise RemoteProtocolError("received axes that are not orthogonal")
     return axes
 
 
