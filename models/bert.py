@@ -21,9 +21,23 @@ from .layers import ACTIVATIONS, NORMS, FeedForward, Norm, SelfAttention, check_
 
 @dataclass(frozen=True, slots=True)
 class BertSizes:
-    """The sizes and options of a BERT. The defaults are BERT-base.
+    """The sizes and options of a BERT; the defaults are those of BERT-base.
 
-    `attention_dropout` is `dropout` if None; `spread` is the deviation of initial weights; `padding` the id of padding.
+    Args:
+        vocabulary: number of tokens.
+        length: maximum number of tokens in a row.
+        width: size of the hidden states; a multiple of `heads`.
+        heads: number of attention heads.
+        layers: number of layers, each with attention and a feed-forward part.
+        inner: width inside the feed-forward part.
+        types: number of token types.
+        norm: "post" normalises the sum of each sub-layer, as BERT does; "pre" normalises its input.
+        dropout: dropout rate.
+        attention_dropout: dropout rate of attention weights; `dropout` if None.
+        activation: activation function, by its Hugging Face name.
+        epsilon: epsilon of the norms.
+        spread: standard deviation of initial weights.
+        padding: id of the padding token.
 
     >>> BertSizes(vocabulary=1000, width=128, heads=4, layers=2, inner=512).norm
     'post'
@@ -87,16 +101,21 @@ class Visible(keras.layers.Layer):
         return keras.KerasTensor(tokens.shape, "bool")
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {**super().get_config(), "padding": self.padding}
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Bert(keras.Model):
-    """BERT as a functional model: int32 tokens (rows, length) in, hidden states (rows, length, width) out.
+    """BERT as a functional Keras model: int32 tokens (rows, length) in, hidden states (rows, length, width) out.
 
-    Rows may be of any length up to `sizes.length`. All layers' names begin with the model's: two of them, named
-    differently, can become one model.
+    Rows may have any length up to `sizes.length`. The names of all layers start with the model's name, so that two
+    BERTs with different names can be part of one model.
+
+    Args:
+        sizes: a `BertSizes`.
+        name: name of the model, and prefix of its layers' names.
+        trainable: whether its layers are trained.
 
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=2, inner=16), name="source")
     >>> bert.output.shape, [layer.name for layer in bert.layers[3:5]]
@@ -143,7 +162,7 @@ class Bert(keras.Model):
         return self.get_layer(f"{self.name}_ending") if self._sizes["norm"] == "pre" else None
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {"sizes": dict(self._sizes), "name": self.name, "trainable": self.trainable}
 
     @classmethod

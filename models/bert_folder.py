@@ -28,10 +28,12 @@ log = logging.getLogger("whale_nebula.models.bert_folder")
 
 
 def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -> Bert:
-    """Load the BERT of a folder; of a model for a task only the encoder.
+    """Load a BERT from a Hugging Face folder; of a model for a task, only the encoder.
 
-    `name` is the prefix of its layers' names: two BERTs in one model need different ones. Without `weights` only the
-    sizes are read from `config.json`: for a cluster that does not run it.
+    Args:
+        folder: folder with `config.json` and `model.safetensors`.
+        name: prefix of the layers' names. Two BERTs in one model need different names.
+        weights: False reads only the sizes from `config.json`, for a cluster that does not run this BERT.
     """
     folder = Path(folder)
     bert = Bert(_sizes(folder), name=name)
@@ -41,7 +43,12 @@ def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -
 
 
 def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
-    """Load the BERT of a folder with its head for masked language modelling, to continue its pretraining."""
+    """Load a BERT from a Hugging Face folder with its head for masked language modelling, to continue pretraining.
+
+    Args:
+        folder: folder with `config.json` and `model.safetensors`.
+        name: prefix of the layers' names.
+    """
     folder = Path(folder)
     model = masked_lm(Bert(_sizes(folder), name=name))
     _fill(folder, places_of(model.bert) | head_places(model))
@@ -49,7 +56,13 @@ def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
 
 
 def save_bert(model: Bert | MaskedLm, folder: str | Path, vocabulary: Vocabulary) -> None:
-    """Write a BERT, with its head if it is a `masked_lm`, and its vocabulary, in Hugging Face's format."""
+    """Write a BERT and its vocabulary to a folder in Hugging Face's format.
+
+    Args:
+        model: a `Bert`, or a `masked_lm`, of which the head is written too.
+        folder: folder for `config.json`, `model.safetensors` and `vocab.txt`.
+        vocabulary: the vocabulary of the model.
+    """
     from .text.vocabulary import write_vocabulary  # reading a folder does not need it
 
     bert = model.bert if isinstance(model, MaskedLm) else model

@@ -36,22 +36,32 @@ def _pick(rows: Any, numbers: Any) -> Any:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class SwitchFeedForward(keras.layers.Layer):
-    """A feed-forward layer of `experts` pairs of dense layers, each `hidden` wide.
+    """A feed-forward layer of `experts` pairs of dense layers, each `hidden` wide (mixture of experts).
 
-    A gate in float32 assigns each token to its best `k` experts (1 or 2), weighted by their probabilities. The capacity
-    of an expert is tokens / experts × k × `capacity_factor`, at least `min_capacity`; tokens beyond it get zeros, so
-    add the layer to its input: `x + layer(x)`. Dropped tokens are random (`drop="random"`) in training, otherwise, or
-    with "order", the last ones. With `groups` the gate chooses a group first, then an expert of it. `noise` is the
-    deviation of noise on the gate's logits in training. The auxiliary loss is `aux` times the imbalance of the load:
-    experts × sum of (share of tokens × mean probability), before any drop.
+    A gate in float32 assigns each token to its best `k` experts, weighted by their probabilities. The capacity of an
+    expert is tokens / experts × k × `capacity_factor`, at least `min_capacity`. Tokens beyond it are dropped: their
+    output is zero, so add the layer to its input: `x + layer(x)`.
 
-    The layer's metrics are the entropy of the load (1: all alike), the share of assignments that was dropped, and the
+    The layer's metrics are the entropy of the load (1 for a uniform load), the share of dropped assignments, and the
     share of tokens of the busiest expert.
 
-    With `row_groups` the rows of a (micro-)batch are divided into groups, each with its own capacity, load and balance:
-    `aux` and the metrics are means over groups. So four micro-batches of two groups equal one batch of eight. Each
-    device of `nb.split` has some of the groups, and tokens go to experts and back by two all-to-alls. Results depend on
-    the number of groups, not on that of devices.
+    Args:
+        experts: number of experts.
+        hidden: width between the two dense layers of an expert.
+        k: experts for each token, 1 or 2.
+        capacity_factor: capacity of an expert, relative to a uniform load.
+        min_capacity: minimum capacity of an expert.
+        noise: standard deviation of noise that is added to the gate's logits in training.
+        groups: number of expert groups; the gate first chooses a group, then an expert in it.
+        aux: weight of the auxiliary loss, which is experts × sum of (share of tokens × mean probability), before any
+            drop.
+        drop: "random" drops random tokens in training and the last ones otherwise; "order" always drops the last ones.
+        activation: activation function of the experts.
+        seed: seed of the initial weights, the noise and the dropped tokens.
+        row_groups: divides the rows of a (micro-)batch into this many groups, each with its own capacity, load and
+            balance; `aux` and the metrics are means over groups, so four micro-batches of two groups equal one batch of
+            eight. Each device of `nb.split` has some of the groups, and tokens are sent to experts and back by two
+            all-to-alls. Results depend on the number of groups, not on the number of devices.
 
     >>> layer = SwitchFeedForward(4, 16)
     >>> layer(tf.zeros([2, 5, 8])).shape
@@ -222,7 +232,7 @@ class SwitchFeedForward(keras.layers.Layer):
         return keras.KerasTensor(x.shape, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         options = (
             "experts", "hidden", "k", "capacity_factor", "min_capacity", "noise", "groups", "aux", "drop", "seed",
             "row_groups",

@@ -1,6 +1,6 @@
-"""Beam search: decode from left to right with the most likely prefixes side by side.
+"""Beam search: decoding from left to right with the most likely prefixes in parallel.
 
-All of it is one `tf.while_loop` over plain tensors, so it belongs to the stage in which it is called, if any.
+The search is one `tf.while_loop` over plain tensors, so it belongs to the stage in which it is called, if any.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """Options of beam search: `width` prefixes at once, at most `longest` words, the last of which is `end`.
+    """Options of beam search, for causal models.
 
-    `penalty` compensates for the lower likelihood of long sentences: scores are divided by ((5 + words) / 6) **
-    penalty.
+    Args:
+        start: id of the start token.
+        end: id of the end token.
+        longest: maximum number of words, including the end token.
+        width: number of prefixes that are kept for each sentence.
+        penalty: length penalty: scores are divided by ((5 + words) / 6) ** penalty. Zero prefers short sentences.
+        never: ids that are never produced.
     """
 
     start: int

@@ -38,7 +38,7 @@ def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict
 
 
 def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """The number of a batch's rows for each source: whole numbers of at least one, as near to the shares as possible.
+    """The number of a batch's rows for each source: integers of at least one, as near to the shares as possible.
 
     >>> deal_rows(10, {"germanic": 0.72, "romance": 0.28})
     {'germanic': 7, 'romance': 3}
@@ -60,7 +60,7 @@ def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
 class Mixture:
     """The text of one generator: sources of rows (count, length), drawn by their shares in every step.
 
-    `batch(step)` is a function of the seed and the step alone. Numbers of rows are unique in a training: `first` of
+    `batch(step)` depends only on the seed and the step. Numbers of rows are unique in a training run: `first` of
     `whole` gives the rows of each step's batch that belong to this mixture.
     """
 
@@ -100,9 +100,18 @@ def mix_families(
     temperature: float = 2.0,
     seed: int = 0,
 ) -> dict[str, Mixture]:
-    """A mixture for each family: its languages by temperature, and the share `of_pairs` of its rows from its pairs.
+    """Create a mixture for each family of languages.
 
-    The batch is divided among families by temperature, too; a generator has the same number of rows in every step.
+    The batch is divided among families, and a family's rows among its languages, by temperature. A generator has the
+    same number of rows in every step.
+
+    Args:
+        families: for each family the rows of its languages.
+        batch: rows in a step, of all families together.
+        pairs: for each family the rows of its pairs.
+        of_pairs: share of a family's rows that is drawn from its pairs.
+        temperature: 1 draws by size; a large value draws all equally.
+        seed: seed of the draws.
     """
     sizes = {name: sum(map(len, sources.values())) for name, sources in families.items()}
     rows = deal_rows(batch, shares_by_temperature(sizes, temperature))

@@ -101,9 +101,9 @@ DISCRIMINATOR = "discriminator"
 class Pretraining:
     """Generators by family name, one discriminator, and their objectives; all share one vocabulary.
 
-    Call `losses` inside the tape of a step, and `update` after it. The numbers of rows are the first argument:
-    processes compare the rows of an input that all of them have. `around` gives the scope of each network, by the name
-    of a generator or "discriminator":
+    Call `losses` inside the tape of a step, and `update` after it. Pass the row numbers as the first argument of the
+    step: every process has them, and processes compare the number of rows of such an input. `around` returns the scope
+    of each network, by the name of a generator or "discriminator":
 
     ```python
     @nb.function
@@ -197,7 +197,12 @@ def _join(parts: Sequence[Any]) -> Any:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning-rate schedule: linear from almost zero to `peak` in `warmup` steps, then linear to zero at `steps`.
+    """Learning-rate schedule that rises linearly to `peak` in `warmup` steps, then falls linearly to zero at `steps`.
+
+    Args:
+        peak: maximum learning rate.
+        steps: number of steps.
+        warmup: number of steps in which the rate rises.
 
     >>> [round(float(RiseAndFall(0.4, steps=6, warmup=2)(step)), 3) for step in range(7)]
     [0.2, 0.4, 0.4, 0.3, 0.2, 0.1, 0.0]
@@ -219,14 +224,22 @@ class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * ops.maximum(0.0, ops.minimum(ops.minimum(rising, falling), 1.0))
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {"peak": self.peak, "steps": self.steps, "warmup": self.warmup}
 
 
 def make_adam(
     model: keras.Model, peak: float, *, steps: int, warmup: float = 0.1, clip: float | None = 1.0
 ) -> keras.optimizers.Adam:
-    """An Adam for a model whose rate rises over the share `warmup` of the steps; its slots are created."""
+    """Create an Adam optimizer whose rate rises and falls linearly, with slots for a model.
+
+    Args:
+        model: the model.
+        peak: maximum learning rate.
+        steps: number of steps.
+        warmup: share of the steps in which the rate rises.
+        clip: maximum global norm of the gradients; None does not clip.
+    """
     rate = RiseAndFall(peak, steps=steps, warmup=min(steps - 1, round(warmup * steps)))
     adam = keras.optimizers.Adam(rate, epsilon=1e-6, global_clipnorm=clip)
     adam.build(model.trainable_variables)  # slots created during tracing would cause a second trace

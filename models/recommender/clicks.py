@@ -46,11 +46,20 @@ def generated_clicks(
     start: int = 0,
     seed: int = 0,
 ) -> Clicks:
-    """The rows from `start` on of an unlimited log; a row is a function of its place, the seed and the other options.
+    """Generate rows of an unlimited click log; a row depends only on its place, the seed and the other options.
 
-    The value of rank r of a field has a frequency like r ** -exponent. The logit of a click has a weight for each
-    value, products of latent vectors of fields 0 and 1, and the numbers. Weights are drawn by id, so the weight of a
-    rare id is useful only for its recurrences.
+    The value of rank r of a field has a frequency proportional to r ** -exponent. The logit of a click has a weight for
+    each value, products of latent vectors of fields 0 and 1, and the numbers. Weights are drawn by id, so the weight of
+    a rare id is useful only if the id recurs.
+
+    Args:
+        rows: number of rows.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        vocabulary: number of values of a field.
+        exponent: exponent of the power law of frequencies.
+        start: place of the first row.
+        seed: seed of the log.
 
     >>> log = generated_clicks(3)
     >>> log.numbers.shape, log.ids.shape, log.clicked.shape

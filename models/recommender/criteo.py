@@ -1,4 +1,4 @@
-"""Criteo's click logs: a row a line, a label, 13 whole numbers and 26 values of eight hexadecimal digits."""
+"""Criteo's click logs: each line is a row with a label, 13 whole numbers and 26 values of eight hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ _ABSENT = 1 << 40
 
 
 def iterate_criteo(path: str | os.PathLike[str], *, rows: int = 65_536) -> Iterator[Clicks]:
-    """The rows of a file, plain or `.gz`, `rows` at a time; the file is streamed and never held whole.
+    """Iterate over the rows of a Criteo file, plain or `.gz`; the file is streamed, never held in memory as a whole.
 
-    Numbers are log(1 + x), 0 if missing, and -log(1 - x) below 0. Ids are hashes of field and value; a missing value
-    has its own id.
+    Numbers x become log(1 + x), or -log(1 - x) if negative, or 0 if missing. Ids are hashes of field and value; a
+    missing value has its own id.
+
+    Args:
+        path: the file.
+        rows: number of rows in each `Clicks`.
     """
     if rows < 1:
         raise OptionError(f"rows={rows!r} is less than 1", mend="rows=65536")

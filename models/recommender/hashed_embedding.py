@@ -25,15 +25,25 @@ _ARRAYS = ("ids", "counts", "values")
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class HashedEmbedding(keras.layers.Layer):
-    """Embedding of 64-bit ids: whole numbers [...] to [..., width].
+    """Embedding of 64-bit ids whose table grows by a row for each new id: integers [...] to vectors [..., width].
 
-    The table (`.table`) is in the memory of the process that runs the layer's stage. A step pulls the rows of its
-    distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
-    `optimizer`, a Keras optimizer or its name, not by the model's, which does not include the table. `expected_rows` is
-    the number of rows for which a planner counts memory, if not `most_rows`. Call the layer
-    once in a step; concatenate the ids of several look-ups. Its one variable, `anchor`, is always 0: it makes
-    TensorFlow request the gradient, and has an entry for each bucket of ids. So `nb.split(axis=0)` around the call
-    shards the table: each worker of the stage then has the rows of some buckets.
+    The table (`.table`, a `RowTable`) is in the memory of the process that runs the layer's stage. A step reads the
+    rows of its distinct ids and writes back the sums of their gradients; only these rows are updated. The table is not
+    among the model's variables, so the model's optimizer does not update it: the layer has its own.
+
+    Call the layer once in a step; concatenate the ids of several look-ups. Its only variable, `anchor`, is always 0: it
+    makes TensorFlow request the gradient. It has an entry for each bucket of ids, so that `nb.split(axis=0)` around the
+    call shards the table: each worker of the stage then has the rows of some buckets.
+
+    Args:
+        width: width of the vectors.
+        optimizer: a Keras optimizer or its name: SGD, Adagrad, Ftrl or Adam, with a constant learning rate.
+        scale: initial values are uniform between -scale and scale, and depend only on id and seed.
+        seed: seed of the initial values.
+        most_rows: maximum number of rows; the least used ones are evicted for new ones.
+        staleness: number of the last updates that look-ups in training may miss.
+        expected_rows: number of rows for which a planner counts memory; by default `most_rows`.
+        options: further options of a Keras layer, such as `name`.
 
     >>> layer = HashedEmbedding(4, optimizer="adagrad")
     >>> layer(np.array([[7, -9], [7, 2**40]])).shape, len(layer.table)
@@ -122,7 +132,7 @@ class HashedEmbedding(keras.layers.Layer):
         return (*input_shape, self.width)
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal layer, without its rows."""
+        """The options to recreate the layer, without its rows."""
         own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
         own["expected_rows"] = self.expected_rows
         kept = {"staleness": self.staleness, "optimizer": keras.optimizers.serialize(self.optimizer)}

@@ -1,8 +1,8 @@
 """Networks that predict clicks: wide and deep, DLRM, and multi-view.
 
-Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and returns a logit a row. The embedding
-is given, from [rows, fields] to [rows, fields, width]: a `keras.layers.Embedding`, for small ids, one whose table
-grows, or a `SplitEmbedding`.
+Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and returns a logit for each row. The
+embedding is passed in; it maps [rows, fields] to [rows, fields, width]: a `keras.layers.Embedding` for small ids, a
+`HashedEmbedding` or a `SplitEmbedding`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ def wide_and_deep(
     numbers: int,
     deep: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """Wide and deep: a weight for each id, plus a network of embeddings; `wide` is an embedding of width 1."""
+    """Wide and deep: a linear part with a weight for each id, plus a network on embeddings.
+
+    Args:
+        embedding: layer from ids to vectors.
+        wide: an embedding of width 1, for the weights of ids.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        deep: widths of the hidden layers.
+    """
     dense, ids = _inputs(fields, numbers)
     hidden = keras.layers.Concatenate(name="joined")([dense, keras.layers.Flatten(name="flat")(embedding(ids))])
     hidden = _stack(hidden, deep, "deep")
@@ -45,8 +53,15 @@ def dlrm(
     bottom: Sequence[int] = (64,),
     top: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """The DLRM network: numbers become a vector of the embeddings' width; products of all pairs of vectors go to the
-    last layers.
+    """DLRM: a network maps the numbers to a vector; inner products of all pairs of vectors go to the top layers.
+
+    Args:
+        embedding: layer from ids to vectors.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        width: width of the vectors of `embedding`.
+        bottom: widths of the layers on the numbers, without the last one.
+        top: widths of the layers on the products.
     """
     dense, ids = _inputs(fields, numbers)
     vector, found = _stack(dense, [*bottom, width], "bottom"), embedding(ids)
@@ -73,10 +88,16 @@ def multi_view(
     numbers: int,
     tower: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """The multi-view network: a tower for each view, which is a list of fields; the logit is the similarity of the
-    others to the first.
+    """Multi-view: a tower for each group of fields; the logit is the similarity of the other towers to the first.
 
-    The first view also has the numbers.
+    The first view also gets the numbers.
+
+    Args:
+        embedding: layer from ids to vectors.
+        views: for each tower the fields that it sees; at least two.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        tower: widths of the layers of a tower.
     """
     if len(views) < 2 or not all(views):
         raise OptionError(
@@ -154,9 +175,9 @@ def _stack(inputs: Any, widths: Sequence[int], name: str, activation: str = "rel
 
 
 def auc(predicted: ArrayLike, clicked: ArrayLike) -> float:
-    """The exact area under the ROC curve: how often a clicked row is predicted above one that is not.
+    """The exact area under the ROC curve: how often a clicked row is predicted above a row that is not clicked.
 
-    Equal predictions count one half.
+    Equal predictions count as one half.
 
     >>> auc([0.9, 0.4, 0.6, 0.1], [1, 0, 1, 0]), auc([0.5, 0.5], [1, 0])
     (1.0, 0.5)

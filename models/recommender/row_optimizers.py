@@ -26,7 +26,7 @@ class RowOptimizer:
 
 
 def get_optimizer(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The Keras optimizer with this name; an optimizer is returned as it is."""
+    """The Keras optimizer with this name; an optimizer is returned unchanged."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return optimizer
     names = {each.lower(): each for each in _RULES}

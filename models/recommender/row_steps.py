@@ -1,5 +1,5 @@
-"""Look-ups and updates of a table within training steps: gradients of micro-batches are summed before one update; ids
-of later steps are looked up, and deferred updates made, in parallel with the current step.
+"""Look-ups and updates of a table within training steps. Gradients of micro-batches are summed before one update. Ids
+of later steps are looked up, and deferred updates applied, in parallel with the current step.
 """
 
 from __future__ import annotations

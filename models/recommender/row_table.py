@@ -48,13 +48,19 @@ class _Saved:
 
 
 class RowTable:
-    """Rows of `width` numbers with optimizer slots, and the count of each row's uses.
+    """A table of rows of `width` numbers, with optimizer slots and the number of uses of each row.
 
-    An id without a row has the initial values of a row, drawn by id and seed: uniform, up to `scale`. With `most_rows`,
-    the least used rows are evicted for new ones. `expected_rows` are those that a planner counts. With `staleness`,
-    look-ups in training may miss that number of the
-    last updates. A table that is sharded over workers has in each the rows of its `share`: other ids are looked up as
-    zeros, and their gradients are ignored.
+    An id without a row has the initial values of a row. A table that is sharded over workers has only the rows of its
+    `share` in each: other ids are looked up as zeros, and their gradients are ignored.
+
+    Args:
+        width: numbers in a row.
+        optimizer: the update rule.
+        scale: initial values are uniform between -scale and scale, and depend only on id and seed.
+        seed: seed of the initial values.
+        most_rows: maximum number of rows; the least used ones are evicted for new ones.
+        staleness: number of the last updates that look-ups in training may miss.
+        expected_rows: number of rows for which a planner counts memory.
     """
 
     def __init__(

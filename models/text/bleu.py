@@ -44,7 +44,11 @@ class Difference(NamedTuple):
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Score a text against one reference for each sentence.
+    """Score translations against one reference for each sentence.
+
+    Args:
+        hypotheses: the translations.
+        references: the reference translations, in the same order.
 
     >>> score = bleu(["A cat sits on the mat."], ["a cat sits on the mat ."])
     >>> round(score.value, 6), score.signature.split("|")[:4]
@@ -57,9 +61,17 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def paired_bootstrap(
     a: Sequence[str], b: Sequence[str], references: Sequence[str], *, samples: int = 1000, seed: int = 12345
 ) -> Difference:
-    """Paired bootstrap test of whether `b` is better than `a`: both are scored on sentences drawn with replacement.
+    """Paired bootstrap test of whether translations `b` are better than translations `a`.
 
-    The p-value is sacrebleu's: how often a difference deviates from the mean by at least the real difference.
+    Both are scored on sentences that are drawn with replacement. The p-value is sacrebleu's: how often a difference
+    deviates from the mean by at least the observed difference.
+
+    Args:
+        a: translations of the baseline.
+        b: translations to compare.
+        references: the reference translations, in the same order.
+        samples: number of bootstrap samples.
+        seed: seed of the samples.
 
     >>> texts = ["one two three four", "five six seven eight nine"]
     >>> paired_bootstrap(texts, texts, texts, samples=10).delta

@@ -18,7 +18,7 @@ SIDES: tuple[Side, Side] = ("source", "target")
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Sentence pairs: row n of `source` is translated by row n of `target`. A side of another cluster is None.
+    """Sentence pairs: row n of `source` is translated by row n of `target`. A side that is in another cluster is None.
 
     >>> pairs = Pairs(["un gato", "un perro"], ["a cat", "a dog"])
     >>> len(pairs), pairs.sides, pairs.first(1)
@@ -67,9 +67,16 @@ def read_folder(
     sides: Sequence[Side] = SIDES,
     empty: Literal["refuse", "skip"] = "refuse",
 ) -> Pairs:
-    """Read `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of only one side.
+    """Read the files `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of one side only.
 
-    Files of other sides are not opened. `empty="skip"` omits rows in which either side is empty, so it needs both.
+    Args:
+        folder: folder of the files.
+        split: name of the split, such as "train".
+        source: language of the source side.
+        target: language of the target side.
+        sides: sides to read; files of other sides are not opened.
+        empty: "refuse" raises an error for empty lines; "skip" omits rows with an empty line on either side, and needs
+            both sides.
 
     >>> for language, text in {"es": "un gato", "en": "a cat"}.items():
     ...     _ = Path(f"train.{language}").write_text(text)

@@ -1,4 +1,4 @@
-"""A corpus as ids, and its batches: each local side is tokenized once, and held as NumPy arrays."""
+"""A corpus as ids, and its batches: each local side is tokenized once, and stored as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LINES_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of a side's sentences, concatenated; `cut` counts those that were truncated.
+    """The ids of a side's sentences, concatenated; `cut` is the number of truncated sentences.
 
-    No row has more than `longest` ids, or is padded to more, as that is a model's number of positions.
+    No row has more than `longest` ids, or is padded to more, because that is a model's number of positions.
 
     >>> ids = Ids.of_rows([[2, 7, 3], [2, 8, 9, 3]])
     >>> len(ids), ids.lengths, ids.row(1)
@@ -83,9 +83,14 @@ def encode_pairs(
     longest: int | Mapping[Side, int] = 128,
     too_long: TooLong = "cut",
 ) -> Encoded:
-    """Tokenize the local sides to at most `longest` tokens, including `[CLS]` and `[SEP]`.
+    """Tokenize the local sides of sentence pairs.
 
-    Longer sentences are truncated, which is counted and logged, or refused. Only local sides need a tokenizer.
+    Args:
+        pairs: the sentences.
+        source: tokenizer of the source side; needed only if that side is local.
+        target: tokenizer of the target side, likewise.
+        longest: maximum number of tokens including `[CLS]` and `[SEP]`, for both sides or by side.
+        too_long: "cut" truncates longer sentences, counts them and logs the count; "refuse" raises an error.
     """
     if too_long not in ("cut", "refuse"):
         raise OptionError(f"too_long={too_long!r} is not a valid value", mend=did_you_mean(too_long, ["cut", "refuse"]))
@@ -134,15 +139,21 @@ def batches(
     multiple: int = MULTIPLE,
     weights: bool = False,
 ) -> Any:
-    """A `tf.data.Dataset` of `({"source": ids, "target": shown ids}, labels)`, one element for each batch of the order.
+    """Create a `tf.data.Dataset` of `({"source": ids, "target": shown ids}, labels)`, with one element for each batch.
 
-    The label of each place of a target is the next id: the shown ids omit the last one, the labels the first.
+    The label of each position of a target is the next id: the shown ids omit the last one, the labels the first.
 
-    Each side is padded with 0 to the next multiple of its own longest row, so no cluster needs the other's lengths. A
-    side that is not local has None as leaves; declare their shapes in the config's `inputs`: `x/source` and `x/target`,
-    `y`, and `sample_weight` if `weights` is set (1 for labels other than 0).
+    Each side is padded with 0 to the next multiple of its own longest row, so no cluster needs the other side's
+    lengths. The leaves of a side that is not local are None; declare their shapes in the config's `inputs`: `x/source`
+    and `x/target`, `y`, and, with `weights`, `sample_weight`.
 
     An order of several epochs is one dataset: `fit(..., epochs=order.epochs, steps_per_epoch=order.steps_per_epoch)`.
+
+    Args:
+        encoded: the ids.
+        order: the order of rows.
+        multiple: multiple to which lengths are padded.
+        weights: whether elements have sample weights: 1 for labels other than 0.
 
     >>> from .order import make_order
     >>> pairs = Encoded(Ids.of_rows([[2, 7, 3]]), Ids.of_rows([[2, 8, 9, 3]]))

@@ -38,10 +38,18 @@ def generated(
     sides: Sequence[Side] = SIDES,
     forms: Sequence[str] = FORMS,
 ) -> Pairs:
-    """The first `count` pairs of a split: `train`, `val` or `test`.
+    """Generate the first `count` pairs of a split.
 
-    Each pair is a function of split, seed and place, so clusters that generate one side each get matching sides.
-    `forms` selects forms, for example without numbers in words, or times of the day.
+    Each pair depends only on split, seed and place, so that clusters that generate one side each get matching sides.
+
+    Args:
+        split: "train", "val" or "test".
+        count: number of pairs.
+        seed: seed of the pairs.
+        source: language of the source side, "es" or "en".
+        target: language of the target side.
+        sides: sides to generate.
+        forms: forms of sentences, for example without numbers in words or times of day.
 
     >>> generated("val", 2).target == generated("val", 9, sides=["target"]).first(2).target
     True
@@ -56,7 +64,8 @@ def generated(
 
 
 def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequence[str] = FORMS) -> list[str]:
-    """Sentences of one language for pretraining; none of them is in any pair, nor translated in the other's.
+    """Generate sentences of one language for pretraining. None of them is in any pair, and none is a translation of a
+    sentence of the other language.
 
     >>> len(monolingual("es", 3))
     3
@@ -122,7 +131,7 @@ class Choices(NamedTuple):
 
 
 def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, seed: int = 0) -> dict[str, list[str]]:
-    """The first `count` sentences of `train`, `val` or `test` in each language, aligned by row.
+    """Generate the first `count` sentences of `train`, `val` or `test` in each language, aligned by row.
 
     >>> [lines[0] for lines in aligned("val", 1, languages=["en", "es"]).values()]
     ['The grey cows are older than the black cows.', 'Las vacas grises son más viejas que las vacas negras.']
@@ -135,7 +144,8 @@ def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, see
 
 
 def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
-    """Sentences of one language for pretraining; none of them is in any pair, nor translated in another's.
+    """Generate sentences of one language for pretraining. None of them is in any pair, and none is a translation of a
+    sentence of another language.
 
     >>> len(alone("fr", 3))
     3
@@ -145,8 +155,8 @@ def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
 
 
 def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -> Choices:
-    """Sentences with a right and a wrong translation, which has another number, colour or thing, is negated, or
-    compares in the other order.
+    """Generate sentences with a right and a wrong translation, which has another number, colour or thing, is negated,
+    or compares in the other order.
 
     >>> found = choices("test", 40, "en", "fr")
     >>> sorted(set(found.kinds))

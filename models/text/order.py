@@ -1,8 +1,8 @@
 """The order of rows in batches: pure data, so that clusters without common text use the same batches.
 
-An order is a function of the number of rows and a seed, and optionally of the sentences' lengths, to put similar ones
-together with little padding. A cluster without those lengths gets the order as a file, which holds only numbers of
-rows.
+An order depends only on the number of rows, a seed and, optionally, the lengths of the sentences, which put similar
+ones together to save padding. A cluster without those lengths loads the order from a file, which contains only row
+numbers.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Order:
         return [back[row] for row in range(self.rows)]
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, for a cluster that cannot compute it."""
+        """Write the order as JSON, for a cluster that cannot compute it."""
         Path(path).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: str | Path) -> Order:
-        """Read the file of `save`; every row must occur once in each epoch.
+        """Read a file of `save`; every row must occur once in each epoch.
 
         >>> make_order(3, batch=2).save("order.json")
         >>> Order.load("order.json") == make_order(3, batch=2)
@@ -110,9 +110,16 @@ def make_order(
 ) -> Order:
     """Distribute rows over batches, differently in each epoch.
 
-    `lengths` has an array for each local side: rows whose lengths round up to the same multiples are grouped. Only the
-    last batch of an epoch, of the longest sentences, may be smaller. Without `shuffle` rows keep their order, the
-    shortest first if lengths are given.
+    Only the last batch of an epoch, of the longest sentences, may be smaller.
+
+    Args:
+        rows: number of rows.
+        batch: rows in a batch.
+        seed: seed of the order.
+        epochs: number of epochs.
+        lengths: an array for each local side; rows whose lengths round up to the same multiples are grouped.
+        multiple: multiple to which lengths are rounded up.
+        shuffle: False keeps the order of the rows, the shortest first if lengths are given.
 
     >>> make_order(4, batch=2, lengths=[[9, 3, 12, 5]], shuffle=False).batches
     ((1, 3), (0, 2))

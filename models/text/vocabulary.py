@@ -20,7 +20,7 @@ SPECIAL = (PAD, UNKNOWN, START, END, MASK)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens, whose ids are their places. `[PAD]` is 0, as masks are computed as ids != 0.
+    """Tokens, whose ids are their positions. `[PAD]` is 0, because masks are computed as ids != 0.
 
     >>> words = Vocabulary((*SPECIAL, "cat", "##s"))
     >>> len(words), words.pad, words.start, words.id("##s")
@@ -55,7 +55,7 @@ class Vocabulary:
 
     @property
     def unknown(self) -> int:
-        """The id of a word that no tokens spell."""
+        """The id of a word that cannot be spelled with tokens."""
         return self.id(UNKNOWN)
 
     @property
@@ -119,11 +119,17 @@ def learn_vocabulary(
     accents: bool = True,
     fill: bool = False,
 ) -> Vocabulary:
-    """Learn at most `size` WordPiece tokens from lower-case text: frequent words whole, others in pieces.
+    """Learn at most `size` WordPiece tokens from lower-case text: frequent words as one token, others in pieces.
 
-    The same lines give the same vocabulary everywhere. Without `accents` they are stripped, as in BERT's uncased
-    models; with them, a model can write them. `fill` pads it to exactly `size` tokens, with BERT's `[unused0]` and so
-    on at the end: then the size of the model is known to a cluster without the text.
+    The same lines give the same vocabulary on every machine.
+
+    Args:
+        lines: the text.
+        size: maximum number of tokens.
+        reserved: the special tokens.
+        accents: False strips accents, as in BERT's uncased models; a model can then not write them.
+        fill: whether to pad the vocabulary to exactly `size` tokens with `[unused0]`, `[unused1]`, ..., so that a
+            cluster without the text knows the size of the model.
 
     >>> words = learn_vocabulary(["El café está frío .", "el gato está aquí"] * 9, 60)
     >>> "está" in words.tokens, "el" in words.tokens, len(words) <= 60
@@ -144,7 +150,7 @@ def learn_vocabulary(
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Read a `vocab.txt`, or the one in a folder.
+    """Read a `vocab.txt`, or the `vocab.txt` in a folder.
 
     >>> write_vocabulary(Vocabulary((*SPECIAL, "cat")), "vocab.txt")
     >>> read_vocabulary(".").tokens[-1]
@@ -160,7 +166,7 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
 
 
 def write_vocabulary(vocabulary: Vocabulary, path: str | Path) -> None:
-    """Write a `vocab.txt`: one token a line, in the order of their ids; into a folder, under that name."""
+    """Write a `vocab.txt`, one token per line in the order of their ids; in a folder, the file gets that name."""
     file = Path(path) / "vocab.txt" if Path(path).is_dir() else Path(path)
     file.write_text("".join(f"{token}\n" for token in vocabulary.tokens), "utf-8")
 

@@ -39,6 +39,10 @@ class Spans(NamedTuple):
 class Encoder:
     """Encodes examples to rows of `longest` tokens; longer ones are truncated, the second sentence first.
 
+    Args:
+        words: the tokenizer.
+        longest: number of tokens in a row.
+
     >>> from ..text import SPECIAL, Vocabulary
     >>> encoder = Encoder(Tokenizer(Vocabulary((*SPECIAL, "a", "cup", "dog"))), longest=8)
     >>> encoder.examples(Examples(["a cup"], [1], ["a dog"])).ids.tolist()
@@ -97,7 +101,8 @@ class Encoder:
 
 
 def read_spans(scores: np.ndarray, spans: Spans, rows: Sequence[Question], *, longest: int = 30) -> list[str]:
-    """The answers by the scores (rows, 2, length) of first and last tokens: the best ordered pair within the text.
+    """Decode answers from scores (rows, 2, length) of their first and last tokens: the best ordered pair within the
+    text.
 
     >>> characters = np.array([[[-1, -1]] * 3 + [[0, 1], [2, 5], [-1, -1]]])
     >>> spans = Spans(np.array([[2, 5, 3, 6, 7, 3]]), np.array([[4, 4]]), characters)

@@ -17,7 +17,12 @@ _SCORES = (*METRICS, exact_match.__name__, span_f1.__name__)
 class Task:
     """The form of a task: the number of outputs, the metrics, and whether rows are pairs.
 
-    One output is a regression; two or more `classes` are labels; a task of spans has neither.
+    Args:
+        name: name of the task.
+        classes: number of labels; 1 for a regression. Ignored with `spans`.
+        metrics: names of the metrics.
+        pairs: whether a row has two sentences.
+        spans: whether answers are spans of a text.
 
     >>> Task("sst", classes=2, metrics=("accuracy",)).regression
     False
@@ -51,7 +56,7 @@ def check_task(task: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Rows of one sentence or two, and the label of each.
+    """Rows of one or two sentences, and the label of each row.
 
     >>> len(Examples(["a cup", "a dog"], [1.0, 0.0]))
     2

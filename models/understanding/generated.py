@@ -1,6 +1,6 @@
-"""Generated tasks, one of each form: a label of a sentence, or of a pair, a number, and a span.
+"""Generated tasks, one of each form: labels of sentences and of pairs, numbers, and spans.
 
-All are about numbers of things that people have. A row is a function of task, split, seed and place, and splits have no
+All are about numbers of things that people have. A row depends only on task, split, seed and place, and splits have no
 row in common.
 """
 
@@ -39,7 +39,13 @@ position of the answer to a question.
 
 
 def generated_task(task: str, split: str, count: int, *, seed: int = 0) -> Examples | list[Question]:
-    """The first `count` rows of a split: `train`, `dev` or `test`.
+    """Generate the first `count` rows of a split of a task.
+
+    Args:
+        task: one of `TASKS`.
+        split: "train", "dev" or "test".
+        count: number of rows.
+        seed: seed of the rows.
 
     >>> generated_task("opinion", "dev", 2).first == generated_task("opinion", "dev", 9).first[:2]
     True

@@ -47,8 +47,12 @@ GLUE: dict[str, tuple[Task, Columns]] = {
 
 
 def read_glue(folder: str | Path, task: str, split: str = "train") -> Examples:
-    r"""A split of one of GLUE's tasks: `FOLDER/SST-2/train.tsv`, or `FOLDER/train.tsv`; those of MNLI are called
-    `dev_matched` and `dev_mismatched`.
+    r"""Read a split of one of GLUE's tasks.
+
+    Args:
+        folder: folder with `SST-2/train.tsv`, or with `train.tsv`.
+        task: one of `GLUE`.
+        split: "train" or "dev"; those of MNLI are "dev_matched" and "dev_mismatched".
 
     >>> Path("SST-2").mkdir()
     >>> _ = Path("SST-2/train.tsv").write_text("sentence\tlabel\na fine cup\t1\na bad one\t0\n")
@@ -124,8 +128,11 @@ _UNANSWERED = ("refuse", "skip")
 
 
 def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question]:
-    """The questions of `train-v1.1.json` or `dev-v1.1.json`; of version 2 with `unanswered="skip"`, which omits those
-    without an answer.
+    """Read the questions of SQuAD's `train-v1.1.json` or `dev-v1.1.json`.
+
+    Args:
+        path: the file.
+        unanswered: "refuse" raises an error for questions without an answer, which version 2 has; "skip" omits them.
 
     >>> asked = {"id": "q1", "question": "who?", "answers": [{"answer_start": 0, "text": "anna"}]}
     >>> data = {"data": [{"paragraphs": [{"context": "anna has it", "qas": [asked]}]}]}
