@@ -18,7 +18,7 @@ def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> tuple[float,
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
     (row,) = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
-    found = re.search(r"AUC on rows that were held back: (0\.\d+) of 0\.\d+ that are possible", ended.stdout)
+    found = re.search(r"AUC on held-out rows: (0\.\d+) \(maximum 0\.\d+\)", ended.stdout)
     assert found is not None
     assert row[0] == "40"
     return float(found[1]), [float(each) for each in row[2:]]

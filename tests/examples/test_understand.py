@@ -61,11 +61,14 @@ def test_a_process_for_each_cluster_trains_it_and_home_alone_has_scores(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--task", "opinions"], "--task opinions: without --glue it is opinion, grammar, follows, similar, answer"),
-        (["--glue", ".", "--task", "rte"], "--glue needs --bert FOLDER"),
-        (["--middle", "home"], "--middle home: other clusters than home, each once"),
-        (["--middle", *"abcde"], "--middle a b c d e: this BERT has 4 layers, too few"),
-        (["--rate", "nan"], "--rate nan: a number larger than 0"),
+        (
+            ["--task", "opinions"],
+            "--task opinions: without --glue use opinion, grammar, follows, similar, answer",
+        ),
+        (["--glue", ".", "--task", "rte"], "--glue requires --bert FOLDER"),
+        (["--middle", "home"], "--middle home: must be distinct clusters other than home"),
+        (["--middle", *"abcde"], "--middle a b c d e: too many for a BERT with 4 layers"),
+        (["--rate", "nan"], "--rate nan: must be a positive number"),
         (["--cut", "3"], "--cut 3: this BERT can be cut after layer 0 to 2"),
     ],
 )
