@@ -70,8 +70,8 @@ def compare(runs: Mapping[str, Ran], title: str, folder: Path, console: Console)
 def table(runs: Mapping[str, Ran], title: str) -> Table:
     """A row for each run, with its speed-up and its compression ratio relative to the first."""
     made = Table(title=title)
-    for column in ("crosses as", "s a step", "faster", "kB a step", "fewer", "loss", "BLEU"):
-        made.add_column(column, justify="left" if column == "crosses as" else "right")
+    for column in ("codec", "s per step", "speed-up", "kB per step", "compression", "loss", "BLEU"):
+        made.add_column(column, justify="left" if column == "codec" else "right")
     first = next(iter(runs.values()))
     for name, ran in runs.items():
         faster, fewer = f"{first.step / ran.step:.1f} x", f"{first.bytes / ran.bytes:.1f} x" if ran.bytes else ""
@@ -99,7 +99,7 @@ def draw(runs: Mapping[str, Ran], title: str, folder: Path) -> Path:
         right.bar_label(bars, fmt="%.0f", padding=3)
     left.set(xlabel="seconds", ylabel="loss", title="loss by time")
     left.legend()
-    right.set(ylabel="kB a step", title="bytes sent", xticks=range(len(ways)), xticklabels=ways)
+    right.set(ylabel="kB per step", title="bytes sent", xticks=range(len(ways)), xticklabels=ways)
     right.margins(y=0.15)
     right.legend()
     figure.suptitle(title)

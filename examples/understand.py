@@ -218,8 +218,8 @@ def table(runs: dict[str, Ran], title: str) -> Table:
     """A row for each run, with its compression ratio relative to the first."""
     names = list(dict.fromkeys(name for ran in runs.values() for name in ran.scores))
     made = Table(title=title)
-    for column in ("crosses as", "s a step", "kB a step", "fewer", "loss", *names):
-        made.add_column(column, justify="left" if column == "crosses as" else "right")
+    for column in ("codec", "s per step", "kB per step", "compression", "loss", *names):
+        made.add_column(column, justify="left" if column == "codec" else "right")
     first = next(iter(runs.values()))
     for name, ran in runs.items():
         fewer = f"{first.kilobytes / ran.kilobytes:.1f} x" if ran.kilobytes else ""

@@ -48,11 +48,11 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if name not in ("inner", "dropout") and value < 1:
-                raise OptionError(f"{name}={value!r} makes no transformer", mend=f"{name}=1, or more")
+                raise OptionError(f"{name}={value!r} is less than 1", mend=f"{name}=1, or more")
         if self.width % self.heads:
             raise OptionError(
                 f"a width of {self.width} does not divide into {self.heads} heads",
-                why="each head attends with its own equal part of the width",
+                why="heads have equal parts of the width",
                 mend=f"width={self.width + self.heads - self.width % self.heads}",
             )
 

@@ -46,7 +46,7 @@ class Corpus:
     def of_folder(
         cls, folder: Path, languages: Sequence[str], count: int, split: str = "train", test: str = "val"
     ) -> Corpus:
-        """Read the first `count` lines of the aligned files SPLIT.LANGUAGE[.gz], and of the files of the split `test`."""
+        """Read the first `count` lines of aligned files SPLIT.LANGUAGE[.gz], and of the files of the split `test`."""
         first, *others = languages
         found: dict[str, dict[str, list[str]]] = {split: {}, test: {}}
         for name, lines in found.items():

@@ -57,8 +57,8 @@ class Order:
         numbers = [row for batch in self.batches for row in batch]
         if len(numbers) != len(results) or self.epochs != 1:
             raise OptionError(
-                f"{len(results)} results of an order of {len(numbers)} rows in {self.epochs} epochs",
-                mend="give one result for each row of one epoch: order.epoch(0)",
+                f"{len(results)} results do not match an order of {len(numbers)} rows in {self.epochs} epochs",
+                mend="pass one result for each row of one epoch: order.epoch(0)",
             )
         back = dict(zip(numbers, results, strict=True))
         return [back[row] for row in range(self.rows)]
@@ -83,16 +83,18 @@ class Order:
         except OSError as error:
             raise DataError(f"there is no order at {str(path)!r}", why=str(error), mend="order.save(path)") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError("this is no order of rows", where=str(path), why=str(error), mend=_AGAIN) from None
+            raise DataError(
+                "the file does not contain an order of rows", where=str(path), why=str(error), mend=_AGAIN
+            ) from None
         return found
 
     def _check(self) -> None:
         if self.epochs < 1 or len(self) % self.epochs:
-            raise ValueError(f"{len(self)} batches do not part into {self.epochs} epochs")
+            raise ValueError(f"{len(self)} batches cannot be divided into {self.epochs} epochs")
         for number in range(self.epochs):
             rows = sorted(row for batch in self.epoch(number).batches for row in batch)
             if rows != list(range(self.rows)):
-                raise ValueError(f"epoch {number} does not have each of {self.rows} rows once")
+                raise ValueError(f"epoch {number} does not contain each of {self.rows} rows exactly once")
 
 
 _AGAIN = "write it again: make_order(...).save(path)"
@@ -126,11 +128,11 @@ def make_order(
     """
     for name, value in (("rows", rows), ("batch", batch), ("epochs", epochs), ("multiple", multiple)):
         if value < 1:
-            raise OptionError(f"{name}={value!r} makes no batches", mend=f"{name}=1, or more")
+            raise OptionError(f"{name}={value!r} is less than 1", mend=f"{name}=1, or more")
     buckets = [-(-np.asarray(each) // multiple) for each in lengths]
     for each in buckets:
         if each.shape != (rows,):
-            raise OptionError(f"{each.size} lengths of {rows} rows", mend="lengths=encoded.lengths")
+            raise OptionError(f"{each.size} lengths do not match {rows} rows", mend="lengths=encoded.lengths")
     dealt = [_dealt(rows, batch, buckets, (seed, number) if shuffle else None) for number in range(epochs)]
     return Order(rows, epochs, tuple(each for epoch in dealt for each in epoch))
 

@@ -34,9 +34,9 @@ class Vocabulary:
         if twice := [token for token, count in Counter(self.tokens).items() if count > 1]:
             places = [str(place + 1) for place, token in enumerate(self.tokens) if token == twice[0]]
             raise DataError(
-                f"a vocabulary that has {list_names(twice[:3])} twice",
-                why=f"{twice[0]!r} is in lines {' and '.join(places)}, so it has no one id",
-                mend="take the vocab.txt that belongs to the weights",
+                f"the vocabulary contains {list_names(twice[:3])} twice",
+                why=f"{twice[0]!r} is in lines {' and '.join(places)}, so its id is ambiguous",
+                mend="use the vocab.txt that belongs to the weights",
             )
 
     def __len__(self) -> int:
@@ -88,10 +88,10 @@ class Vocabulary:
         if rows == len(self) or (padded and rows > len(self)):
             return
         raise DataError(
-            f"a vocabulary of {len(self)} tokens and a model of {rows} do not fit",
+            f"a vocabulary of {len(self)} tokens does not match a model with {rows}",
             where=where,
             why="every id must be a row of the model's embedding, and every row a token",
-            mend=f"build the model with vocabulary={len(self)}, or read the vocab.txt that its weights came with",
+            mend=f"build the model with vocabulary={len(self)}, or use the vocab.txt that belongs to its weights",
         )
 
 
@@ -99,15 +99,15 @@ def _check_special(tokens: Sequence[str]) -> None:
     missing = [name for name in SPECIAL if name not in tokens]
     if missing:
         raise DataError(
-            f"a vocabulary without {list_names(missing)}",
-            why="sentences are begun, ended, filled up and masked with these, and they are found by their names",
-            mend="take a vocab.txt of BERT's form, or one that learn_vocabulary made",
+            f"the vocabulary lacks {list_names(missing)}",
+            why="these tokens start, end, pad and mask sentences, and are found by their names",
+            mend="use a vocab.txt in BERT's format, or a result of learn_vocabulary",
         )
     if tokens[0] != PAD:
         raise DataError(
-            f"a vocabulary whose first token is {tokens[0]!r}, not {PAD!r}",
-            why="what fills up rows has id 0, so that masks need no vocabulary",
-            mend=f"move {PAD!r} to the first line, if no weights belong to it yet",
+            f"the first token of the vocabulary is {tokens[0]!r}, not {PAD!r}",
+            why="padding must have id 0, so that masks do not need the vocabulary",
+            mend=f"move {PAD!r} to the first line, unless weights already belong to the vocabulary",
         )
 
 
@@ -136,13 +136,13 @@ def learn_vocabulary(
     (True, True, True)
     """
     if not any(line.strip() for line in lines):
-        raise DataError("no text to learn a vocabulary from", mend="give the sentences of the training split")
+        raise DataError("no text to learn a vocabulary from", mend="pass the sentences of the training split")
     _check_special(reserved)
     tokens = learned(lines, size, reserved, accents=accents)
     if isinstance(tokens, int):
         raise OptionError(
-            f"size={size} cannot hold even the letters of the text",
-            why=f"every letter has to be there twice, to begin a word and to go on: {tokens} tokens in all",
+            f"size={size} is too small for the letters of the text",
+            why=f"each letter needs two tokens, at the start of a word and inside it: {tokens} tokens in total",
             mend=f"size={2 * tokens}, so that there is room for words",
         )
     unused = [f"[unused{number}]" for number in range(size - len(tokens))] if fill else []
@@ -158,7 +158,9 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
     """
     file = Path(path) / "vocab.txt" if Path(path).is_dir() else Path(path)
     if not file.is_file():
-        raise DataError(f"there is no vocabulary at {str(file)!r}", mend="name a vocab.txt, or a folder that has one")
+        raise DataError(
+            f"there is no vocabulary at {str(file)!r}", mend="pass a vocab.txt, or a folder that contains one"
+        )
     try:
         return Vocabulary(tuple(line.removesuffix("\r") for line in read_lines(file, exact=True)))
     except DataError as error:

@@ -54,8 +54,10 @@ class Encoder:
 
     def __post_init__(self) -> None:
         if self.longest < _SHORTEST:
-            why = "[CLS], [SEP] and [SEP] are in each row of a pair"
-            raise OptionError(f"longest={self.longest!r}", why=why, mend=f"longest={_SHORTEST}, or more")
+            why = "each row of a pair contains [CLS], [SEP] and [SEP]"
+            raise OptionError(
+                f"longest={self.longest!r} is less than {_SHORTEST}", why=why, mend=f"longest={_SHORTEST}"
+            )
 
     def examples(self, rows: Examples) -> Rows:
         """Encode sentences, or pairs of them."""
@@ -76,7 +78,7 @@ class Encoder:
         (asked,) = self._cut([row.text])
         found = list(_WORD.finditer(row.context))
         if not found:
-            raise DataError("a text without words", where=row.name, mend="take the question out")
+            raise DataError("the text has no words", where=row.name, mend="remove the question")
         pieces = [(token, word.span()) for word, cut in zip(found, self._cut([w[0] for w in found]), strict=True)
                   for token in cut]  # fmt: skip
         begin = len(asked) + 2

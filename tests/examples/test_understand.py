@@ -54,7 +54,7 @@ def test_a_process_for_each_cluster_trains_it_and_home_alone_has_scores(
 ) -> None:
     path = EXAMPLE.with_name(f"{config}.yaml")
     said = ran(tmp_path, *CLI, "run", "--all", "--config", str(path), str(EXAMPLE), "--codecs", "none", "rank", *words)
-    assert said.count("┃ crosses as") == 1
+    assert said.count("┃ codec") == 1
     assert float(row(said, "rank")[3].split()[0]) > 8
 
 

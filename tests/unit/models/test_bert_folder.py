@@ -163,7 +163,7 @@ def test_a_head_is_saved_by_its_names_and_loads_again(folder: Path) -> None:
 
 
 def test_a_vocabulary_larger_than_the_table_is_not_saved(folder: Path) -> None:
-    with pytest.raises(DataError, match="23 tokens and a model of 20"):
+    with pytest.raises(DataError, match="23 tokens does not match a model with 20"):
         save_bert(Bert(BertSizes(20, 10, 8, 2, 1, 12)), folder, WORDS)
     assert not folder.exists()
 
