@@ -134,7 +134,7 @@ class Bert(keras.Model):
 
     @property
     def sizes(self) -> BertSizes:
-        """The sizes that it was created with."""
+        """The sizes of the model."""
         return BertSizes(**self._sizes)
 
     @property

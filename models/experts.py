@@ -102,7 +102,7 @@ class SwitchFeedForward(keras.layers.Layer):
         glorot = keras.initializers.GlorotUniform(self.seed)
 
         def draw(shape: Any, dtype: Any = None) -> Any:
-            """Draw a matrix for each expert, each with its own seed, as one seed would repeat the same."""
+            """Draw a matrix for each expert, with different seeds, because equal seeds give equal matrices."""
             seeds = range(glorot.seed, glorot.seed + shape[0])
             return tf.stack([keras.initializers.GlorotUniform(seed)(shape[1:], dtype) for seed in seeds])
 

@@ -14,7 +14,7 @@ from .layers import activation_of
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Guess(Configured):
-    """The head's transformation: gathers hidden states at some places, then a dense layer and a norm."""
+    """The head's transformation: gather hidden states at the places to predict, then a dense layer and a norm."""
 
     def __init__(self, width: int, activation: str, epsilon: float, spread: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)

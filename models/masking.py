@@ -101,7 +101,7 @@ Example = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]
 def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
     """Mask a batch (rows, length) for `masked_lm`: inputs, labels, and their weights.
 
-    Each row has its share hidden, at least one token; the weight is 0 for places that a row has fewer than the longest.
+    In each row the share, and at least one token, is hidden. Rows with fewer places are padded with weight 0.
     """
     hideable = _hideable(tokens, how)
     seeds = tf.unstack(tf.random.split((how.seed, number), 3))

@@ -42,7 +42,7 @@ class RowSteps:
         self._lock = threading.Lock()
         self._step, self._pulls = 0, 0
         self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
-        self._whole = True  # an announcement is a whole batch, and is compared with the ids of a look-up
+        self._whole = True  # an announcement covers an entire batch, and is compared with the ids of a look-up
         self._announced: deque[_Announced] = deque(maxlen=_MOST_ANNOUNCED)
         self._beside: ThreadPoolExecutor | None = None
         self._updates: Future[None] | None = None
@@ -133,7 +133,7 @@ class RowSteps:
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "table-rows")  # ends with this object
+            self._beside = ThreadPoolExecutor(1, "table-rows")  # its threads end with this object
         return self._beside
 
 

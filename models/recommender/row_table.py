@@ -83,9 +83,9 @@ class RowTable:
                 mend="width=16, most_rows=1_000_000",
             )
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < float("inf"):
-            raise OptionError(f"scale={scale!r} is not a valid scale", mend="scale=0.05: new values are up to it")
+            raise OptionError(f"scale={scale!r} is not a valid scale", mend="scale=0.05")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-            raise OptionError(f"seed={seed!r} is not a valid seed", mend="seed=0, a whole number of 64 bits")
+            raise OptionError(f"seed={seed!r} is not a valid seed", mend="use an integer of 64 bits, such as seed=0")
         self.width, self.optimizer, self.scale, self.seed, self.most_rows = width, optimizer, scale, seed, most_rows
         self.staleness, self.expected_rows = staleness, expected_rows
         self.share: Share | None = None
@@ -180,7 +180,7 @@ class RowTable:
                 self._update_due()
 
     def update(self, pushes: int | None = None) -> None:
-        """Make the updates of the first pushes, or of all: at the end of a training with `staleness`."""
+        """Apply the updates of the first pushes, or all updates, as at the end of a training with `staleness`."""
         with self._lock:
             self._update(self.pushes if pushes is None else pushes)
 
@@ -198,7 +198,7 @@ class RowTable:
             self._stamps.write(rows, np.full((len(rows), 1), self._steps, np.int64))
 
     def evict(self, *, fewer_than: int) -> int:
-        """Drop rows with fewer uses than this; returns their number. Their ids begin anew when they recur."""
+        """Drop rows with fewer uses than this; returns their number. If their ids recur, they get new rows."""
         if not isinstance(fewer_than, int | np.integer):
             raise OptionError(f"fewer_than={fewer_than!r} is not an integer", mend="evict(fewer_than=3)")
         with self._lock:
@@ -232,7 +232,7 @@ class RowTable:
 
     # ------------------------------------------------------------------ shares of several workers
     def hold(self, share: Share) -> None:
-        """Restrict the table to the rows of these buckets, permanently. Rows of a saved run are taken from all workers
+        """Restrict the table to the rows of these buckets, permanently. Rows of a saved run are loaded from all workers
         that had some of them.
         """
         with self._holding:
@@ -300,7 +300,7 @@ class RowTable:
 
     @property
     def _limit(self) -> int | None:
-        """The maximum number of rows here."""
+        """The maximum number of rows of this share."""
         return None if self.most_rows is None else (self.share or WHOLE).count_of(self.most_rows)
 
     def _has_room(self, rows: np.ndarray) -> bool:

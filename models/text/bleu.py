@@ -1,4 +1,4 @@
-"""BLEU of a whole text, case-insensitive and detokenised, with sacrebleu's signature."""
+"""Corpus BLEU, case-insensitive and detokenised, with sacrebleu's signature."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Tokenizer:
             support_detokenization=True,
             **tokenizer_reads(accents=self.accents),
         )
-        plain = tf.autograph.experimental.do_not_convert  # converting the library would take seconds without effect
+        plain = tf.autograph.experimental.do_not_convert  # converting the library takes seconds and has no effect
         self._cut, self._join = plain(cutter.tokenize), plain(cutter.detokenize)
 
     def encode(self, strings: Any) -> Any:

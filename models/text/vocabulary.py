@@ -1,4 +1,4 @@
-"""Vocabularies in BERT's format: WordPiece tokens, one a line, of which a few are special and found by name."""
+"""Vocabularies in BERT's format: WordPiece tokens, one per line; a few special ones are found by name."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def learned(lines: Sequence[str], size: int, reserved: Sequence[str], *, accents
     def at(threshold: int) -> list[str]:
         return library.learn(counts, size, list(reserved), upper_thresh=threshold, lower_thresh=threshold)
 
-    fits = at(sum(counts.values()) + 1)  # above all counts: only letters are left
+    fits = at(sum(counts.values()) + 1)  # above all counts, so only letters remain
     return len(fits) if len(fits) > size else _largest(at, size)
 
 

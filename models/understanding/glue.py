@@ -148,9 +148,7 @@ def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question
     except OSError as error:
         raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror) from None
     except ValueError as error:
-        raise DataError(
-            f"{path.name} is not JSON", where=str(path), why=str(error), mend="copy it again"
-        ) from None
+        raise DataError(f"{path.name} is not JSON", where=str(path), why=str(error), mend="copy it again") from None
     try:
         found = list(_questions(content, skip=unanswered == "skip"))
     except (KeyError, TypeError, AttributeError) as error:

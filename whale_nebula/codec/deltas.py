@@ -94,7 +94,7 @@ class Cache:
         return np.fromiter((each in taken for each in ids.tolist()), np.bool_, len(ids))
 
     def saw(self, ids: Ids) -> None:
-        """Record the ids that are about to arrive. If none has been known for a long time, the cache is cleared, because
+        """Record the ids that are about to arrive. If none has been known for long, the cache is cleared, because
         the data have changed.
         """
         if not self._rows or self.known(ids).any():
@@ -252,7 +252,7 @@ def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
     """The reasons why samples are sent as integers without a cached row."""
     if not cache.fits(dims[1:]):
         return (
-            f"samples {list(dims[1:])} are sent without differences: cached rows differ in shape; pad all batches to one length",
+            f"samples {list(dims[1:])} are sent without differences: cached rows differ in shape; pad to one length",
         )
     if not (cache.known(ids) | cache.admits(ids, _nbytes(dims))).all():
         return ("samples for which the cache has no room are sent without differences",)
@@ -305,7 +305,7 @@ def _find_known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
 
 
 def _find_whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
-    """Mask of the samples that are sent in full: those that are about to be cached, and those with non-finite values."""
+    """Mask of the samples that are sent in full: those to be cached, and those with non-finite values."""
     if not cache.fits(dims[1:]):
         return np.zeros(len(ids), np.bool_)
     spoilt = ~np.isfinite(matrix).reshape(len(ids), -1).all(axis=1)

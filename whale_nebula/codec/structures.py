@@ -270,7 +270,7 @@ class Rank(Structure):
         if self.basis not in BASES:
             raise OptionError(f"no basis is called {self.basis!r}", mend=did_you_mean(self.basis, BASES))
         if self.norm and self.basis != "learned":
-            why = "the norm is trained together with the basis, and a kernel's singular vectors are those of unnormalised rows"
+            why = "the norm is trained with the basis; a kernel's singular vectors are for rows without a norm"
             raise OptionError(f"norm=True with basis={self.basis!r}", why=why, mend='basis="learned"')
 
     @property

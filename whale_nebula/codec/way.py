@@ -233,7 +233,7 @@ def _common(options: Mapping[str, Any]) -> Way:
 
 
 def _choose_backward(forward: Codec | None, backward: Any) -> Codec | None:
-    """The gradient's codec: an object replaces the whole codec; a text, or the default, sets the precision."""
+    """The gradient's codec: an object replaces the codec; a text, or the default, sets only the precision."""
     structure = None if forward is None else forward.structure
     kept = structure if structure is not None and structure.returns else None
     if backward == DEFAULT:
@@ -320,8 +320,8 @@ def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
 
     >>> details("int8"), details("none, mask"), details("int8, from step 100, zstd")
     ('', '', 'from step 100 on, then zstd if it saves bytes')
-    >>> details("int4, ramp fp16 int8 below 0.05", rungs=["2 KiB", "1 KiB"])
-    'first 2 KiB as fp16, then 1 KiB as int8, each until the error of the next is at most 5 %; then int4, which the sizes refer to'
+    >>> details("int4, ramp fp16 below 0.05", rungs=["2 KiB"])
+    'first 2 KiB as fp16, each until the error of the next is at most 5 %; then int4 (the size shown)'
     """
     conditions = list(_conditions(parse_way(text), back, rungs))
     return "" if conditions == [_MARKED] and not _codec(parse_way(text)) else ", ".join(conditions)
@@ -343,7 +343,7 @@ def _codec(way: Way) -> str:
 
 def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str]:
     if way.auto:
-        yield f"unencoded, {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that hides the transfer behind computation"
+        yield f"unencoded, {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that computation hides"
     if way.lossless:
         yield "in as many bits as the numbers need"
     if way.start:
@@ -352,7 +352,7 @@ def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str
         sizes = [f"{size} as " for size in rungs] or [""] * len(way.ladder)
         ladder = ", then ".join(size + name for size, name in zip(sizes, way.ladder, strict=True))
         until = f"each until the error of the next is at most {100 * way.bound:g} %"
-        yield f"first {ladder}, {until}; then {way.precision}, which the sizes refer to"
+        yield f"first {ladder}, {until}; then {way.precision} (the size shown)"
     structure = way.structure
     if structure is not None and structure.name in _RENEWED and not (back and structure.returns):
         yield f"plus {_RENEWED[structure.name]} every {RENEWED} steps"

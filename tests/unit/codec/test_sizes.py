@@ -258,7 +258,7 @@ def test_a_codec_of_the_users_own_may_say_what_it_takes() -> None:
         ("int8, mask", "at most 8 B as int8", "only marked rows"),
         ("int8, zstd", "at most 8 B as int8", "then zstd if it saves bytes"),
         ("bits", "at most 8 B", "in as many bits as the numbers need"),
-        ("auto", "at most 8 B", "unencoded, fp16, int8 or int4: the mildest that hides the transfer behind computation"),
+        ("auto", "at most 8 B", "unencoded, fp16, int8 or int4: the mildest that computation hides"),
         ("auto, mask", "at most 8 B", None),
         ("int4, from step 7", "8 B as int4", "from step 7 on"),
         ("int8, nonfinite skip", "8 B as int8", "steps with a NaN are skipped"),
@@ -266,7 +266,7 @@ def test_a_codec_of_the_users_own_may_say_what_it_takes() -> None:
         ("rank(2)", "8 B as rank(2)", "plus the basis every 50 steps"),
         (
             "int4, ramp fp16 int8 below 0.05", "8 B as int4",
-            "first fp16, then int8, each until the error of the next is at most 5 %; then int4, which the sizes refer to",
+            "first fp16, then int8, each until the error of the next is at most 5 %; then int4 (the size shown)",
         ),
     ],
 )  # fmt: skip
