@@ -116,7 +116,7 @@ def test_examples_without_labels_are_refused() -> None:
         (lambda: Task("mine", metrics=("accurcy",)), "no metric is called 'accurcy'"),
         (lambda: loss_of("rte"), "task='rte' is not a Task"),
         (lambda: understanding(None, "rte"), "task='rte' is not a Task"),
-        (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2"),
+        (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2 is less than 3"),
     ],
 )
 def test_what_is_no_task_is_refused(make: Any, what: str) -> None:
