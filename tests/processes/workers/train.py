@@ -124,9 +124,10 @@ def divided(*asked: str) -> None:
 
 
 def meshed(folder: str, *asked: str) -> None:
-    """A model in pieces in replicas that is stored; and others, as for `divided`."""
+    """A model in pieces in replicas that is stored, and verified where there are others, as for `divided`."""
     nb.init()
-    tell("stored", stored(Path(folder), nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split()))
+    scopes = (nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split())
+    tell("stored", stored(Path(folder), *scopes, verify=len(asked) > 1))
     divided(*asked)
 
 
@@ -160,7 +161,7 @@ def small(*scopes: contextlib.AbstractContextManager[Any]) -> tuple[keras.Model,
     return model, x, y
 
 
-def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:
+def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any], verify: bool = False) -> dict[str, Any]:
     """What a model comes to that is saved, spoiled, loaded, used and trained on."""
     model, x, y = small(*scopes)
     before = model.get_weights()
@@ -172,34 +173,36 @@ def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dic
     found["loaded"] = [bool(np.array_equal(*each)) for each in zip(before, model.get_weights(), strict=True)]
     found["evaluated"] = model.evaluate(x, y, batch_size=6, verbose=0)
     found["predicted"] = model.predict(x, batch_size=6, verbose=0).tolist()
-    if scopes:
+    if verify:
         tell("verified", str(nb.verify(model, x[:6], y[:6])))
     return {**found, "further": model.fit(x, y, **ROWS_IN_ORDER).history}
 
 
-BEFORE = {
-    "planned": lambda model, x: None,
-    "called": lambda model, x: tf.function(model)(x),
-    "assigned": lambda model, x: model.get_layer("large").kernel.assign(tf.fill([512, 600], 0.01)),
-}
+def use_early(model: keras.Model, x: np.ndarray) -> None:
+    """Assign one large variable, and read the other by a call."""
+    model.get_layer("large").kernel.assign(tf.fill([512, 600], 0.01))
+    tf.function(model)(x)
+
+
+BEFORE: Mapping[str, Any] = {"planned": lambda model, x: None, "used": use_early}
 """What happens to a model before its first step is planned."""
 
 
 def large(how: str, *scopes: contextlib.AbstractContextManager[Any]) -> tuple[list[bool], dict[str, Any]]:
-    """Whether a large variable has no value yet when it is made, and before training; and what the training leaves."""
+    """Whether large variables have no value yet when they are made, and before training; and what that leaves."""
     keras.utils.set_random_seed(6)
     inputs, x = keras.Input((6,)), data(12, 6)
     with contextlib.ExitStack() as stack:
         for scope in scopes:
             stack.enter_context(scope)
         hidden = keras.layers.Dense(512, activation="relu")(inputs)
-        outputs = keras.layers.Dense(600, name="large")(hidden)
+        outputs = keras.layers.Dense(600, name="other")(keras.layers.Dense(600, name="large")(hidden))
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
-    kernel = model.get_layer("large").kernel.value
-    undrawn = [is_undrawn(kernel)]
+    kernels = [model.get_layer(name).kernel.value for name in ("large", "other")]
+    undrawn = [*map(is_undrawn, kernels)]
     BEFORE[how](model, x)
-    undrawn.append(is_undrawn(kernel))
+    undrawn += map(is_undrawn, kernels)
     history = model.fit(x, data(12, 600, seed=1), **ROWS_IN_ORDER).history
     return undrawn, {"history": history, "weights": [weight[..., ::97].tolist() for weight in model.get_weights()]}
 
