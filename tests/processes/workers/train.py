@@ -349,16 +349,17 @@ def apart(folder: str, *ways: str) -> None:
         tell("loop", float(weight.numpy()[0]).hex())
 
 
-def members(steps: str) -> None:
+def members(steps: str, *kinds: str) -> None:
     """Train copies in the workers of one cluster, which exchange momenta; with averages of a layer at the end."""
     nb.init()
     with nb.cluster(), nb.replica(5, exchange="1bit"):
-        model = momenta.build_model("lamb")
+        model = momenta.build_model(*kinds[:1])
     try:
         model.train_on_batch(*momenta.rows_of(0))
     except nb.errors.OptionError as error:
         tell("refused", str(error))
-    for kind, servers in MEMBERS:
+    for kind in kinds:
+        servers = MEMBERS[kind]
         with nb.cluster(), nb.replica(exchange="1bit"):
             model = momenta.build_model(kind, servers=servers)
         found, crossed = [], []
@@ -377,7 +378,8 @@ def members(steps: str) -> None:
     tell("mean", normalised.get_layer("norm").moving_mean.numpy().tolist())
 
 
-MEMBERS = (("lamb", False), ("adam", True))
+MEMBERS = {"lamb": False, "adam": True}
+"""Optimizers, and whether workers are servers of a part each."""
 
 
 # ---------------------------------------------------------------------- boundaries that change
