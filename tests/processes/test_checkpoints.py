@@ -168,12 +168,13 @@ def test_a_death_at_any_place_costs_no_bit(undisturbed: Ended, tmp_path: Path, w
 
 # ------------------------------------------------------------------ other plans than before
 APART = ("split", "stages")
-"""With a folder for each worker, as on hosts of their own: what one lacks is sent by another. `--grid` changes from
-every plan to every other one.
+"""With a folder for each worker, as on hosts of their own: what one lacks is sent by another. `make test` changes plans
+so in `test_elastic`, and pieces of every layout in `unit/checkpoint/test_slices`.
 """
-PAIRS = [pytest.param(each, marks=pytest.mark.grid) for each in itertools.permutations(PLANS, 2)]
+PAIRS = itertools.permutations(PLANS, 2)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("names", [APART, *PAIRS], ids=" > ".join)
 def test_a_run_goes_on_by_another_plan(tmp_path: Path, names: Sequence[str]) -> None:
     expected = told_alone(lesson, names[0], len(names))

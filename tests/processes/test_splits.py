@@ -110,6 +110,12 @@ def test_a_cluster_keeps_the_pieces_of_its_workers_in_a_file(two: Found) -> None
     assert_same(plain, run.same("slots kept"), "processes", LENGTH)
 
 
+def test_replicas_of_a_cluster_hold_parts_of_slots(two: Found) -> None:
+    first, second = two[0].all("slots")
+    sizes = [np.prod(first[path]) + np.prod(second[path]) for path in first]
+    assert {6 * 10, 10 * 7} <= set(sizes), (first, second)
+
+
 @pytest.mark.parametrize("how", BEFORE)
 def test_a_large_variable_has_no_value_before_it_is_read(two: Found, how: str) -> None:
     """Of a variable made under nb.split each worker draws its piece alone: those of the uncut model."""
@@ -171,9 +177,8 @@ def test_replicas_need_a_worker_for_each_device(four: Found) -> None:
     assert "nb.split says 3 devices in each of 2 replicas, and cluster 'c0' has 4" in four[0].same(CROWDED)
 
 
-SHARED = ["adamw,optimizer"]
-ALL_SHARED = [
-    *SHARED,
+SHARED = [
+    "adamw,optimizer",
     "rows,gradients",
     "plain,gradients",
     "scaled,optimizer",
@@ -183,11 +188,11 @@ ALL_SHARED = [
 ]
 
 
-def test_replicas_hold_parts_of_slots(request: pytest.FixtureRequest) -> None:
-    """And train as one whose slots are whole, with a norm over all gradients; in the grid with rows of a table, too."""
-    shared = ALL_SHARED if request.config.getoption("--grid", default=False) else SHARED
-    with started("train", TWO, "sharing", *shared, deadline=DEADLINE) as job:
-        expected = {case: train(case.partition(",")[0], 0) for case in shared}
+@pytest.mark.grid
+def test_replicas_that_hold_parts_train_as_one_whose_slots_are_whole() -> None:
+    """With a norm over all gradients, with rows of a table, and with other optimizers."""
+    with started("train", TWO, "sharing", *SHARED, deadline=DEADLINE) as job:
+        expected = {case: train(case.partition(",")[0], 0) for case in SHARED}
         found = ended(job, DEADLINE)
     for case, plain in expected.items():
         got = found.same(case)

@@ -94,8 +94,13 @@ def sharing(*asked: str) -> None:
         name, shard = argument.split(",")
         found = train(name, 2, shard)
         tell(argument, {"history": found.history, "weights": [weight.tolist() for weight in found.weights]})
+    tell("slots", pieces())
+
+
+def pieces() -> dict[str, list[int]]:
+    """The sizes of what this process holds a piece of, by its path."""
     kept = current_run().ledger.kept.values()
-    tell("slots", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
+    return {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None}
 
 
 def divided(*asked: str) -> None:
@@ -114,9 +119,9 @@ def divided(*asked: str) -> None:
             continue
         weights = [weight.tolist() for weight in found.weights]
         tell(argument, {"losses": found.losses, "history": found.history, "weights": weights})
-    kept = current_run().ledger.kept.values()
-    tell("pieces", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
+    tell("pieces", pieces())
     tell("retracing", [each for each in warned if "retracing" in each])
+    kept = current_run().ledger.kept.values()
     try:
         next(each.variable for each in kept if each.piece is not None).numpy()
     except nb.errors.CollectiveReadError as error:
@@ -135,7 +140,9 @@ def at_home(folder: str, *asked: str) -> None:
     """A model in pieces whose cluster keeps its weights; and others, as for `divided`."""
     reopen(Path(folder), config={"weights": "own"})
     tell("kept", kept(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
+    before = pieces()
     tell("slots kept", kept(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage()))
+    tell("slots", {path: shape for path, shape in pieces().items() if path not in before})
     reopen(Path(folder))
     for how in BEFORE:
         tell(f"large {how}", large(how, nb.cluster(["c0"]), nb.stage(), nb.split()))

@@ -53,7 +53,8 @@ class ByHand(keras.Model):
         return self.compute_metrics(data[0], data[1], tf.concat(outputs, 0))
 
 
-@pytest.mark.parametrize("line", [pytest.param(None, marks=pytest.mark.grid), "1gbit,0ms"])
+@pytest.mark.grid
+@pytest.mark.parametrize("line", [None, "1gbit,0ms"])
 def test_batch_norm_with_coupled_allow_is_the_loop_by_hand(line: str | None) -> None:
     """Averages move once for each micro-batch; the report says what was allowed."""
     by_hand = _model(Cut(0), layers.BatchNormalization, ByHand)
@@ -95,6 +96,7 @@ def test_batch_norm_in_parts_is_refused_with_its_line_and_mends() -> None:
     assert 'coupled="allow"' in caught.value.mend
 
 
+@pytest.mark.grid
 def test_dropout_in_parts_is_reproducible() -> None:
     """Seeds advance in the order of the micro-batches, whatever the schedule and the links."""
 
