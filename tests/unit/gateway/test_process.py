@@ -229,6 +229,7 @@ links.close()
 """
 
 
+@pytest.mark.grid
 def test_run_all_starts_the_gateways_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "clusters.yaml").write_text(
