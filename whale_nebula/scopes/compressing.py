@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whale_nebula import codec as codecs
-from whale_nebula.codec import Codec
+from whale_nebula.codec import Codec, Rank
 from whale_nebula.codec.way import AUTO, NONFINITE, Way, ways
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.outer_optimizer import NAMED, Average, Outer
@@ -122,6 +122,18 @@ def _codec(option: str, value: Any) -> Codec:
         why = f"plans do not know {str(codec)!r}, so other processes could not read it"
         raise values.refuse(f"{option}={value!r} is not registered", why=why, mend="@nb.codec.register above its class")
     return codec
+
+
+def learned_rank(frame: Frame) -> Rank | None:
+    """The trained basis that a compress scope requests ("learned" or "svd"); None if it requests none.
+
+    >>> import whale_nebula as nb
+    >>> with nb.cluster(), nb.compress(rank=4) as frame:
+    ...     learned_rank(frame)
+    """
+    codec = frame.options.get("codec")
+    members = codec.members if isinstance(codec, Codec) else ()
+    return next((part for part in members if isinstance(part, Rank) and part.trained), None)
 
 
 ONE_BIT = "1bit"
