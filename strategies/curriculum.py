@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.errors import DataError, OptionError
+from whale_nebula.errors import DataError, NotYetError, OptionError
 from whale_nebula.runtime.keras import set_options
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site
 from whale_nebula.tf.keras_training import change_fit_data
 
-from .length_options import ByLength, LengthOptions
+from .length_options import ByLength, LengthOptions, ShapesByLength
 
 Pace = str | Mapping[int, int]
 ROOTS = {"linear": 1, "root": 2}
@@ -90,7 +91,7 @@ class Curriculum(keras.callbacks.Callback):
         )
         site = script_site(sys._getframe(1))
         self._options = LengthOptions.parse(self.lengths, micro_batch, compress, site)
-        self._axis = (0, 1)
+        self._axes: list[list[int]] = []
         self._checked = False
 
     def _list_changes(self, pace: Any) -> dict[int, int]:
@@ -179,28 +180,42 @@ class Curriculum(keras.callbacks.Callback):
         """Context with `micro_batch` and `compress` of a step, for loops that draw their own batches, and for `nb.plan`
         and `nb.verify`.
         """
+        if self._options.open:
+            raise NotYetError(
+                '"auto" of a curriculum in a loop',
+                where=str(self._options.site),
+                why="it is chosen before the first step of a fit",
+                mend='a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
+            )
         return replace_options(self._options.find(self.length(step)))
 
-    def _find_options(self, batch: Any) -> StepOptions | None:
+    def _find_options(self, batch: Any, step: Step, arguments: Arguments, unpack: Unpack) -> StepOptions | None:
         """The options for a batch that was cut."""
-        number, axis = self._axis
-        shape = _list_tensors(batch)[number].shape
+        shapes = [tuple(each.shape) for each in _list_tensors(batch)]
+        rows, length = next((shape[0], shape[axes[0]]) for shape, axes in zip(shapes, self._axes, strict=True) if axes)
         if not self._checked:
             packs = {each: self.end // each if self.mode == "pack" else 1 for each in self.lengths}
-            self._options.check_rows(int(shape[0]), int(shape[axis]), packs)
+            self._options.check_rows(int(rows), int(length), packs)
+            if self._options.open:
+                by_length = {each: self._find_shapes(shapes, rows // packs[length] * packs[each], each) for each in packs}
+                free = ShapesByLength(by_length, self._find_shapes(shapes, None, None))
+                self._options = self._options.choose(step, arguments, unpack, free)
         self._checked = True
-        return self._options.find(int(shape[axis]))
+        return self._options.find(int(length))
 
-    def _find_axis(self, spec: Any) -> tuple[int, int]:
-        """The number of a tensor with sequences, and its axis that is cut."""
-        shapes = [tuple(each.shape) for each in _list_tensors(spec)]
-        return next((n, shape.index(self.end, 1)) for n, shape in enumerate(shapes) if self.end in shape[1:])
+    def _find_shapes(self, shapes: Sequence[Any], rows: int | None, length: int | None) -> list[Any]:
+        """The shapes of a batch with this number of rows and this length."""
+        return [
+            (rows, *(length if number in axes else size for number, size in enumerate(shape[1:], 1))) if shape else ()
+            for shape, axes in zip(shapes, self._axes, strict=True)
+        ]
 
     def _cut_fit(self, dataset: Any) -> tf.data.Dataset:
         if not isinstance(dataset, tf.data.Dataset):
             raise self._no_dataset(dataset)
         self._check(dataset.element_spec)
-        self._axis = self._find_axis(dataset.element_spec)
+        specs = [tuple(each.shape) for each in _list_tensors(dataset.element_spec)]
+        self._axes = [[axis for axis, size in enumerate(shape) if axis and size == self.end] for shape in specs]
         if self._position is None:
             self._position = Position.at(0)
         self._position.begin.assign(self._position.reached)

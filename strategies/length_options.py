@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+from whale_nebula.codec.way import AUTO, mirror_options, ways
 from whale_nebula.errors import OptionError
+from whale_nebula.runtime.length_choice import Open, choose_by_length
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import public
 from whale_nebula.scopes.compressing import learned_rank
 from whale_nebula.scopes.frames import Frame
@@ -21,13 +24,16 @@ ByLength = Mapping[int, Any] | Callable[[int], Any]
 @dataclass(frozen=True)
 class LengthOptions:
     """The options of steps by the length of their sequences. `micro_batch` and `compress` have a value for some of the
-    `lengths`; the others keep what scopes say. `site` is the line of the curriculum.
+    `lengths`; the others keep what scopes say. Those that are `open` are chosen before the first step, with the
+    predicted `seconds` of a step by length. `site` is the line of the curriculum.
     """
 
     lengths: Sequence[int]
     micro_batch: Mapping[int, int]
     compress: Mapping[int, Frame]
     site: Site
+    open: frozenset[str] = frozenset()
+    seconds: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, lengths: Sequence[int], micro_batch: Any, compress: Any, site: Site) -> LengthOptions:
@@ -38,6 +44,9 @@ class LengthOptions:
             frame = _parse_codec(value, site)
             return frames.setdefault(repr(sorted(frame.options.items())), frame)
 
+        chosen = {"micro_batch": micro_batch, "compress": compress}
+        left = frozenset(name for name, value in chosen.items() if isinstance(value, str) and value == AUTO)
+        micro_batch, compress = (None if name in left else value for name, value in chosen.items())
         counts = _complete("micro_batch", micro_batch, lengths, site, '{64: 2, 256: 4}')
         codecs = _complete("compress", compress, lengths, site, '{64: "none", 256: "int8"}')
         return cls(
@@ -45,25 +54,50 @@ class LengthOptions:
             {length: _check_count(value, site) for length, value in counts.items()},
             {length: parse_codec(value) for length, value in codecs.items()},
             site,
+            left,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.micro_batch or self.compress)
+        return bool(self.micro_batch or self.compress or self.open)
+
+    def choose(self, step: Step, arguments: Arguments, unpack: Unpack, shapes: ShapesByLength) -> LengthOptions:
+        """The options with a choice for those that are open."""
+        asked = Open(
+            None if "micro_batch" in self.open else self.micro_batch,
+            None if "compress" in self.open else self.compress,
+            shapes.of,
+            shapes.free,
+            self.site,
+        )
+        found = choose_by_length(step, arguments, unpack, asked)
+        counts = {length: each.micro_batch for length, each in found.items() if each.micro_batch is not None}
+        codecs = {length: each.codec for length, each in found.items() if each.codec is not None}
+        parsed = LengthOptions.parse(self.lengths, counts or None, None, self.site)
+        frames = {codec: _make_frame(codec, self.site) for codec in dict.fromkeys(codecs.values())}
+        return replace(
+            self,
+            micro_batch=parsed.micro_batch or self.micro_batch,
+            compress={length: frames[codec] for length, codec in codecs.items()} or self.compress,
+            open=frozenset(),
+            seconds={length: each.seconds for length, each in found.items()},
+        )
 
     def find(self, length: int) -> StepOptions | None:
         """The options of steps with sequences of this length; None if scopes alone say them."""
         options = self._choose(length)
         if not options.text:
             return None
+        chosen = " (chosen)" * bool(self.seconds)
         alike = [each for each in self.lengths if self._choose(each).text == options.text]
         said = [f"{options.micro_batch} micro-batch{'es' * (options.micro_batch != 1)}"] * bool(options.micro_batch)
         if options.compress is not None:
-            said.append(f"codec {options.compress.options['codec'] or 'none'}")
+            there, back = map(str, ways(options.compress.options))
+            said.append(f"codec {there}" + f" ({back} back)" * (there != back))
         numbers = ", ".join(map(str, alike))
         return StepOptions(
             options.micro_batch,
             options.compress,
-            f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(said)}",
+            f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(said)}{chosen}",
         )
 
     def _choose(self, length: int) -> StepOptions:
@@ -83,6 +117,18 @@ class LengthOptions:
                     why="a micro-batch has at least one row",
                     mend=f"{other}: {own}, or larger batches",
                 )
+
+
+class ShapesByLength(NamedTuple):
+    """The shapes of a batch's tensors by length, and the same with None for sizes that depend on the length."""
+
+    of: Mapping[int, Sequence[tuple[int, ...]]]
+    free: Sequence[tuple[int | None, ...]]
+
+
+def _make_frame(codec: str, site: Site) -> Frame:
+    """The frame of an `nb.compress` with a precision for a tensor and its gradient."""
+    return Frame("compress", {"codec": None, "backward": None} if codec == "none" else mirror_options(codec), site)
 
 
 def _complete(option: str, given: Any, lengths: Sequence[int], site: Site, example: str) -> dict[int, Any]:
@@ -131,7 +177,7 @@ def _check_count(value: Any, site: Site) -> int:
 def _parse_codec(value: Any, site: Site) -> Frame:
     """The frame of an `nb.compress` with this codec, or of the given scope; "none" is no codec."""
     if value is None or value == "none":
-        return Frame("compress", {"codec": None, "backward": None}, site)
+        return _make_frame("none", site)
     if isinstance(value, str) and value == "auto":
         raise OptionError(
             'compress= of a curriculum has "auto" for some lengths',

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -64,7 +63,9 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     @short_traceback
     def run(data: Any) -> Any:
         find_options = _OPTIONS.get(model) if kind == "train" else None
-        with nullcontext() if find_options is None else replace_options(find_options(data)):
+        if find_options is None:
+            return run_batch(data)
+        with replace_options(find_options(data, step, *_arguments(data, kind))):
             return run_batch(data)
 
     def run_batch(data: Any) -> Any:
@@ -83,14 +84,14 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     return function
 
 
-FindOptions = Callable[[Any], StepOptions | None]
+FindOptions = Callable[[Any, Step, Arguments, Unpack], StepOptions | None]
 _OPTIONS: weakref.WeakKeyDictionary[Any, FindOptions] = weakref.WeakKeyDictionary()
 """By model the function that finds the options of its train step for a batch."""
 
 
 def set_options(model: Any, find_options: FindOptions | None) -> None:
-    """Set the function that finds the options of a model's train steps, in place of those of scopes, by the batch; None
-    for no function.
+    """Set the function that finds the options of a model's train steps, in place of those of scopes, by the batch, the
+    step and its arguments; None for no function.
     """
     if find_options is None:
         _OPTIONS.pop(model, None)
