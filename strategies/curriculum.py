@@ -16,7 +16,7 @@ from whale_nebula.runtime.keras import set_options
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site
-from whale_nebula.tf.keras_training import change_fit_data
+from whale_nebula.tf.keras_training import change_fit_data, list_fit_callbacks
 
 from .length_options import ByLength, LengthOptions, ShapesByLength
 
@@ -51,7 +51,9 @@ class Curriculum(keras.callbacks.Callback):
     `micro_batch` and `compress` are tables by length, or functions of the length: they replace the number of
     micro-batches of `nb.pipeline`, and the codecs of `nb.compress`, in steps of a length, if the curriculum is a
     callback of `fit`, or inside `use_options` in other loops. An entry holds from its length on, and lengths before
-    the first one keep what scopes say. A codec is "none", what `nb.compress` takes, or an `nb.compress(...)`.
+    the first one keep what scopes say. A codec is "none", what `nb.compress` takes, or an `nb.compress(...)`. With
+    "auto" either is chosen for each length before the first step of a `fit`, by predicted seconds; under
+    `nb.auto_parallel` each length is planned by itself.
 
     >>> [Curriculum(8, 64, 100).length(step) for step in (0, 30, 99, 100, 1000)]
     [8, 24, 56, 64, 64]
@@ -68,8 +70,8 @@ class Curriculum(keras.callbacks.Callback):
         step: int = 8,
         pace: Pace = "linear",
         mode: str = "truncate",
-        micro_batch: ByLength | None = None,
-        compress: ByLength | None = None,
+        micro_batch: ByLength | str | None = None,
+        compress: ByLength | str | None = None,
     ) -> None:
         super().__init__()
         for name, value in {"start": start, "end": end, "steps": steps, "step": step}.items():
@@ -190,7 +192,10 @@ class Curriculum(keras.callbacks.Callback):
         return replace_options(self._options.find(self.length(step)))
 
     def _find_options(self, batch: Any, step: Step, arguments: Arguments, unpack: Unpack) -> StepOptions | None:
-        """The options for a batch that was cut."""
+        """The options for a batch that was cut; none after a `fit` with this curriculum has failed."""
+        if all(each is not self for each in list_fit_callbacks()):
+            set_options(self.model, None)
+            return None
         shapes = [tuple(each.shape) for each in _list_tensors(batch)]
         rows, length = next((shape[0], shape[axes[0]]) for shape, axes in zip(shapes, self._axes, strict=True) if axes)
         if not self._checked:

@@ -11,6 +11,7 @@ from whale_nebula.errors import OptionError
 from whale_nebula.runtime.length_choice import Open, choose_by_length
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import public
+from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.compressing import learned_rank
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.scope import Scope
@@ -25,7 +26,8 @@ ByLength = Mapping[int, Any] | Callable[[int], Any]
 class LengthOptions:
     """The options of steps by the length of their sequences. `micro_batch` and `compress` have a value for some of the
     `lengths`; the others keep what scopes say. Those that are `open` are chosen before the first step, with the
-    predicted `seconds` of a step by length. `site` is the line of the curriculum.
+    predicted `seconds` of a step by length; or steps are `planned` by `nb.auto_parallel`, for each length. `site` is the
+    line of the curriculum.
     """
 
     lengths: Sequence[int]
@@ -33,6 +35,7 @@ class LengthOptions:
     compress: Mapping[int, Frame]
     site: Site
     open: frozenset[str] = frozenset()
+    planned: bool = False
     seconds: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -62,6 +65,15 @@ class LengthOptions:
 
     def choose(self, step: Step, arguments: Arguments, unpack: Unpack, shapes: ShapesByLength) -> LengthOptions:
         """The options with a choice for those that are open."""
+        if (limits := current_limits()) is not None:
+            if "compress" in self.open:
+                raise OptionError(
+                    f'compress="auto" of a curriculum meets nb.auto_parallel at {limits.site}',
+                    where=str(self.site),
+                    why="that plans the steps of each length, with their codecs",
+                    mend='nb.auto_parallel(compress="auto"), and micro_batch="auto" alone in the curriculum',
+                )
+            return replace(self, open=frozenset(), planned=True)
         asked = Open(
             None if "micro_batch" in self.open else self.micro_batch,
             None if "compress" in self.open else self.compress,
@@ -84,6 +96,10 @@ class LengthOptions:
 
     def find(self, length: int) -> StepOptions | None:
         """The options of steps with sequences of this length; None if scopes alone say them."""
+        if self.planned:
+            plan = f"sequences of {length}"
+            said = f"the curriculum at {self.site} lets nb.auto_parallel plan for {plan}"
+            return StepOptions(None, self.compress.get(length), plan, said)
         options = self._choose(length)
         if not options.text:
             return None
@@ -97,7 +113,7 @@ class LengthOptions:
         return StepOptions(
             options.micro_batch,
             options.compress,
-            f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(said)}{chosen}",
+            said=f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(said)}{chosen}",
         )
 
     def _choose(self, length: int) -> StepOptions:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.codec.way import AUTO, Way, parse_way, ways
 from whale_nebula.errors import CaptureError, NotYetError
@@ -116,7 +118,7 @@ def _choose(
     pipeline = program.pipeline
     options = Options(recompute=pipeline.recompute, schedules=(pipeline.schedule,))
     ends = {}
-    for length in {lengths[0]: None, lengths[-1]: None}:
+    for length in {lengths[-1]: None, lengths[0]: None}:
         said = f"{name} with sequences of {length}"
         ends[length] = measure_in_clusters(
             said, captured, chains[length], shapes[length], clusters, options, run, tensors
@@ -164,14 +166,14 @@ def _interpolate(
     ends: Mapping[int, tuple[dict[str, MeasuredBlocks], dict[str, float]]], length: int
 ) -> tuple[dict[str, MeasuredBlocks], dict[str, float]]:
     """What was measured, for sequences of a length between the shortest and the longest."""
-    short, long = min(ends), max(ends)
+    short, long = min(ends), max(ends)  # what is measured of short sequences takes no longer than of long ones
     share = (length - short) / (long - short) if long > short else 1.0
     (first, _), (last, slowness) = ends[short], ends[long]
     found = {}
     for cluster in first.keys() & last.keys():
         one, other = first[cluster], last[cluster]
         between = {
-            kind: (1.0 - share) * getattr(one, kind) + share * getattr(other, kind)
+            kind: (1.0 - share) * np.minimum(getattr(one, kind), getattr(other, kind)) + share * getattr(other, kind)
             for kind in ("forward", "backward", "update", "fused")
         }
         found[cluster] = replace(other, **between)

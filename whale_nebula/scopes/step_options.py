@@ -13,7 +13,8 @@ from whale_nebula.scopes.frames import Frame, describe_open_scopes
 @dataclass(frozen=True, slots=True)
 class StepOptions:
     """The number of micro-batches of a step, and the codec of all tensors that cross in it, as the frame of an
-    `nb.compress`. None leaves either to the step's scopes. `said` is a sentence on them for plans and reports.
+    `nb.compress`. None leaves either to the step's scopes. Under `nb.auto_parallel` a step is planned anew for each
+    `plan`, which names what it is planned for. `said` is a sentence on them for plans and reports.
 
     >>> StepOptions(micro_batch=2).text
     'micro_batch=2'
@@ -21,6 +22,7 @@ class StepOptions:
 
     micro_batch: int | None = None
     compress: Frame | None = None
+    plan: str = ""
     said: str = ""
 
     @property
@@ -29,6 +31,7 @@ class StepOptions:
         found = [f"micro_batch={self.micro_batch}"] * (self.micro_batch is not None)
         if self.compress is not None:
             found.append(f"compress={sorted(self.compress.options.items())!r}")
+        found += [f"planned for {self.plan}"] * bool(self.plan)
         return ", ".join(found)
 
 
