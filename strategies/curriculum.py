@@ -92,7 +92,7 @@ class Curriculum(keras.callbacks.Callback):
             self._read_table(pace) if isinstance(pace, Mapping) else self._list_changes(pace)
         )
         site = script_site(sys._getframe(1))
-        self._options = LengthOptions.parse(self.lengths, micro_batch, compress, site)
+        self._asked = self._options = LengthOptions.parse(self.lengths, micro_batch, compress, site)
         self._axes: list[list[int]] = []
         self._checked = False
 
@@ -153,6 +153,7 @@ class Curriculum(keras.callbacks.Callback):
         """As a callback: cut the training data of the `fit` that begins."""
         super().set_model(model)
         self._cuts, self._checked = change_fit_data(model, self._cut_fit), False
+        self._options = self._asked
         set_options(model, self._find_options if self._options else None)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -202,7 +203,9 @@ class Curriculum(keras.callbacks.Callback):
             packs = {each: self.end // each if self.mode == "pack" else 1 for each in self.lengths}
             self._options.check_rows(int(rows), int(length), packs)
             if self._options.open:
-                by_length = {each: self._find_shapes(shapes, rows // packs[length] * packs[each], each) for each in packs}
+                by_length = {
+                    each: self._find_shapes(shapes, rows // packs[length] * packs[each], each) for each in packs
+                }
                 free = ShapesByLength(by_length, self._find_shapes(shapes, None, None))
                 self._options = self._options.choose(step, arguments, unpack, free)
         self._checked = True

@@ -26,8 +26,8 @@ ByLength = Mapping[int, Any] | Callable[[int], Any]
 class LengthOptions:
     """The options of steps by the length of their sequences. `micro_batch` and `compress` have a value for some of the
     `lengths`; the others keep what scopes say. Those that are `open` are chosen before the first step, with the
-    predicted `seconds` of a step by length; or steps are `planned` by `nb.auto_parallel`, for each length. `site` is the
-    line of the curriculum.
+    predicted `seconds` of a step by length; or steps are `planned` by `nb.auto_parallel`, for each length. `site` is
+    the line of the curriculum.
     """
 
     lengths: Sequence[int]
@@ -50,7 +50,7 @@ class LengthOptions:
         chosen = {"micro_batch": micro_batch, "compress": compress}
         left = frozenset(name for name, value in chosen.items() if isinstance(value, str) and value == AUTO)
         micro_batch, compress = (None if name in left else value for name, value in chosen.items())
-        counts = _complete("micro_batch", micro_batch, lengths, site, '{64: 2, 256: 4}')
+        counts = _complete("micro_batch", micro_batch, lengths, site, "{64: 2, 256: 4}")
         codecs = _complete("compress", compress, lengths, site, '{64: "none", 256: "int8"}')
         return cls(
             lengths,
@@ -105,15 +105,15 @@ class LengthOptions:
             return None
         chosen = " (chosen)" * bool(self.seconds)
         alike = [each for each in self.lengths if self._choose(each).text == options.text]
-        said = [f"{options.micro_batch} micro-batch{'es' * (options.micro_batch != 1)}"] * bool(options.micro_batch)
+        parts = [f"{options.micro_batch} micro-batch{'es' * (options.micro_batch != 1)}"] * bool(options.micro_batch)
         if options.compress is not None:
             there, back = map(str, ways(options.compress.options))
-            said.append(f"codec {there}" + f" ({back} back)" * (there != back))
+            parts.append(f"codec {there}" + f" ({back} back)" * (there != back))
         numbers = ", ".join(map(str, alike))
         return StepOptions(
             options.micro_batch,
             options.compress,
-            said=f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(said)}{chosen}",
+            said=f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(parts)}{chosen}",
         )
 
     def _choose(self, length: int) -> StepOptions:

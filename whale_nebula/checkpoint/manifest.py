@@ -83,8 +83,9 @@ class Manifest:
     those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
     the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
     of its traces in order, if a trace may be for more than one shape; `intervals` the steps between meetings that were
-    chosen for it, and `by_length` what was chosen for a curriculum, by the length as text. `at` is when the values were taken, in seconds since 1970, and `spent` how the run's time was spent
-    until then. `at_error`: the script ended after it by an error.
+    chosen for it; and `by_length` what was chosen for it in a curriculum, by the length as text. `at` is when the
+    values were taken, in seconds since 1970, and `spent` how the run's time was spent until then. `at_error`: the
+    script ended after it by an error.
     """
 
     position: Position

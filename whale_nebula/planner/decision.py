@@ -39,7 +39,8 @@ class Decision:
     `handles` are its variables, by the id of their handle, with their paths; `program` is the step that was planned,
     for `clusters`, which share the cores of one process if they are `emulated`, and some of which have `measured` its
     blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`
-    another one was made while that ran, and one with a `purpose` for steps with these options; `replan` allows it to be replaced, and `tried` has the seconds of earlier ones.
+    another one was made while that ran; `replan` allows it to be replaced, and `tried` has the seconds of earlier ones.
+    `purpose` is that of the step's options, for which it was made.
     """
 
     layers: Layers

@@ -8,6 +8,7 @@ is kept in checkpoints.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.capture.step import Captured, Signature, capture
+from whale_nebula.capture.step import Captured, Signature, capture, signature
 from whale_nebula.codec.way import AUTO, Way, parse_way, ways
 from whale_nebula.errors import CaptureError, NotYetError
 from whale_nebula.hardware import Clusters
@@ -28,11 +29,11 @@ from whale_nebula.planner.score import score
 from whale_nebula.runtime.clusters import find_configured
 from whale_nebula.runtime.decisions import Known, agree_on_clusters, explain_whole, measure_in_clusters, set_rows
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs, replace_sizes, signature
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs, replace_sizes
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.site import Site
 
-Shapes = Sequence[tuple[int | None, ...]]
+Shapes = Sequence[tuple[int, ...]]
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
@@ -45,7 +46,7 @@ class Open:
     micro_batch: Mapping[int, int] | None
     compress: Mapping[int, Frame] | None
     shapes: Mapping[int, Shapes]
-    free: Shapes
+    free: Sequence[tuple[int | None, ...]]
     site: Site
 
 
@@ -62,16 +63,13 @@ def choose_by_length(step: Step, arguments: Arguments, unpack: Unpack, asked: Op
     """The choice for each length: that of the run that is resumed, or a new one."""
     run = current_run()
     key = f"{step.name} by the curriculum of {', '.join(map(str, asked.shapes))}"
-    saved = None if run.checkpoints is None else run.checkpoints.by_length.get(key)
-    if saved is not None and set(saved) == {str(length) for length in asked.shapes}:
-        return {length: Choice(*saved[str(length)]) for length in asked.shapes}
+    known = run.by_length.get(key)
+    if known is not None:
+        return {length: Choice(*known[str(length)]) for length in asked.shapes}
     layout, tensors = signature(arguments, step.whole, declared_inputs())
     captured = _capture_any_length(step, layout, unpack, asked, run)
     found = _choose(step.name, captured, layout, tensors, asked, run)
-    if run.checkpoints is not None:
-        run.checkpoints.by_length[key] = {
-            str(length): (each.micro_batch, each.codec, each.seconds) for length, each in found.items()
-        }
+    run.by_length[key] = {str(length): (each.micro_batch, each.codec, each.seconds) for length, each in found.items()}
     _LOG.info("%s: %s", step.name, "; ".join(f"{length}: {each}" for length, each in found.items()))
     return found
 
@@ -151,12 +149,12 @@ def _agree(
 
 def _count_rows(program: Program, shapes: Shapes) -> int:
     pairs = zip(shapes, program.leaves, strict=True)
-    return next((int(shape[0] or 1) for shape, leaf in pairs if leaf.batched and shape), 1)
+    return next((shape[0] for shape, leaf in pairs if leaf.batched and shape), 1)
 
 
 def _build_chain(program: Program, shapes: Shapes, asked: Open) -> Layers:
     rows = _count_rows(program, shapes)
-    found = layers_of(program, rows, set_rows(program.leaves, [tuple(map(int, each)) for each in shapes], rows))
+    found = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
     if found is None:
         raise _refuse(asked, "no op of the step reads a variable, so its seconds are not known beforehand")
     return found
@@ -212,7 +210,7 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, asked: Open) 
         (stage,) = program.stages[:1]
         return {stage.key: Part(names.index(stage.cluster), 0, len(chain.chain), stage.replicas)}
     ranges = sorted((begin, end, key) for key, (begin, end) in chain.written.items())
-    if any(end > begin for (_, end, _), (begin, _, _) in zip(ranges, ranges[1:], strict=False)):
+    if any(end > begin for (_, end, _), (begin, _, _) in itertools.pairwise(ranges)):
         raise _refuse(asked, "its stages are not one after the other along the layers")
     begins = [0, *(begin for begin, _, _ in ranges[1:]), len(chain.chain)]
     return {
@@ -234,8 +232,8 @@ def _list_codecs(
         coded = code_crossings(AUTO, chain.tensors, chain.rows, clusters.codecs)
         return coded, [tuple(replace(part, codec=number) for part in parts) for number in range(len(coded))]
     if length in asked.compress:
-        return (code("given", *map(_known, ways(asked.compress[length].options))),), [tuple(parts)]
-    scoped = [tuple(_known(parse_way(text)) for text in pair) for pair in program.compressions]
+        return (code("given", *map(_find_sized, ways(asked.compress[length].options))),), [tuple(parts)]
+    scoped = [tuple(_find_sized(parse_way(text)) for text in pair) for pair in program.compressions]
     coded = tuple(code(str(n), there, back) for n, (there, back) in enumerate([(Way(), Way()), *scoped]))
     own = {key: op.compress for key in keys for op in program.graph.ops if op.stage == key and op.compress is not None}
     crossing = [own.get(before, own.get(key)) for before, key in zip(["", *keys], keys, strict=False)]
@@ -244,6 +242,6 @@ def _list_codecs(
     ]
 
 
-def _known(way: Way) -> Way:
+def _find_sized(way: Way) -> Way:
     """A way whose size is known beforehand: one that follows the line begins without a codec."""
     return Way() if way.auto else way

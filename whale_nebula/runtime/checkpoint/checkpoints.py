@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.checkpoint.manifest import Chosen, Position, Shapes
+from whale_nebula.checkpoint.manifest import Position, Shapes
 from whale_nebula.checkpoint.parts import Start
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
@@ -77,8 +77,8 @@ class Checkpoints:
 
     If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
     variables are restored. `skips` counts the batches of a `fit` that were trained already. `forms` are the shapes for
-    which programs were traced, `intervals` the steps between meetings and `by_length` the options of a curriculum that were
-    chosen for them, as in the manifest. `read`: a program was registered, or `nb.restore` was called.
+    which programs were traced, and `intervals` the steps between meetings that were chosen for them, as in the
+    manifest. `read`: a program was registered, or `nb.restore` was called.
     """
 
     run: Run
@@ -97,7 +97,6 @@ class Checkpoints:
     reset_metrics: Callable[[], None] | None = None
     forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: dict[str, int] = field(default_factory=dict)
-    by_length: dict[str, dict[str, Chosen]] = field(default_factory=dict)
     said: list[Any] = field(default_factory=list)
     standing: Standing = field(default_factory=Standing)
     leading: Leading = field(default_factory=Leading)
@@ -135,7 +134,7 @@ class Checkpoints:
             self.group.report_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
-        self.by_length = {name: dict(found) for name, found in self.source.manifest.by_length.items()}
+        self.run.by_length |= self.source.manifest.by_length
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
         for level in self.levels:
             level.pace.note_saving(step, time.monotonic())
@@ -425,7 +424,11 @@ class Checkpoints:
         self.position = replace(self.position, logs=logs, titles=self.known.list_titles())
         manifest = begin_manifest(self.run, self.position, self.known.aliases)
         manifest = replace(
-            manifest, forms=self.forms, intervals=self.intervals, by_length=self.by_length, at=time.time(),
+            manifest,
+            forms=self.forms,
+            intervals=self.intervals,
+            by_length=self.run.by_length,
+            at=time.time(),
             spent=asdict(self.spent.sum_up()),
         )
         return Snapshot(manifest, self.group.worker, entries, memory, batch, late, self._start)
