@@ -2,7 +2,7 @@
 
     python benchmarks/curriculum/run.py            # half an hour; goes on where it was broken off
     python benchmarks/curriculum/run.py --quick    # a few steps of each, to see that it runs; writes nothing
-    python benchmarks/curriculum/run.py --by-length    # micro-batches and codecs chosen by length: ten minutes
+    python benchmarks/curriculum/run.py --by-length    # micro-batches chosen by length: five minutes
 
 A language model of two stages over an emulated line of 60 Mbit/s and 20 ms; the variants of one seed train alternately.
 """
@@ -46,10 +46,9 @@ SPIKE = 1.1
 BY_LENGTH: Mapping[str, Mapping[str, Any]] = {
     "4 micro-batches": {},
     "micro-batches chosen": {"micro_batch": "auto"},
-    "codecs chosen, too": {"micro_batch": "auto", "compress": "auto"},
 }
-ROUNDS, EACH = 2, 8
-"""The rounds in which these ways take turns, and the steps of each length."""
+EACH = 8
+"""The steps of each length in this comparison."""
 
 
 class Looks(keras.callbacks.Callback):
@@ -164,35 +163,31 @@ def make_model() -> Any:
     return model
 
 
-def measure_by_length(rounds: int) -> list[list[Any]]:
-    """Seconds of a step by length, with micro-batches and codecs chosen by length and with four micro-batches; the
-    first two steps of each length do not count.
+def measure_by_length() -> list[list[Any]]:
+    """Seconds of a step by length, with micro-batches chosen by length and with four; the first two steps of each
+    length do not count.
     """
     nb.init(links=LINE, seed=1)
-    pace = {number * EACH: length for number, length in enumerate((16, 32, 64, LENGTH))}
+    pace = {number * EACH: length for number, length in enumerate((16, 64, LENGTH))}
     x, y = read_text(SENTENCES, WORDS, LENGTH)
-    models = {way: make_model() for way in BY_LENGTH}
-    seen: dict[str, dict[int, list[Any]]] = {way: {length: [] for length in pace.values()} for way in BY_LENGTH}
-    for _ in range(rounds):
-        for way, options in BY_LENGTH.items():
-            curriculum = Curriculum(16, LENGTH, max(pace), pace=pace, **options)
-            reports: list[Any] = []
-            look = keras.callbacks.LambdaCallback(
-                on_train_batch_end=lambda *_, to=reports, **__: to.append(nb.last_report())
-            )
-            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
-            models[way].fit(data, steps_per_epoch=len(pace) * EACH, verbose=0, callbacks=[curriculum, look])
-            for step, report in enumerate(reports):
-                if step % EACH >= 2:
-                    seen[way][curriculum.length(step)].append(report)
-    rows: list[list[Any]] = [["rows of", *(head for way in BY_LENGTH for head in (f"seconds with {way}", "as"))]]
+    seen: dict[str, dict[int, list[Any]]] = {}
+    for way, options in BY_LENGTH.items():
+        curriculum, model, reports = Curriculum(16, LENGTH, max(pace), pace=pace, **options), make_model(), list[Any]()
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda *_, to=reports, **__: to.append(nb.last_report())
+        )
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
+        model.fit(data, steps_per_epoch=len(pace) * EACH, verbose=0, callbacks=[curriculum, look])
+        seen[way] = {length: [] for length in pace.values()}
+        for step, report in enumerate(reports):
+            if step % EACH >= 2:
+                seen[way][curriculum.length(step)].append(report)
+    rows: list[list[Any]] = [["rows of", *(head for way in BY_LENGTH for head in (f"seconds, {way}", "as"))]]
     for length in pace.values():
         row: list[Any] = [length]
         for way in BY_LENGTH:
-            reports = seen[way][length]
-            codec = next(iter(each.codec for each in reports[-1].boundaries.values()), "none")
-            took = statistics.median(each.step_seconds for each in reports)
-            row += [f"{took:.3f}", f"{reports[-1].micro_batches}, {codec}"]
+            took = [each.step_seconds for each in seen[way][length]]
+            row += [f"{statistics.median(took):.3f}", seen[way][length][-1].micro_batches]
         rows.append(row)
     return rows
 
@@ -282,11 +277,11 @@ def draw(found: list[dict[str, Any]]) -> None:
 def main() -> int:
     """Measure what is missing, and write all tables."""
     arguments = parser(__doc__)
-    arguments.add_argument("--by-length", action="store_true", help="only micro-batches and codecs chosen by length")
+    arguments.add_argument("--by-length", action="store_true", help="only micro-batches chosen by length")
     given = arguments.parse_args()
     quick = given.quick
     if given.by_length:
-        table = measure_by_length(1 if quick else ROUNDS)
+        table = measure_by_length()
         print("\n".join(" | ".join(map(str, row)) for row in table))
         if not quick:
             write(__file__, {"machine": machine(), "table": table}, table, part="by_length")
