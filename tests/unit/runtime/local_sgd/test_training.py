@@ -94,11 +94,12 @@ def test_speeds_of_the_config_share_out_the_rows() -> None:
         assert int(step(X[:12], Y[:12])["rows"]) == 8
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("compress", "options"),
     [
         ({"topk": 0.25, "int8": True}, {"mode": "async", "staleness": 0}),
-        pytest.param({"fp16": True}, {"fragments": 2, "delay": 1}, marks=pytest.mark.grid),
+        ({"fp16": True}, {"fragments": 2, "delay": 1}),
     ],
     ids=str,
 )
