@@ -114,8 +114,8 @@ class RowTable:
         return sum(each.reserved_bytes for each in (self._values, self._ids, self._counts, self._stamps))
 
     def expect_bytes(self) -> Expected:
-        """The bytes of all rows that the table is expected to have, of all workers together: as many as
-        `expected_rows`, else as it may have at most, else as it has.
+        """The bytes of the rows that the table is expected to have, on all workers together: `expected_rows`, otherwise
+        `most_rows`, otherwise the current number.
         """
         held, said = len(self), "that it has now: pass expected_rows= to its layer for the expected number"
         if self.expected_rows is not None:

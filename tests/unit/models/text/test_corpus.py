@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], dict[str, object], tuple[str, s
         ("files are not aligned: train.es has 4 lines and train.en.gz has 3 lines", "", "", ""),
     ),
     "an empty sentence": (EMPTY, {}, ("", "train.es:2", "the first of 2", 'empty="skip"')),
-    "one side alone cannot skip": (EMPTY, {"sides": ["source"], "empty": "skip"}, ("needs both sides", "", "", "")),
+    "one side alone cannot skip": (EMPTY, {"sides": ["source"], "empty": "skip"}, ("requires both sides", "", "", "")),
     "a file without a line": (
         write("val.es", ""),
         {"split": "val", "sides": ["source"]},
@@ -125,7 +125,7 @@ class TestPairs:
             Pairs(["a", "b"], ["c"])
 
     def test_both_sides_elsewhere_are_nothing(self) -> None:
-        with pytest.raises(OptionError, match="both sides are None"):
+        with pytest.raises(OptionError, match="both sides of the pairs are None"):
             Pairs()
 
     def test_a_side_that_is_not_here_cannot_be_had(self) -> None:
