@@ -126,7 +126,7 @@ def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
 def test_options_that_do_not_exist_are_refused_with_those_that_do(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="is not a valid value") as caught:
         FeedForward(WIDTH, 16, **wrong)
-    assert "it may be" in caught.value.mend
+    assert "valid values are" in caught.value.mend
 
 
 class TestTokenEmbedding:

@@ -192,7 +192,7 @@ def test_what_is_no_id_is_refused() -> None:
             HashedEmbedding(width)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="most_rows=0"):
         HashedEmbedding(4, most_rows=0)
-    with pytest.raises(OptionError, match="no optimizer 'adagard'"):
+    with pytest.raises(OptionError, match="'adagard' is not an optimizer of rows"):
         HashedEmbedding(4, optimizer="adagard")
 
 
