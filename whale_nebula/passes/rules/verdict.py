@@ -272,7 +272,8 @@ def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> t
         found.append(_MOVING)
     if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
         found.append(_MASK)
-    if op is not None and op.type == "AddV2" and what == LOSS and fold.reason.endswith(f"mixed with {Fold(MEAN).spoken}"):
+    added = op is not None and op.type == "AddV2" and what == LOSS
+    if added and fold.reason.endswith(f"mixed with {Fold(MEAN).spoken}"):
         found.append(_AVERAGED)
     return tuple(found)
 
