@@ -138,7 +138,7 @@ def shift_entries(node: Node) -> Result:
 
 
 @rule("Maximum", "Minimum", axes=describe_entries, literal=True, raw=True)
-def bound(node: Node) -> Result:
+def compare_entries(node: Node) -> Result:
     """The larger or the smaller of two; a number that is limited to one value from both sides is that value."""
     limit = _find_only_value(node)
     if limit is not None:
