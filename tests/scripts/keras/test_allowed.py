@@ -12,6 +12,7 @@ from keras import layers
 
 import whale_nebula as nb
 from tests.same import Cut, data
+from tests.scripts.keras import precision  # noqa: F401 - registers its scripts
 from tests.scripts.keras.script import SCRIPTS
 from whale_nebula.errors import BatchCoupledError
 
