@@ -12,6 +12,8 @@ from keras import layers
 
 import whale_nebula as nb
 from tests.same import Cut, data
+from tests.scripts.keras import precision  # noqa: F401 - registers its scripts
+from tests.scripts.keras.script import SCRIPTS
 from whale_nebula.errors import BatchCoupledError
 
 PARTS = 3
@@ -76,6 +78,12 @@ def test_batch_norm_in_parts_is_refused_with_its_line_and_mends() -> None:
         _fitted(model)
     assert "batch_normalization" in str(caught.value)
     assert 'coupled="allow"' in caught.value.mend
+
+
+def test_variables_overwritten_with_gradients_are_refused_with_their_names() -> None:
+    with pytest.raises(BatchCoupledError, match=r"the value of 'dense.*_(scale|amax_history)'") as caught:
+        SCRIPTS["scales_of_float8"].run(Cut(2, 2, coupled="allow"))
+    assert "nb.pipeline(micro_batch=1)" in caught.value.mend
 
 
 @pytest.mark.parametrize("parts", [2, 6])
