@@ -121,7 +121,7 @@ def test_show_works_where_the_authoritys_key_is_not(shell: Shell) -> None:
     assert "its key is on another host" in out
     assert "gpu/0" in out
     code, _, err = shell("issue --cluster npu")
-    assert (code, "run this command there" in err) == (arguments.FAILED, True)
+    assert (code, "run this command on that host" in err) == (arguments.FAILED, True)
 
 
 def test_a_revoked_worker_gets_a_new_key(shell: Shell) -> None:
@@ -207,7 +207,7 @@ REFUSED = {
     "issue --cluster gpu --index 1 --days 0": (1, "0 days"),
     "issue --cluster gpuu": (1, "did you mean 'gpu'"),
     "issue --cluster gpu --index 7": (1, "has no worker 7"),
-    "issue --cluster gpu --count 2": (1, "gpu/0 has a certificate already"),
+    "issue --cluster gpu --count 2": (1, "gpu/0 already has a certificate"),
     "issue --cluster ../x": (1, "no name of a cluster"),
     "issue --cluster gpu --config no.yaml": (78, "cannot be read"),
     "issue --cluster gpu --index 1 --config other.yaml": (1, "of run 'other'"),

@@ -166,7 +166,7 @@ class TestAPeerThatDoesNot:
         with speaks_ssh(site.addresses["gpu"]):
             code, found = site.doctor()
         assert (code, found["npu/0 to gpu/0"]["state"]) == (1, "bad")
-        assert "does not speak TLS" in found["npu/0 to gpu/0"]["why"]
+        assert "does not use TLS" in found["npu/0 to gpu/0"]["why"]
 
 
 class TestTheConfig:
@@ -205,7 +205,7 @@ class TestCertificates:
         (site.folder / "certs" / "revoked.json").unlink()
         code, checks = site.doctor()
         found = checks["certificate of npu/0"]
-        assert (code, found["state"], found["found"]) == (1, "bad", "there is no deny list")
+        assert (code, found["state"], found["found"]) == (1, "bad", "the deny list is missing")
         assert "revoked: none" in found["mend"]
         site.write("security: {revoked: none}")
         code, checks = site.doctor()
@@ -224,7 +224,7 @@ class TestCertificates:
             (lambda home: home.outside_its_dates(NPU, files.now() - timedelta(days=3)), "expired"),
             (lambda home: home.outside_its_dates(NPU, files.now() + timedelta(hours=2)), "not valid"),
             (lambda home: self_signed(home.folder / "own", NPU), "signed by itself"),
-            (lambda home: home.files(GPU), "this is npu/0, and its certificate is that of gpu/0"),
+            (lambda home: home.files(GPU), "this process is npu/0, but its certificate is for gpu/0"),
         ],
         ids=["expired", "this host's clock is behind", "self-signed", "somebody else's"],
     )

@@ -86,8 +86,8 @@ class TestHeads:
             gpu.control.send_head(Head.sign(credentials, number, digest))
             npu.control.receive(gpu.next())
             gpu.control.receive(npu.next())
-        assert "is another than it was" in npu.noted[-1]["reason"]
-        assert "is another than it was" in gpu.noted[-1]["reason"]
+        assert "was rewritten or rolled back" in npu.noted[-1]["reason"]
+        assert "was rewritten or rolled back" in gpu.noted[-1]["reason"]
 
     def test_a_fresh_stream_begins_with_the_last_one(self, make: Callable[..., Side], files: dict[str, Files]) -> None:
         gpu = make(NPU)

@@ -215,7 +215,7 @@ class TestWhatIsRefused:
     def test_its_own_files_where_they_are_another_gateways(self, tmp_path: Path, files: dict[str, Files]) -> None:
         theirs, audit = files["npu/gateway"], tmp_path / "a.jsonl"
         made = Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=theirs, audit=audit)
-        with pytest.raises(WrongNameError, match="this is gpu/gateway, and its certificate is that of npu/gateway"):
+        with pytest.raises(WrongNameError, match="this process is gpu/gateway, but its certificate is for npu/gateway"):
             Gateway(made)
 
     @pytest.mark.parametrize(
