@@ -61,7 +61,7 @@ class Allowance:
         """Parse the output of `encode`; anything else is a `ValueError`, as an unknown limit must not be ignored."""
         said = json.loads(data)
         if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
-            raise ValueError("the limits contain names that this version does not know")
+            raise ValueError("unknown names of limits")
         for name, value in said.items():
             right = type(value) is int or (name == "cpus" and type(value) is float and math.isfinite(value))
             if not right or value <= 0:

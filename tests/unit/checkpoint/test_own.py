@@ -59,7 +59,7 @@ def test_no_more_is_written_than_the_account_may_keep(tmp_path: Path, monkeypatc
         with pytest.warns(nb.errors.NebulaWarning, match="of gpu is 1 MiB on each host, and it uses"):
             model.fit(np.ones((8, 4)), np.ones((8, 32)), batch_size=4, verbose=0)
             nb.shutdown()
-    assert "gpu/0: account ana of gpu may keep 1 MiB" in (refused.value.why or "")
+    assert "gpu/0: the disk limit of account ana of gpu is 1 MiB" in (refused.value.why or "")
     assert [*(home / "runs/a").glob("step-*/manifest.json")] and (home / "by-hand/manifest.json").exists()
     assert not [*tmp_path.glob("runs")] and not (home / "by-hand-2").exists()
 

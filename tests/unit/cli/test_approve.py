@@ -202,14 +202,14 @@ ATTACKS = {
     "another module": Attack(edit("helper.py", "3", "5"), "helper is .* here, but .* was approved"),
     "one module more": Attack(add_module, r"also \(.*\) was not approved"),
     "another version": Attack(lambda site: install(site, "1.1"), "tool is 1.1 .* here, but 1.0 .* was approved"),
-    "another build": Attack(lambda site: install(site, "1.0", "VALUE = 2\n"), "tool is 1.0 .* here, and 1.0"),
+    "another build": Attack(lambda site: install(site, "1.0", "VALUE = 2\n"), "tool is 1.0 .* here, but 1.0"),
     "a changed package": Attack(change_installed, r"tool \(.*\) was not approved"),
     "one package more": Attack(install_and_load, "the script is"),
     "another plan": NOTHING._replace(
         said="micro_batch is 2 here, 1 in the approved plan", begun=True, env={"MICRO_BATCHES": "2"}
     ),
     "another step": NOTHING._replace(said="the steps that were approved are", begun=True, env={"NAME": "other"}),
-    "a swapped plan": Attack(swap_plan, "its digest is another one", begun=True),
+    "a swapped plan": Attack(swap_plan, "its digest differs", begun=True),
 }
 SAMPLE = ("one module more", "another build", "a changed package", "another plan", "another step")
 """What else is another file or version: `EVADES`, and the approvals and plans below."""
@@ -253,7 +253,7 @@ def test_what_is_no_approval_of_this_program_does_not_count(
 
 
 PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a swapped plan": (swap_plan, "its digest is another one"),
+    "a swapped plan": (swap_plan, "its digest differs"),
     "a plan that is gone": (lambda site: plan_of(site).unlink(), "cannot read an approved plan"),
 }
 
@@ -402,7 +402,7 @@ def test_a_script_does_not_run_where_the_key_is(
         (["train.py", "--days", "many"], "--days takes a number"),
         (["train.py", "--steps", "0"], "--steps takes a number"),
         (["train.py", "--folder", "nowhere"], "there is no authority in this folder"),
-        (["train.py", "--days", "0"], "no life of a certificate"),
+        (["train.py", "--days", "0"], "is not a valid certificate lifetime"),
         (["missing.py"], "there is no file 'missing.py'"),
         (["train.py", "--record", "missing.json"], "the record missing.json cannot be read"),
         (["train.py", "--record", "train.py"], "train.py holds no record of a program"),

@@ -74,7 +74,7 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
         ("grants --grant 1 --days -1 {folder}", 1, "no life of a grant"),
         ("publish no.yaml {folder}", arguments.CONFIG, "cannot be read"),
         ("show corpus {folder}", 1, "no dataset is called"),
-        ("list --folder nowhere", 1, "no authority here"),
+        ("list --folder nowhere", 1, "no authority in this folder"),
     ],
 )
 def test_how_it_ends(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811

@@ -223,7 +223,7 @@ class TestCertificates:
         [
             (lambda home: home.outside_its_dates(NPU, files.now() - timedelta(days=3)), "expired"),
             (lambda home: home.outside_its_dates(NPU, files.now() + timedelta(hours=2)), "not valid"),
-            (lambda home: self_signed(home.folder / "own", NPU), "signed by itself"),
+            (lambda home: self_signed(home.folder / "own", NPU), "self-signed"),
             (lambda home: home.files(GPU), "this process is npu/0, but its certificate is for gpu/0"),
         ],
         ids=["expired", "this host's clock is behind", "self-signed", "somebody else's"],
@@ -273,7 +273,7 @@ class TestTheHost:
             self.of("npu")
         with pytest.raises(ConfigError, match="no cluster 'gpuu'"):
             self.of("gpuu")
-        with pytest.raises(ConfigError, match="'tpu' names no gateway"):
+        with pytest.raises(ConfigError, match="'tpu' has no gateway"):
             self.of("tpu", gateway=True)
 
     def test_reaches_others_through_its_gateway(self) -> None:
@@ -350,5 +350,5 @@ class TestTheLine:
 def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: Capture) -> None:
     assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
     told = capsys.readouterr().out
-    assert "BAD   certificate of npu/0" in told and "mend: whale-nebula certs issue" in told
+    assert "BAD   certificate of npu/0" in told and "whale-nebula certs init, if there is no authority, and certs issue" in told
     assert told.splitlines()[-1].startswith("1 of")

@@ -159,7 +159,7 @@ def test_attack_a_certificate_that_is_made_at_home(site: Site) -> None:
     [
         ({"account": ""}, "names no account"),
         ({"role": "operator", "index": 7}, "names no account"),
-        ({"cluster": "npu"}, "another cluster than its authority"),
+        ({"cluster": "npu"}, "a cluster that its authority may not certify"),
     ],
 )
 def test_attack_a_certificate_that_is_for_something_else(site: Site, more: dict[str, Any], said: str) -> None:

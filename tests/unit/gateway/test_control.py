@@ -124,7 +124,7 @@ class TestWhoIsGone:
 
     def test_a_gateway_speaks_of_its_own_workers_only(self, make: Callable[..., Side]) -> None:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
-        with pytest.raises(RemoteProtocolError, match="which is not its own"):
+        with pytest.raises(RemoteProtocolError, match="which is not its worker"):
             make(GPU).control.receive(control.encode_control(said))
 
 
@@ -157,7 +157,7 @@ class TestHowMuch:
         side = make(NPU)
         side.control._adoptions = TokenBucket(1, 0.0)
         side.control.check_rate()
-        with pytest.raises(TransportError, match="come too often"):
+        with pytest.raises(TransportError, match="too many new streams"):
             side.control.check_rate()
 
 

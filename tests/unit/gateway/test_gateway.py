@@ -183,21 +183,21 @@ class TestWhatIsSaid:
         with town(tmp_path, files) as made:
             made.start("gpu")
             made.join(GPU)
-            known = "its way leads through the gateway: gateway 'gpu/gateway' does not reach gateway 'npu/gateway': "
+            known = "it is reached through the gateway: gateway 'gpu/gateway' cannot reach gateway 'npu/gateway': "
             until(lambda: made.link()._carrier.state().trouble.startswith(known))
             assert made.link()._carrier.state().connected
             # The log has it when the gateway looks at its routes next: a worker that asks may know it before.
             waits = f"waiting for gateway 'npu/gateway' at {made.sites['npu'].listen}, "
             until(lambda: any(each.startswith(waits) for each in caplog.messages))
             assert not any(" of " in each for each in caplog.messages if each.startswith(waits))
-            with pytest.raises(DeadlineError, match="worker 'npu/0' did not come within 0 s") as raised:
+            with pytest.raises(DeadlineError, match="worker 'npu/0' did not connect within 0 s") as raised:
                 made.link().take("SESSION", 0.0)
             assert raised.value.why.startswith(known)
             made.start("npu")
             made.join(NPU)
             made.meet()
             assert made.link()._carrier.state().trouble == ""
-            until(lambda: any(each.startswith("gateway 'npu/gateway' is there, after") for each in caplog.messages))
+            until(lambda: any(each.startswith("gateway 'npu/gateway' is connected, after") for each in caplog.messages))
 
     def test_of_workers_that_end_in_order_nothing_bad(self, make: Callable[..., Town]) -> None:
         made = make(met=True)
@@ -229,7 +229,7 @@ class TestWhatIsRefused:
             (GPU, GPU, "npu/gateway", "no frames go to or from"),
             ("npu/gateway", "npu/0", "npu/0", "no frames go to or from"),
             ("npu/gateway", GPU, NPU, "expected gpu/0"),
-            ("gpu/operator-0", "gpu/operator-0", NPU, "may not: relay"),
+            ("gpu/operator-0", "gpu/operator-0", NPU, "is not allowed to call: relay"),
             (NPU, "npu/gateway", "gpu/gateway", "expected npu/gateway"),
         ],
     )

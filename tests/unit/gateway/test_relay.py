@@ -88,7 +88,7 @@ class TestBeingForgotten:
         meeting.now += 6.0
         assert meeting.pair.retire()
         for attempt in (meeting.pair.check_rate, lambda: meeting.come(NEAR)):
-            with pytest.raises(TransportError, match="was just forgotten here"):
+            with pytest.raises(TransportError, match="was just removed"):
                 attempt()
 
     def test_who_comes_too_often_is_told_so(self) -> None:
@@ -96,7 +96,7 @@ class TestBeingForgotten:
         meeting.pair._arrivals = TokenBucket(3, 0.0)
         for _ in range(3):
             meeting.pair.check_rate()
-        with pytest.raises(TransportError, match="come too often"):
+        with pytest.raises(TransportError, match="too many new streams"):
             meeting.pair.check_rate()
 
 
@@ -478,8 +478,8 @@ REFUSED: dict[str, tuple[Inspection, bytes, bool, str]] = {
     "no bytes": (PAIR, b"", True, "is not a frame"),
     "too few for a header": (PAIR, b"x" * (HEADER_BYTES - 1), True, "is not a frame"),
     "too many": (PAIR, bytes(FRAME_CAP + 1), True, "is not a frame"),
-    "a byte more than its header says": (PAIR, frame() + b"x", True, "bytes came in a frame of"),
-    "a byte less than its header says": (PAIR, frame()[:-1], True, "bytes came in a frame of"),
+    "a byte more than its header says": (PAIR, frame() + b"x", True, "bytes in a frame of"),
+    "a byte less than its header says": (PAIR, frame()[:-1], True, "bytes in a frame of"),
 }
 
 
