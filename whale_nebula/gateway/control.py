@@ -161,10 +161,10 @@ class ControlStreams:
 
     def send_gone(self, worker: str, why: str) -> None:
         """Announce that one of our workers is lost: now, and on every later stream until the worker is back."""
-        said = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
+        message = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
         with self._changed:
-            self._of_gone[worker] = encode_control(said)
-        self._say(encode_control(said))
+            self._of_gone[worker] = encode_control(message)
+        self._say(encode_control(message))
 
     def unsay(self, worker: str) -> None:
         """Withdraw the announcement for a worker that is back."""
@@ -236,11 +236,11 @@ class ControlStreams:
             case _:
                 raise RemoteProtocolError(f"unknown message between gateways: {message['kind'][:20]!r}")
 
-    def _keep(self, said: dict[str, Any]) -> None:
+    def _keep(self, content: dict[str, Any]) -> None:
         """Store a head; a log that was rolled back is recorded with a warning, and the stream continues."""
         if self._kept is None:
             return
-        head = Head.from_dict(said)
+        head = Head.from_dict(content)
         try:
             new = self._kept.keep(head, self.there)
         except (AuditError, IdentityError) as error:

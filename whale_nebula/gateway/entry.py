@@ -299,8 +299,10 @@ class Traffic:
         if not self._path.exists():
             return self._now().date(), {}
         try:
-            said = json.loads(self._path.read_text("utf-8"))
-            return date.fromisoformat(said["day"]), {str(who): int(size) for who, size in dict(said["bytes"]).items()}
+            content = json.loads(self._path.read_text("utf-8"))
+            return date.fromisoformat(content["day"]), {
+                str(who): int(size) for who, size in dict(content["bytes"]).items()
+            }
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise AuditError(
                 "cannot read the traffic of accounts today",
@@ -352,12 +354,12 @@ class Traffic:
             if not self._changed or time.monotonic() - self._saved < pause:
                 return
             self._turn_day()
-            said, self._changed, self._saved = (
+            content, self._changed, self._saved = (
                 {"day": self._day.isoformat(), "bytes": self._counts},
                 False,
                 time.monotonic(),
             )
-            data = canonical(said) + b"\n"
+            data = canonical(content) + b"\n"
         try:
             files.write(self._path, data, files.SECRET)
             self._failed = False

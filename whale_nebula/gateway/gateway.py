@@ -283,16 +283,16 @@ class Gateway:
             self.journal.note("left", target=worker)
             return
         self.journal.note("gone", target=worker, state=state, reason=why)
-        said = f"its gateway reports that {why}"
+        reason = f"its gateway reports that {why}"
         for pair in self._list_pairs():
             if (
                 pair.here == worker
                 and pair.known
-                and self._final_errors.give(pair.there, worker, _gone_error(worker, said))
+                and self._final_errors.give(pair.there, worker, _gone_error(worker, reason))
             ):
                 pair.end(f"worker '{worker}' is gone")
         for route in self._routes.values():
-            route.control.send_gone(worker, said)
+            route.control.send_gone(worker, reason)
 
     def _gone_there(self, worker: str, why: str) -> None:
         """Handle another gateway's notice about one of its workers; notices about others are ignored."""
@@ -326,9 +326,9 @@ class Gateway:
             announce=announce,
         )  # fmt: skip
 
-    def _note(self, action: str, **said: object) -> None:
+    def _note(self, action: str, **fields: object) -> None:
         if not self._stopping.is_set():
-            self.journal.note(action, **said)
+            self.journal.note(action, **fields)
 
     def _head(self, head: Head) -> None:
         for route in self._routes.values():

@@ -113,8 +113,8 @@ class Journal:
         times = self._refusals.count(actor)
         if times:
             reason = f"{error.code} {error.what}" + (f": {error.why}" if error.why else "")
-            said = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
-            self.note("refuse", decision="deny", durable=False, **said)
+            fields = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
+            self.note("refuse", decision="deny", durable=False, **fields)
 
     def look_after(self, now: float) -> None:
         """Record once a minute the number of omitted refusals, and warn when the disk is nearly full."""
@@ -150,13 +150,13 @@ class Journal:
         with self._changed:
             return self._changed.wait_for(lambda: not self._open, seconds)
 
-    def note(self, action: str, **said: Any) -> None:
+    def note(self, action: str, **fields: Any) -> None:
         """Record any other event; a failure is written to the plain log."""
-        _LOG.info("%s %s", action, said)
+        _LOG.info("%s %s", action, fields)
         if self._closed:
             return
         try:
-            self.log.record(action, **said)
+            self.log.record(action, **fields)
         except AuditError as error:
             if not self._closed:
                 _LOG.error("%s", error)

@@ -203,9 +203,11 @@ class Lines:
         rate = site.rates.get(cluster)
         found = self._pacers.setdefault(cluster, Pacer(rate))
         if found.rate != rate:
-            said = " and ".join("no rate" if each is None else f"{each * 8 / 1e6:g}mbit" for each in (found.rate, rate))
+            rates = " and ".join(
+                "no rate" if each is None else f"{each * 8 / 1e6:g}mbit" for each in (found.rate, rate)
+            )
             raise ConfigError(
-                f"two runs configure different rates of the link from {site.cluster} to {cluster}: {said}",
+                f"two runs configure different rates of the link from {site.cluster} to {cluster}: {rates}",
                 why="the runs share this link",
                 mend="set the same rate under 'links' in both configs",
             )
@@ -409,7 +411,7 @@ class Route:
             self._wrong, self._times = None, 0
             return None
         if type(self._wrong) is not type(found):  # not by its text, which may be the other side's and vary
-            said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
-            self._journal.note("refuse", durable=False, **said)
+            fields = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
+            self._journal.note("refuse", durable=False, **fields)
         self._wrong, self._times = found, 0 if isinstance(found, ExpiredError) else self._times + 1
         return found

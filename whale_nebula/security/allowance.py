@@ -59,14 +59,14 @@ class Allowance:
     @classmethod
     def decode(cls, data: bytes | str) -> Allowance:
         """Parse the output of `encode`; anything else is a `ValueError`, as an unknown limit must not be ignored."""
-        said = json.loads(data)
-        if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
+        content = json.loads(data)
+        if not isinstance(content, Mapping) or not content.keys() <= set(cls.__slots__):
             raise ValueError("unknown names of limits")
-        for name, value in said.items():
+        for name, value in content.items():
             right = type(value) is int or (name == "cpus" and type(value) is float and math.isfinite(value))
             if not right or value <= 0:
                 raise ValueError(f"{value!r} is not a valid limit of {name}")
-        return cls(**said)
+        return cls(**content)
 
 
 UNLIMITED = Allowance()

@@ -86,8 +86,8 @@ def save(
     made = Approval(
         authority.run, serial, script, *code, digests, files.format_time(moment), files.format_time(until), by, why
     )
-    said = {"format": FORMAT, **asdict(made)}
-    signature = base64.b64encode(authority.key.sign(_MEANING + canonical(said), files.SIGNATURE)).decode("ascii")
+    content = {"format": FORMAT, **asdict(made)}
+    signature = base64.b64encode(authority.key.sign(_MEANING + canonical(content), files.SIGNATURE)).decode("ascii")
     own = folder / f"{Path(script).stem}-{serial[:8]}"
     try:
         own.mkdir(parents=True)
@@ -95,7 +95,7 @@ def save(
         raise CredentialsError(f"cannot create {own}", why=error.strerror, mend="approvals: approvals") from None
     for name, data in plans.items():
         files.write(own / plan_file(name), data, files.PUBLIC)
-    text = json.dumps({**said, "signature": signature}, indent=1, sort_keys=True)
+    text = json.dumps({**content, "signature": signature}, indent=1, sort_keys=True)
     files.write(own / NAME, f"{text}\n".encode(), files.PUBLIC)
     return Found(own, made)
 
@@ -117,12 +117,12 @@ def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster:
 
 def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> Found:
     try:
-        said = json.loads(files.read(own / NAME, "an approval"))
-        signature = base64.b64decode(said.pop("signature"), validate=True)
-        message = _MEANING + canonical(said)
-        if said.pop("format") != FORMAT:
+        content = json.loads(files.read(own / NAME, "an approval"))
+        signature = base64.b64decode(content.pop("signature"), validate=True)
+        message = _MEANING + canonical(content)
+        if content.pop("format") != FORMAT:
             return Found(own, fault=f"its format is not {FORMAT!r}")
-        approval = Approval(**{each.name: said[each.name] for each in fields(Approval)})
+        approval = Approval(**{each.name: content[each.name] for each in fields(Approval)})
         over = _check_types(approval).is_over(at)
     except CredentialsError as error:
         return Found(own, fault=f"it cannot be read: {error.why}")

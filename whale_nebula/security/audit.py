@@ -98,11 +98,11 @@ class AuditLog:
         """
         if not _OURS.isdisjoint(more):
             raise AuditError(f"{sorted(_OURS & set(more))} are reserved fields", mend="choose other names")
-        said = {"actor": str(actor), "object": target, "decision": decision, "reason": reason, **more}
+        fields = {"actor": str(actor), "object": target, "decision": decision, "reason": reason, **more}
         with self._lock:
             if self._size >= self._most_bytes:
                 self._rotate()
-            self._write(action, said)
+            self._write(action, fields)
             seq = self._link.seq
             full = self._unsigned >= self._head_every
             if full:
@@ -143,7 +143,7 @@ class AuditLog:
             file.seek(0)
             data = file.read(self._size)
         before = _find_start(self.path, data)
-        lines, rest = chain.split(data)
+        lines, tail = chain.split(data)
         try:
             self._link = chain.follow_all(lines, before)
         except chain.BrokenError as error:
@@ -152,11 +152,11 @@ class AuditLog:
         since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
         # a file without a head needs one: the last head is in the previous file
         self._unsigned = next(since, len(lines) if before == START else self._head_every)
-        if rest and _follows(rest, self._link):  # only its newline is missing
+        if tail and _follows(tail, self._link):  # only its newline is missing
             self._put(b"\n")
-            self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
-        if rest:
-            self._write(chain.RECOVERED, {**self._set_aside(rest), **self._about()})
+            self._link, tail = Link(self._link.seq + 1, chain.digest(tail)), b""
+        if tail:
+            self._write(chain.RECOVERED, {**self._set_aside(tail), **self._about()})
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._about())
         if self._unsigned >= self._head_every:
@@ -165,15 +165,15 @@ class AuditLog:
         self._sync_folder()
         return self._link
 
-    def _set_aside(self, rest: bytes) -> dict[str, Any]:
+    def _set_aside(self, tail: bytes) -> dict[str, Any]:
         """Move the remains of a record after a crash to a separate file; returns the fields that describe it."""
-        if not chain.is_torn_record(rest):
+        if not chain.is_torn_record(tail):
             raise _broken_error(self.path, f"the bytes at its end are not the beginning of record {self._link.seq + 1}")
-        digest = chain.digest(rest)
-        files.write(self.path.with_name(f"{self.path.name}.torn-{digest[:16]}"), rest, files.SECRET)
-        self._size -= len(rest)
+        digest = chain.digest(tail)
+        files.write(self.path.with_name(f"{self.path.name}.torn-{digest[:16]}"), tail, files.SECRET)
+        self._size -= len(tail)
         os.ftruncate(self._file, self._size)
-        return {"torn": digest, "bytes": len(rest)}
+        return {"torn": digest, "bytes": len(tail)}
 
     def _about(self) -> dict[str, Any]:
         """The run and the fingerprints of the certificates."""
@@ -187,13 +187,13 @@ class AuditLog:
     def _current(self) -> Credentials | None:
         return self._signer() if isinstance(self._signer, CurrentCredentials) else self._signer
 
-    def _write(self, action: str, said: dict[str, Any]) -> None:
-        line, link = self._forge(self._link, action, said)
+    def _write(self, action: str, fields: dict[str, Any]) -> None:
+        line, link = self._forge(self._link, action, fields)
         self._put(line)
         self._link = link
         self._unsigned += 1
 
-    def _forge(self, before: Link, action: str, said: dict[str, Any]) -> tuple[bytes, Link]:
+    def _forge(self, before: Link, action: str, fields: dict[str, Any]) -> tuple[bytes, Link]:
         """The line of the next record, and the link after it."""
         if self._file < 0:
             raise AuditError(
@@ -207,7 +207,7 @@ class AuditLog:
             "mono_ns": time.monotonic_ns(),
             "site": self.identity.uri,
             "action": action,
-            **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in said.items()},
+            **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in fields.items()},
         }
         try:
             line, link = chain.forge(before, record)
@@ -366,9 +366,9 @@ def _find_start(path: Path, data: bytes) -> Link:
     first = chain.parse(data.split(b"\n", 1)[0])
     if first is not None and isinstance(first.get("seq"), int):
         return Link(first["seq"] - 1, str(first.get("prev")))
-    lines, rest = chain.split(older[-1].read_bytes())
+    lines, tail = chain.split(older[-1].read_bytes())
     begin = chain.parse(lines[0]) if lines else None
-    if begin is None or rest:
+    if begin is None or tail:
         raise _broken_error(older[-1], "it does not begin and end with a record")
     try:
         return chain.follow_all(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
@@ -394,9 +394,9 @@ class Head(NamedTuple):
         return cls(seq, digest, base64.b64encode(signature).decode("ascii"), credentials.cert_pem.decode("ascii"))
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Head:
+    def from_dict(cls, fields: Mapping[str, Any]) -> Head:
         """Parse a head from a peer or from a file."""
-        match dict(said):
+        match dict(fields):
             case {
                 "seq": int(seq),
                 "digest": str(digest),
@@ -404,7 +404,7 @@ class Head(NamedTuple):
                 "certificate": str(certificate),
             } if type(seq) is int and 0 <= seq < 1 << 63 and len(digest) == 64:
                 return cls(seq, digest, signature, certificate)
-        keys = escape_foreign_text(", ".join(sorted(map(str, said))), 200)
+        keys = escape_foreign_text(", ".join(sorted(map(str, fields))), 200)
         raise AuditError("not a head of an audit log", why=f"its keys are: {keys}")
 
     def trim(self) -> Head:
@@ -512,18 +512,18 @@ def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
     except OSError as error:
         raise AuditError("cannot read the heads", where=str(path), why=error.strerror) from None
     for number, line in enumerate(lines, start=1):
-        said = _json(line)
-        if said is None:
+        fields = _json(line)
+        if fields is None:
             continue
         try:
-            yield Head.from_dict(said)
+            yield Head.from_dict(fields)
         except (AuditError, IdentityError) as error:
             raise AuditError(error.what, where=f"{path}:{number}", why=error.why) from None
 
 
 def _json(line: bytes) -> dict[str, Any] | None:
     try:
-        said = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return fields if isinstance(fields, dict) else None

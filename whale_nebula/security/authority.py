@@ -272,8 +272,8 @@ def prepare(folder: Path) -> None:
 
 def save_clusters(folder: Path, authority: Authority) -> None:
     """Store the authority's clusters."""
-    said = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
-    files.write(folder / ABOUT, f"{json.dumps(said, indent=1)}\n".encode(), files.PUBLIC)
+    content = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
+    files.write(folder / ABOUT, f"{json.dumps(content, indent=1)}\n".encode(), files.PUBLIC)
 
 
 def load(folder: Path) -> Authority:
@@ -299,8 +299,8 @@ def load(folder: Path) -> Authority:
     path, clusters = folder / ABOUT, {}
     if path.exists():
         try:
-            said = json.loads(files.read(path, "the list of clusters"))
-            clusters = {str(cluster): int(workers) for cluster, workers in said["clusters"].items()}
+            content = json.loads(files.read(path, "the list of clusters"))
+            clusters = {str(cluster): int(workers) for cluster, workers in content["clusters"].items()}
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CredentialsError(
                 "cannot parse the list of clusters", where=str(path), mend=f"rm {path}, and pass --config"

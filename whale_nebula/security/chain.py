@@ -44,9 +44,9 @@ def canonical(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode()
 
 
-def forge(before: Link, said: Mapping[str, Any]) -> tuple[bytes, Link]:
+def forge(before: Link, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
     """The next line of a chain, and the link after it."""
-    line = canonical({**said, "seq": before.seq + 1, "prev": before.digest})
+    line = canonical({**fields, "seq": before.seq + 1, "prev": before.digest})
     return line, Link(before.seq + 1, digest(line))
 
 

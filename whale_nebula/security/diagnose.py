@@ -58,9 +58,9 @@ def read_alert(error: OSError, address: str) -> IdentityError | None:
     reason = str(getattr(error, "reason", None) or error).upper()
     if not isinstance(error, ssl.SSLError) or "ALERT" not in reason:
         return None
-    for alert, (kind, said) in _ALERTS.items():
+    for alert, (kind, fault) in _ALERTS.items():
         if alert in reason:
-            return kind(f"{address} {said}", why=f"it sent the TLS alert {alert.lower().replace('_', ' ')}")
+            return kind(f"{address} {fault}", why=f"it sent the TLS alert {alert.lower().replace('_', ' ')}")
     return None
 
 
@@ -89,9 +89,9 @@ def read_grpc_error(text: str, who: str) -> IdentityError | None:
     a client presents no certificate / None
     """
     lower = text.lower()
-    for words, kind, said in _WORDS:
+    for words, kind, fault in _WORDS:
         if words in lower:
-            return kind(f"{who} {said}", why=f"TLS reports: {words}")
+            return kind(f"{who} {fault}", why=f"TLS reports: {words}")
     return None
 
 
@@ -182,8 +182,8 @@ def _dial(address: str, timeout: float) -> socket.socket:
 
 def _unreachable(address: str, error: OSError) -> Diagnosis:
     why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    said = TransportError(f"cannot reach {address}", why=why, mend="start the process, or fix the address or firewall")
-    return diagnosis(said, THERE)
+    fault = TransportError(f"cannot reach {address}", why=why, mend="start the process, or fix the address or firewall")
+    return diagnosis(fault, THERE)
 
 
 # ---------------------------------------------------------------------- with TLS
@@ -221,10 +221,10 @@ def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
     with contextlib.suppress(OSError), contextlib.closing(_dial(address, timeout)) as line:
         plaintext = _answers_in_the_clear(line)
     if plaintext:
-        said = PlaintextError(
+        fault = PlaintextError(
             f"{address} does not use TLS", why="it answers in plaintext, and this process requires TLS"
         )
-        return diagnosis(said, THERE)
+        return diagnosis(fault, THERE)
     if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
         hung_up = TransportError(  # a forwarder whose target has not started yet: transient
             f"{address} closes the connection before it presents a certificate",
@@ -264,13 +264,13 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
         refusal = read_alert(error, address)
         if refusal is not None:
             return diagnosis(refusal, HERE)
-    said = IdentityError(
+    fault = IdentityError(
         f"{address} closes the connection after it receives the certificate of this process",
         why=f"its certificate is valid, and so is that of {credentials.identity.worker} by the clock and the files of "
         "this host: on that host the clock is wrong, or ca.pem is different",
         mend=f"run whale-nebula doctor --config clusters.yaml there, and see its log for serial {credentials.serial}",
     )
-    return diagnosis(said, HERE)
+    return diagnosis(fault, HERE)
 
 
 def _answers_in_the_clear(line: socket.socket) -> bool:

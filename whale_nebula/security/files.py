@@ -72,9 +72,9 @@ class Files(NamedTuple):
         return cls(ca, cert, key, None if security.revoked == NO_LIST else _path(security.revoked, identity, base))
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, str | None]) -> Files:
+    def from_dict(cls, content: Mapping[str, str | None]) -> Files:
         """The inverse of `as_dict`."""
-        paths = {part: said.get(part) for part in cls._fields}
+        paths = {part: content.get(part) for part in cls._fields}
         missing = [part for part in ("ca", "cert", "key") if not paths[part]]
         if missing:
             raise CredentialsError(f"missing file names: {', '.join(missing)}")

@@ -53,8 +53,8 @@ class Tenant:
         if not peer.account:
             return None
         if not ACCOUNT.fullmatch(peer.account):
-            said = escape_foreign_text(peer.account, 64)
-            raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {said!r}")
+            shown = escape_foreign_text(peer.account, 64)
+            raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {shown!r}")
         signer = files.extension(peer.certificate, x509.AuthorityKeyIdentifier)
         key = b"" if signer is None else signer.key_identifier or b""
         return cls(peer.account, peer.identity.cluster, key.hex(), peer.allowance)
@@ -196,10 +196,10 @@ def _find_mark(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         try:
             if path.lstat().st_uid != place.stat().st_uid:  # any user could have written it
                 continue
-            said = json.loads(path.read_bytes()[:4096])
+            content = json.loads(path.read_bytes()[:4096])
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, RecursionError):
-            said = None
-        return path, {str(k): str(v) for k, v in said.items()} if isinstance(said, dict) else {}
+            content = None
+        return path, {str(k): str(v) for k, v in content.items()} if isinstance(content, dict) else {}
     return None

@@ -101,26 +101,26 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
 def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> SignedList:
     """The deny list in these bytes, if one of these authorities signed it."""
     try:
-        said = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        content = None
+    if not isinstance(content, dict):
         raise _unreadable(where)
     try:
-        signature = base64.b64decode(said.pop("signature", None), validate=True)
+        signature = base64.b64decode(content.pop("signature", None), validate=True)
     except (ValueError, TypeError):
         signature = b""
     try:
-        message = _MEANING + canonical(said)
-        found = SignedList(said["number"], "", _revocations(said["revoked"]))
+        message = _MEANING + canonical(content)
+        found = SignedList(content["number"], "", _revocations(content["revoked"]))
         if type(found.number) is not int or found.number < 1:
             raise ValueError("invalid number of a deny list")
-        if said["format"] != FORMAT or said.keys() != {"format", "run", "number", "revoked"}:
-            raise ValueError(said["format"])
+        if content["format"] != FORMAT or content.keys() != {"format", "run", "number", "revoked"}:
+            raise ValueError(content["format"])
     except _GARBLED:
         raise _unreadable(where) from None
     for authority in authorities:
-        if files.authority_run(authority) == said["run"] and files.verify_signature(authority, signature, message):
+        if files.authority_run(authority) == content["run"] and files.verify_signature(authority, signature, message):
             return found._replace(signer=files.public_key_digest(authority))
     raise CredentialsError(
         "the deny list is not signed by the run's authority",
@@ -137,23 +137,23 @@ _COPY = f"copy {files.REVOKED} again from the host with the authority"
 def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, revoked: Revocations) -> None:
     """Sign a deny list, and write it atomically."""
     entries = {serial: {"who": each.who, "when": each.when, "why": each.why} for serial, each in revoked.items()}
-    said: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
-    signature = key.sign(_MEANING + canonical(said), files.SIGNATURE)
-    said["signature"] = base64.b64encode(signature).decode("ascii")
-    files.write(path, f"{json.dumps(said, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
+    content: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
+    signature = key.sign(_MEANING + canonical(content), files.SIGNATURE)
+    content["signature"] = base64.b64encode(signature).decode("ascii")
+    files.write(path, f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
 
 
 def _unreadable(where: str) -> CredentialsError:
     return CredentialsError("cannot parse the deny list", where=where, mend=_COPY)
 
 
-def _revocations(said: Any) -> Revocations:
-    for serial in said:
+def _revocations(content: Any) -> Revocations:
+    for serial in content:
         if _SERIAL.fullmatch(serial) is None:
             raise ValueError("invalid serial number of a certificate")
     return {
         serial: Revocation(serial, str(each["who"]), str(each["when"]), str(each["why"]))
-        for serial, each in said.items()
+        for serial, each in content.items()
     }
 
 
@@ -342,9 +342,9 @@ class Trust:
         # the caller's name for the peer takes precedence over the name in the certificate
         names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
         shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
-        said = whose or shown_name or "an unnamed peer"
+        owner = whose or shown_name or "an unnamed peer"
         moment = at or files.now()
-        authority = self.check_signed(found, said, moment)
+        authority = self.check_signed(found, owner, moment)
         peer = files.peer(found)
         _check_run_and_cluster(found, authority, peer.identity)
         self.check_denied(peer, authority)
@@ -362,25 +362,25 @@ class Trust:
                 why=" ".join(part for part in (revoked.when, revoked.why) if part),
             )
 
-    def check_signed(self, found: x509.Certificate, said: str, at: datetime) -> x509.Certificate:
+    def check_signed(self, found: x509.Certificate, owner: str, at: datetime) -> x509.Certificate:
         """The authority that signed a certificate, if both are within their dates; repeated while a channel is open, as
         an authority may be removed from `ca`.
         """
-        authority = self._authority(found, said)
-        check_dates(found, at, f"the certificate of {said}")
-        check_dates(authority, at, f"the authority that signed the certificate of {said}", authority=True)
+        authority = self._authority(found, owner)
+        check_dates(found, at, f"the certificate of {owner}")
+        check_dates(authority, at, f"the authority that signed the certificate of {owner}", authority=True)
         return authority
 
-    def _authority(self, found: x509.Certificate, said: str) -> x509.Certificate:
+    def _authority(self, found: x509.Certificate, owner: str) -> x509.Certificate:
         signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
         if signers:  # two of one key, if a renewed certificate was appended
             return max(signers, key=lambda authority: authority.not_valid_after_utc)
         if files.signed_by(found, found):
-            raise SelfSignedError(f"the certificate of {said} is self-signed")
+            raise SelfSignedError(f"the certificate of {owner} is self-signed")
         ours = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
         signer = escape_foreign_text(found.issuer.rfc4514_string(), 200)
         raise WrongAuthorityError(
-            f"the certificate of {said} was issued by another authority",
+            f"the certificate of {owner} was issued by another authority",
             why=f"it was signed by {signer}, not with the key of {ours} in ca.pem",
         )
 

@@ -138,7 +138,7 @@ class _Reading:
             self._by_seq.setdefault(each.seq, []).append(each)
         self._trust = trust
         self._revoked = revoked
-        self._taken_back: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
+        self._revoked_head: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
         self._before = ""  # the digest of the previous record
 
     def take(self, line: bytes) -> None:
@@ -160,7 +160,7 @@ class _Reading:
         for kept in self._by_seq.get(seq, ()):
             if self._is_own(kept):
                 if kept.digest != digest:
-                    raise self._anew(f"a peer has a different digest of record {seq}")
+                    raise self._rewritten_error(f"a peer has a different digest of record {seq}")
                 self.matched = seq
         self._before = digest
         self.last_actions = self.last_actions[1] if head else "", str(record.get("action"))
@@ -182,8 +182,8 @@ class _Reading:
         longest = max((head.seq for head in own), default=-1)
         if longest > last:
             raise _WrongError(last + 1, f"the log ends at record {last}, but a peer has a head of record {longest}")
-        if self._taken_back is not None and self._taken_back[0] > self._vouched:
-            raise self._unsure(self._taken_back[1])
+        if self._revoked_head is not None and self._revoked_head[0] > self._last_covered:
+            raise self._revoked_error(self._revoked_head[1])
         if self._trust is not None:
             self._check_signed(last)
 
@@ -197,11 +197,13 @@ class _Reading:
         """Check that the log has a head every 100 records and at its end, as a gateway writes them; a forger without
         the key would omit them.
         """
-        unsigned = last - self._vouched - (self._vouched >= 0)  # the head's own record is not counted
+        unsigned = last - self._last_covered - (self._last_covered >= 0)  # the head's own record is not counted
         if unsigned > HEAD_EVERY + _BETWEEN:
-            raise self._anew(f"{unsigned} records follow the last head, but a log has one every {HEAD_EVERY} records")
+            raise self._rewritten_error(
+                f"{unsigned} records follow the last head, but a log has one every {HEAD_EVERY} records"
+            )
         if self.last_actions[1] == chain.END:
-            raise self._anew("the end of the log is not signed by a head")
+            raise self._rewritten_error("the end of the log is not signed by a head")
 
     def _check_first(self, record: Record) -> None:
         if record.get("action") not in _FIRST:
@@ -215,9 +217,9 @@ class _Reading:
 
     def _check_own(self, record: Record, seq: int) -> None:
         """Check that a head in the log matches the record before it, and is signed by the log's owner."""
-        said = record.get("head")
+        fields = record.get("head")
         try:
-            head = Head.from_dict(said if isinstance(said, dict) else {})
+            head = Head.from_dict(fields if isinstance(fields, dict) else {})
             who = head.check(self._trust)
         except NebulaError as error:
             named = self.first.get("authorities")
@@ -230,34 +232,36 @@ class _Reading:
                     "another run, or the log is not the one that its gateway wrote",
                     apart=True,
                 ) from None
-            raise self._anew(f"the head at record {seq} is invalid: {error.what}") from None
+            raise self._rewritten_error(f"the head at record {seq} is invalid: {error.what}") from None
         if who.uri != self.first["site"]:
-            raise self._anew(f"the head at record {seq} is signed by {who.uri}")
+            raise self._rewritten_error(f"the head at record {seq} is signed by {who.uri}")
         if head.seq != seq - 1 or head.digest != self._before:
-            raise self._anew(f"the head at record {seq} does not match record {head.seq}")
+            raise self._rewritten_error(f"the head at record {seq} does not match record {head.seq}")
         self.heads += 1
         found = self._revoked.get(serial(certificate(head.certificate, "the head of an audit log")))
-        self._taken_back = found and (head.seq, found)
+        self._revoked_head = found and (head.seq, found)
         if found is None:
             self.signed = head.seq
 
-    def _anew(self, why: str) -> _WrongError:
+    def _rewritten_error(self, why: str) -> _WrongError:
         """The error for a correct chain with a wrong head: the records after the last valid head were rewritten."""
-        return _WrongError(self._vouched + 1, f"{why}; the log was rewritten from record {self._vouched + 1} on")
+        return _WrongError(
+            self._last_covered + 1, f"{why}; the log was rewritten from record {self._last_covered + 1} on"
+        )
 
     @property
-    def _vouched(self) -> int:
+    def _last_covered(self) -> int:
         """The last record that a valid head or a peer's head covers; -1 if there is none."""
         return max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
 
-    def _unsure(self, by: Revocation) -> _WrongError:
+    def _revoked_error(self, by: Revocation) -> _WrongError:
         """The error for a signature with a revoked certificate, whose key may have been stolen. Peers store no heads of
         a revoked certificate, so their heads are earlier.
         """
         when, why = escape_foreign_text(by.when, 40), escape_foreign_text(by.why, 200)
         return _WrongError(
-            self._vouched + 1,
-            f"from record {self._vouched + 1} on, the heads are signed with a certificate revoked {when}: {why}; "
+            self._last_covered + 1,
+            f"from record {self._last_covered + 1} on, the heads are signed with a certificate revoked {when}: {why}; "
             "only a peer's heads can show whether the owner wrote these records",
         )
 

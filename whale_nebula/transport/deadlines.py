@@ -160,7 +160,7 @@ class Waiting:
         self._announce = announce
         self._now = now
         self._since: float | None = None
-        self._said = 0.0
+        self._announced_at = 0.0
         self._why = ""
 
     @property
@@ -175,9 +175,9 @@ class Waiting:
         now = self._now()
         if self._since is None:
             self._since = now if since is None else since
-        elif why == self._why and now - self._said < _AGAIN_SECONDS:
+        elif why == self._why and now - self._announced_at < _AGAIN_SECONDS:
             return
-        self._said, self._why = now, why
+        self._announced_at, self._why = now, why
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))
 
     def off(self) -> None:

@@ -154,10 +154,10 @@ class Bound(NamedTuple):
     due: float = math.inf
 
     @property
-    def said(self) -> str:
+    def sizes(self) -> str:
         """The sizes, for a message.
 
-        >>> Bound("float16", (2**32 - 1, 8)).said
+        >>> Bound("float16", (2**32 - 1, 8)).sizes
         '[any, 8]'
         """
         return f"[{', '.join('any' if size >= _NO_MORE else str(size) for size in self.most)}]"
@@ -233,7 +233,7 @@ class Assembly:
             dtype = dtype_of(header.dtype)
             name = dtype.name if dtype else "?"
             if not bound.admits(name, header.dims):
-                wanted = f"{bound.dtype}, at most {bound.said}"
+                wanted = f"{bound.dtype}, at most {bound.sizes}"
                 raise RemoteProtocolError(f"received {name}{list(header.dims)}, but the plan expects {wanted}")
             if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
                 allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"

@@ -205,10 +205,10 @@ def open_header(header: Header) -> Header:
 def find_fault(header: Header, *, sealed: bool = False) -> str | None:
     """A description of the first fault in a header, or None. The rules are the same for both sides."""
     if header.kind in BARE:
-        said = Header(
+        expected = Header(
             header.kind, Flag.LAST, header.conversation, 0, header.ack, 0, 0, header.source, header.destination
         )
-        return None if header == said else f"a frame of kind {header.kind} has fields other than an acknowledgement"
+        return None if header == expected else f"a frame of kind {header.kind} has fields other than an acknowledgement"
     if header.flags & Flag.SEALED and not sealed:
         return "the frame is sealed, but this link has no key"
     plain = open_header(header)

@@ -94,8 +94,8 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
 
 def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
     """The bytes that the worker `signer` signs: both greetings, and the signer's name."""
-    said = [asdict(hello) for hello in _sort_hellos(hellos)]
-    return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
+    contents = [asdict(hello) for hello in _sort_hellos(hellos)]
+    return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": contents})
 
 
 def salt(hellos: tuple[Hello, Hello]) -> bytes:
@@ -349,17 +349,17 @@ def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
     changed = {c: 0 for c, n in theirs.counts.items() if n == 0 < ours.counts.get(c, 0) and c != own}
     if theirs.counts.get(other) != ours.counts.get(other):
         changed[other] = theirs.counts.get(other, 0)
-    said = escape_foreign_text(theirs.worker)
+    worker = escape_foreign_text(theirs.worker)
     if changed or absent:
         error = OtherWorkersError(
-            f"worker '{said}' has joined" if absent else f"the run continues with {list_counts(changed)}",
-            why=f"worker '{said}' reported this, and '{ours.worker}' was started with {list_counts(ours.counts)}",
+            f"worker '{worker}' has joined" if absent else f"the run continues with {list_counts(changed)}",
+            why=f"worker '{worker}' reported this, and '{ours.worker}' was started with {list_counts(ours.counts)}",
         )
         error.counts = changed
         raise error
     if dict(theirs.counts) != dict(ours.counts):
         raise StaleWorkerError(
-            f"worker '{said}' was started with {list_counts(theirs.counts)}",
+            f"worker '{worker}' was started with {list_counts(theirs.counts)}",
             why=f"the run continues with {list_counts(ours.counts)}",
         )
 

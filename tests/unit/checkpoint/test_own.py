@@ -31,7 +31,9 @@ def test_it_is_in_its_folder_unless_the_path_is_absolute(tmp_path: Path, monkeyp
     assert find_own("/data/runs", ana) == "/data/runs" and find_own("gs://runs/a", ana) == "gs://runs/a"
     assert find_own("runs/a", None) == "runs/a"
     for path in (homes["bob"] / "runs", os.path.join("..", "bob", "runs")):
-        with pytest.raises(AccountError, match="belongs to account bob of gpu, but this run belongs to account ana of gpu"):
+        with pytest.raises(
+            AccountError, match="belongs to account bob of gpu, but this run belongs to account ana of gpu"
+        ):
             find_own(str(path), ana)
     with pytest.raises(AccountError, match="but this run belongs to no account"):
         find_own("accounts/gpu/ana/runs/a", None)

@@ -22,8 +22,8 @@ WRONG: dict[str, tuple[Sequence[str], int, str]] = {
     "a service that is not a host": (
         ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "cannot be asked"
     ),
-    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "not a valid certificate"),
-    "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "not a valid certificate"),
+    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid cert"),
+    "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
     "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 cannot be asked"),
 }  # fmt: skip
 

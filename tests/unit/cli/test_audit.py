@@ -93,7 +93,9 @@ def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: 
     line = f"verify {logs}/audit/gpu-gateway.jsonl"
     code, out, _ = run(f"{line} --heads {tmp_path}/gpu-gateway.heads.jsonl", capsys)
     assert (code, "first that is wrong" in out) == (arguments.FAILED, False)
-    assert "the heads belong to the log of nebula://mt/npu/gateway/0" in out and "--heads npu-gateway.heads.jsonl" in out
+    assert (
+        "the heads belong to the log of nebula://mt/npu/gateway/0" in out and "--heads npu-gateway.heads.jsonl" in out
+    )
     code, out, _ = run(f"{line} --ca {theirs.files.ca}", capsys)
     assert (code, "rewritten" in out, "ca.pem belongs to another run" in out) == (arguments.FAILED, False, True)
 

@@ -273,7 +273,7 @@ class TestTheHost:
             self.of("npu")
         with pytest.raises(ConfigError, match="no cluster 'gpuu'"):
             self.of("gpuu")
-        with pytest.raises(ConfigError, match="'tpu' has no gateway"):
+        with pytest.raises(ConfigError, match="'tpu' names no gateway"):
             self.of("tpu", gateway=True)
 
     def test_reaches_others_through_its_gateway(self) -> None:
@@ -350,5 +350,8 @@ class TestTheLine:
 def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: Capture) -> None:
     assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
     told = capsys.readouterr().out
-    assert "BAD   certificate of npu/0" in told and "whale-nebula certs init, if there is no authority, and certs issue" in told
+    assert (
+        "BAD   certificate of npu/0" in told
+        and "whale-nebula certs init, if there is no authority, and certs issue" in told
+    )
     assert told.splitlines()[-1].startswith("1 of")

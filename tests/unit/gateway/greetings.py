@@ -92,7 +92,10 @@ UNSPOKEN: dict[str, tuple[bytes, str]] = {
     "another protocol": (message(alpn(b"http/1.1")), "the client offers no supported protocol: it offers 'http/1.1'"),
     "bytes for a protocol": (message(alpn(b"\xff\r\n\x1b[2J")), r"it offers 'ÿ\r\n\x1b[2J'"),
     "another version of logins": (message(alpn(b"nebula-login/2")), "it offers 'nebula-login/2'"),
-    "that of logins and that of links": (message(alpn(b"nebula-login/1", b"h2")), "the client offers several protocols"),
+    "that of logins and that of links": (
+        message(alpn(b"nebula-login/1", b"h2")),
+        "the client offers several protocols",
+    ),
     "that of logins and that of data": (
         message(alpn(b"nebula-data/1", b"nebula-login/1")),
         "the client offers several protocols",

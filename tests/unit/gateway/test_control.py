@@ -166,7 +166,7 @@ class TestWhatIsNoWord:
         "said", [{"kind": "STOP"}, {"kind": "GONE"}, {"kind": "HEAD", "head": 1}, {"kind": "KEPT", "seq": "1"}]
     )
     def test_messages(self, make: Callable[..., Side], said: dict[str, Any]) -> None:
-        with pytest.raises(RemoteProtocolError, match="that is not known"):
+        with pytest.raises(RemoteProtocolError, match="unknown message between gateways"):
             make(GPU).control.receive(control.encode_control(said))
 
     @pytest.mark.parametrize(

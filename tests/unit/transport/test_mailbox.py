@@ -289,7 +289,9 @@ class TestWindow:
         """A large one is let in beside small ones: two programs that differ are told line by line."""
         bounded.put_message({"kind": "SESSION"}, size=100)
         bounded.put_message({"kind": "SESSION"}, size=4 << 20)
-        with pytest.raises(RemoteProtocolError, match=r"4\d{6} bytes of unread messages, and 100 more bytes were received"):
+        with pytest.raises(
+            RemoteProtocolError, match=r"4\d{6} bytes of unread messages, and 100 more bytes were received"
+        ):
             bounded.put_message({"kind": "LEAVING"}, size=100)
         bounded.take_message("SESSION", 0.0)
         bounded.take_message("SESSION", 0.0)

@@ -433,7 +433,9 @@ class TestCuts:
         _, b = opened(stepping=True)
         cut(b)
         fresh = conversation(0)
-        with pytest.raises(RemoteProtocolError, match=r"expects frame 2, but frames 1 to 0 are stored(.|\n)*another process"):
+        with pytest.raises(
+            RemoteProtocolError, match=r"expects frame 2, but frames 1 to 0 are stored(.|\n)*another process"
+        ):
             greet(fresh, b)
 
     def test_what_was_acknowledged_is_not_asked_for_again(self) -> None:

@@ -56,8 +56,8 @@ class Knock(NamedTuple):
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Knock:
         """Parse and check received metadata; raises `RemoteProtocolError`."""
-        said = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
-        text = {key: unquote(value) for key, value in said.items() if isinstance(value, str)}
+        fields = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
+        text = {key: unquote(value) for key, value in fields.items() if isinstance(value, str)}
         if text.get("version") != str(VERSION):
             raise RemoteProtocolError(
                 f"unsupported protocol version {text.get('version', 'none')!r:.20} of a stream",
