@@ -343,7 +343,7 @@ class VerificationError(RunError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint that is damaged, or that does not match what is to be restored."""
+    """A checkpoint that is damaged, or that does not match the state to restore."""
 
     code = "NB-320"
     recurs = True

@@ -27,7 +27,7 @@ class Named(dict[str, Value]):
 
 
 def closest(word: object, known: Iterable[str], near: float = 0.6) -> str | None:
-    """The known word that `word` most probably means, or None. `near`, up to 1, is the least similarity.
+    """The known word that `word` most probably means, or None. `near`, at most 1, is the minimum similarity.
 
     >>> closest("micro_batchs", ["micro_batch", "schedule"]), closest("x", ["schedule"])
     ('micro_batch', None)
@@ -163,7 +163,7 @@ class _FourParts(Exception):
 
     code: ClassVar[str] = "NB-000"
     usual_mend: ClassVar[str] = "report this with the script that shows it"
-    # Keras replaces an error of a layer by a new one made of its first argument, unless it has this attribute.
+    # Keras replaces an error of a layer with a new one built from its first argument, unless it has this attribute.
     _keras_call_info_injected: ClassVar[bool] = True
     # AutoGraph converts every error to a StagingError, unless it has this one.
     ag_pass_through: ClassVar[bool] = True

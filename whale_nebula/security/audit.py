@@ -1,6 +1,6 @@
 """The audit log of a process: decisions with time and subject, in a hash chain that others can verify.
 
-Each line holds `seq`, `time` (UTC), `mono_ns`, `site` (the log's owner), `actor`, `action`, `object`, `decision`,
+Each line contains `seq`, `time` (UTC), `mono_ns`, `site` (the log's owner), `actor`, `action`, `object`, `decision`,
 `reason` and `prev`. The first names the run and the certificates. Records are never removed: a large log continues in a
 new file, with the same chain.
 """

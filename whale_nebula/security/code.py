@@ -25,7 +25,7 @@ _ALIAS = "__mp_main__"
 _OWN = "whale-nebula"
 _UNREADABLE = "unreadable"
 _GENERATED = "__autograph_generated_file"
-"""The prefix of modules that TensorFlow's AutoGraph generates from functions, each with a name of its own."""
+"""The prefix of modules that TensorFlow's AutoGraph generates from functions, each with a unique name."""
 _CODE = (".py", ".so", ".pyd")
 
 

@@ -1,7 +1,7 @@
 """Diagnose why a TLS connection is refused, as gRPC reports little more than a closed socket.
 
-`probe` checks this side first, then makes one TLS handshake and returns the fault of the other end, or the fault that
-the other end finds here.
+`probe` checks this side first, then performs one TLS handshake and returns the fault of the other end, or the fault
+that the other end finds here.
 
 A client receives its server's certificate, and can diagnose it exactly. A server sends hardly any reason to a client
 that it refuses; `read_refusal` parses what it writes to its own log.

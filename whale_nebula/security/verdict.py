@@ -1,9 +1,9 @@
 """Verify an audit log from its first record, against its own signed heads and those kept by peers.
 
-What is detected, and by what: a changed, inserted, moved or missing record by the digest in the next one; a forged
-newline by the canonical form of records; a rewritten log by the heads in it, which only the key of its owner can sign;
-a truncated log, a log of another owner, and one that its owner rewrote, by heads that a peer has kept. An owner and a
-peer that collude are not detected.
+It detects a modified, inserted, moved or missing record by the digest in the next one; a forged newline by the
+canonical form of records; a rewritten log by the heads in it, which only the key of its owner can sign; and a truncated
+log, a log of another owner, and a log that its owner rewrote, by heads that a peer has kept. It does not detect an
+owner and a peer that collude.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Clock(Protocol):
         """Seconds since an arbitrary fixed time; monotonic."""
 
     def wait(self, condition: threading.Condition, seconds: float) -> None:
-        """Wait until the (held) condition is notified, at most so long."""
+        """Wait until the condition, whose lock is held, is notified; at most this many seconds."""
 
 
 class MonotonicClock:

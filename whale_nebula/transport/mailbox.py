@@ -22,7 +22,7 @@ _APART = ("control", "round")  # kinds of tensors that belong to no step
 _MESSAGE_FACTOR = 32  # the most bytes of objects that a byte of JSON may become
 _MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
 _MOST_ROUNDS = 8
-_OVERRUN_BYTES = 12 << 20  # what may still arrive beyond the window once the sender is held
+_OVERRUN_BYTES = 12 << 20  # may still arrive beyond the window after the sender is stopped
 
 
 class _Item(NamedTuple, Generic[T]):

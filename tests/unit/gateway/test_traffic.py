@@ -53,7 +53,7 @@ def test_who_has_had_his_bytes_of_the_day_is_refused_until_tomorrow(made: Town) 
     made.kill(GPU)
     made.start("gpu")  # which knows it still, and of another worker of the account
     made.join(OTHER)
-    with pytest.raises(IdentityError, match="account ana may send"):
+    with pytest.raises(IdentityError, match="account ana has used"):
         made.link(OTHER, NPU).take("SESSION", SOON)
     made.kill(OTHER)
     made.kill(NPU)

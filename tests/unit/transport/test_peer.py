@@ -211,7 +211,7 @@ class TestAbsence:
         pair = make()
         pair.begin()
         pair.there.take("SESSION", SOON)
-        pair.cable.kill("npu/0", lost_error("npu/0", "its address has refused twice"))
+        pair.cable.kill("npu/0", lost_error("npu/0", "its address refused twice"))
         for attempt in (lambda: pair.here.receive(back(), SOON), lambda: pair.here.send(key(), np.zeros(3))):
             with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone"):
                 attempt()
