@@ -231,5 +231,7 @@ def ABNet(
     ('MaskedABNet', 'MaskPredict')
     """
     if objective not in _KINDS:
-        raise OptionError(f"objective={objective!r} is not known", mend=did_you_mean(str(objective), list(_KINDS)))
+        raise OptionError(
+            f"objective={objective!r} is not a valid value", mend=did_you_mean(str(objective), list(_KINDS))
+        )
     return _KINDS[objective](source, target, **options)

@@ -128,7 +128,7 @@ def check_heads(width: int, heads: int) -> None:
     """
     if heads < 1 or width % heads:
         raise OptionError(
-            f"a width of {width} does not divide into {heads} heads",
-            why="each head attends with its own equal part of the width",
+            f"the width {width} is not divisible by {heads} heads",
+            why="each head uses an equal part of the width",
             mend=f"width={-(-width // max(heads, 1)) * max(heads, 1)}, or another number of heads",
         )

@@ -47,7 +47,7 @@ class BertSizes:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "length", "width", "heads", "layers", "inner", "types"):
             if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)!r} makes no BERT", mend=f"{name}=1, or more")
+                raise OptionError(f"{name}={getattr(self, name)!r} is less than 1", mend=f"{name}=1, or more")
         check_heads(self.width, self.heads)
         check_choice("norm", self.norm, NORMS)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
@@ -216,9 +216,9 @@ def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
     kind = config.get("model_type", "bert")
     if kind not in NORM_OF:
         raise WeightsError(
-            f"this folder holds a model of kind {kind!r}, not a BERT",
+            f"the folder contains a model of type {kind!r}, not a BERT",
             where=where,
-            mend=f"take one whose model_type is {' or '.join(map(repr, NORM_OF))}",
+            mend=f"use a model whose model_type is {' or '.join(map(repr, NORM_OF))}",
         )
     _check_positions(config, where)
     said: dict[str, Any] = {ours: config.get(theirs, value) for theirs, (ours, value) in USUAL.items()}
@@ -227,7 +227,7 @@ def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
     try:
         return BertSizes(**said, norm=NORM_OF[kind])
     except OptionError as error:
-        raise WeightsError(f"config.json describes no BERT: {error.what}", where=where, why=error.why) from None
+        raise WeightsError(f"config.json does not describe a BERT: {error.what}", where=where, why=error.why) from None
 
 
 def config_of(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, Any]:
@@ -247,8 +247,8 @@ def config_of(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, An
 def _read_whole_number(config: dict[str, Any], name: str, where: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        said = f"has {name}: {value!r}, which is no whole number" if name in config else f"does not say {name}"
-        raise WeightsError(f"config.json {said}", where=where, why="it says how large the model is")
+        said = f"has {name}: {value!r}, which is not an integer" if name in config else f"lacks {name}"
+        raise WeightsError(f"config.json {said}", where=where, why="config.json defines the size of the model")
     return value
 
 
@@ -256,8 +256,8 @@ def _check_positions(config: dict[str, Any], where: str) -> None:
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise WeightsError(
-            f"this BERT has positions of kind {kind!r}",
+            f"this BERT has position embeddings of type {kind!r}",
             where=where,
-            why="only a table of positions, one vector for each, can be loaded",
-            mend='take one whose position_embedding_type is "absolute"',
+            why="only absolute position embeddings (one vector per position) are supported",
+            mend='use a model whose position_embedding_type is "absolute"',
         )

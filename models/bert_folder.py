@@ -74,7 +74,7 @@ def _sizes(folder: Path) -> BertSizes:
     except ValueError as error:
         raise WeightsError(f"config.json cannot be read: {error}", where=str(path)) from None
     if not isinstance(config, dict):
-        raise WeightsError("config.json holds no names and values", where=str(path))
+        raise WeightsError("config.json is not a JSON object", where=str(path))
     sizes = sizes_of(config, str(path))
     _check_words(folder / WORDS, sizes.vocabulary)
     return sizes
@@ -101,7 +101,7 @@ def _opened(path: Path) -> Any:
         raise WeightsError(
             f"model.safetensors cannot be read: {error}",
             where=str(path),
-            mend="download it again; git keeps only a line of text in its place where git-lfs is not installed",
+            mend="download it again; without git-lfs, git stores a short text file in its place",
         ) from None
 
 
@@ -110,8 +110,8 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ModuleNotFoundError:
         raise ConfigError(
-            "a BERT's folder was asked for, and the package safetensors is not installed",
-            why="whale_nebula needs it for these folders alone, so it is an extra",
+            "loading a BERT from a folder requires the package safetensors, which is not installed",
+            why="it is an optional dependency, used only for these folders",
             mend="pip install 'whale-nebula[bert]'",
         ) from None
     return safetensors
@@ -125,12 +125,12 @@ def _check_there(folder: Path, name: str) -> None:
     others = sorted(path.name for path in folder.iterdir())
     pickled = name == TENSORS and "pytorch_model.bin" in others
     raise WeightsError(
-        f"the folder has no {name}",
+        f"the folder does not contain {name}",
         where=str(folder),
-        why="its pytorch_model.bin is a pickle, and a pickle is code: it is not opened"
+        why="pytorch_model.bin is a pickle file, which can execute code, so it is not opened"
         if pickled
-        else f"there is {', '.join(others) or 'nothing'}",
-        mend=f"model.save_pretrained({str(folder)!r}) of transformers writes {name} beside it" if pickled else None,
+        else f"it contains {', '.join(others) or 'nothing'}",
+        mend=f"model.save_pretrained({str(folder)!r}) of transformers writes {name} next to it" if pickled else None,
     )
 
 
@@ -141,10 +141,10 @@ def _check_words(path: Path, rows: int) -> None:
     words = len(path.read_bytes().splitlines())
     if words > rows:
         raise WeightsError(
-            f"vocab.txt has {words} words, and config.json says {rows}",
+            f"vocab.txt has {words} words, but config.json specifies {rows}",
             where=str(path),
-            why="each word has a row in the model's table",
-            mend="take the vocab.txt that the model was trained with",
+            why="each word corresponds to a row of the model's embedding table",
+            mend="use the vocab.txt that the model was trained with",
         )
 
 
@@ -232,14 +232,14 @@ def check_fit(places: Mapping[str, Place], shapes: Mapping[str, tuple[int, ...]]
         for name, place in places.items()
         if name in shapes and shapes[name] != place.shape
     ]
-    for what, names in (("lacks", missing), ("has more tensors than config.json says:", extra)):
+    for what, names in (("lacks", missing), ("has tensors that config.json does not imply:", extra)):
         if names:
             raise WeightsError(f"model.safetensors {what} {_some(names)}", where=where, why=_WHY)
     if wrong:
-        raise WeightsError(f"model.safetensors has other shapes than config.json says: {_some(wrong)}", where=where)
+        raise WeightsError(f"shapes in model.safetensors do not match config.json: {_some(wrong)}", where=where)
 
 
-_WHY = "config.json says which tensors there are"
+_WHY = "config.json determines the tensors of the model"
 
 
 def _belongs(name: str) -> bool:

@@ -234,26 +234,34 @@ class SwitchFeedForward(keras.layers.Layer):
 def _check_rows(rows: int | None, groups: int) -> None:
     if rows is not None and rows % groups:
         raise OptionError(
-            f"a batch of {rows} rows with row_groups={groups}",
-            why="row groups are of equal size: each has a capacity of its own",
-            mend="rows of a (micro-)batch that are a multiple of row_groups, as with drop_remainder=True",
+            f"a batch of {rows} rows is not divisible by row_groups={groups}",
+            why="row groups have equal sizes, and a capacity each",
+            mend="use a (micro-)batch size that is a multiple of row_groups, for example with drop_remainder=True",
         )
 
 
 def _check(experts: int, k: int, groups: int | None, drop: str, factor: float) -> None:
     if experts < 1 or k not in (1, 2) or k > experts:
         raise OptionError(
-            f"k={k!r} of {experts!r} experts",
-            why="a token goes to one expert or to two",
+            f"k={k!r} with {experts!r} experts",
+            why="k must be 1 or 2, and not exceed the number of experts",
             mend=f"SwitchFeedForward({max(2, experts)}, hidden, k=1)",
         )
     if groups is not None and (groups < 1 or experts % groups or (k == 2 and experts // groups < 2)):
         raise OptionError(
-            f"{experts} experts in {groups} groups",
-            why="groups are of equal size, and hold as many experts as a token goes to",
+            f"{experts} experts cannot be divided into {groups} groups",
+            why="groups have equal sizes, with at least k experts each",
             mend="groups=None, or a divisor of the number of experts",
         )
     if drop not in (IN_ORDER, RANDOM):
-        raise OptionError(f"drop={drop!r}", why="who is left out is drawn, or comes last", mend='drop="random"')
+        raise OptionError(
+            f"drop={drop!r}",
+            why='dropped tokens are chosen at random ("random") or from the end ("order")',
+            mend='drop="random"',
+        )
     if factor <= 0:
-        raise OptionError(f"capacity_factor={factor!r}", why="an expert takes some tokens", mend="capacity_factor=1.25")
+        raise OptionError(
+            f"capacity_factor={factor!r}",
+            why="each expert needs capacity for at least one token",
+            mend="capacity_factor=1.25",
+        )

@@ -63,14 +63,16 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise OptionError(f"share={self.share!r} of the tokens cannot be hidden", mend="share=0.15")
+            raise OptionError(f"share={self.share!r} is not a valid share of tokens to mask", mend="share=0.15")
         if min(self.masked, self.swapped) < 0 or self.masked + self.swapped > 1:
             raise OptionError(
-                f"masked={self.masked!r} and swapped={self.swapped!r} are not two parts of one whole",
+                f"masked={self.masked!r} and swapped={self.swapped!r} are not shares with a sum of at most 1",
                 mend="masked=0.8, swapped=0.1",
             )
         if not self.words:
-            raise OptionError(f"all {self.vocabulary} tokens are special", mend="leave words out of special")
+            raise OptionError(
+                f"all {self.vocabulary} tokens of the vocabulary are special", mend="remove words from special"
+            )
 
     @classmethod
     def of(cls, tokens: Tokens, **options: Any) -> Masking:

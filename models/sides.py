@@ -95,9 +95,9 @@ class Translating(keras.Model):
         if not isinstance(search, self.searched_by):
             name = self.searched_by.__name__
             raise OptionError(
-                f"{self.name!r} cannot be searched by a {type(search).__name__}",
-                why="a Beam writes from left to right, a MaskPredict fills in: as the model was trained",
-                mend=f"search={name}(...), of whale_nebula.models.decoding",
+                f"{self.name!r} cannot be decoded by {type(search).__name__}",
+                why="left-to-right models need a Beam, fill-in models need MaskPredict",
+                mend=f"search={name}(...), from whale_nebula.models.decoding",
             )
 
 
@@ -105,7 +105,7 @@ def check_names(source: Any, target: Any) -> None:
     """Refuse two BERTs with one name, as their layers' names would be equal."""
     if source.name == target.name:
         raise OptionError(
-            f"both BERTs are called {source.name!r}",
-            why="the names of their layers begin with theirs, and a model has each name once",
+            f"both BERTs have the name {source.name!r}",
+            why="their layers' names begin with it, and layer names must be unique in a model",
             mend='Bert(sizes, name="source") and Bert(sizes, name="target"); load_bert(folder, name="source")',
         )

@@ -34,8 +34,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if not 0 <= smoothing < 1:
             raise OptionError(
-                f"smoothing={smoothing!r} is no share of a label",
-                why="the label itself keeps what is left of 1",
+                f"smoothing={smoothing!r} is not a valid share",
+                why="it must be at least 0 and less than 1",
                 mend="SmoothedCrossentropy(0.1)",
             )
         self._options = {"smoothing": smoothing, "padding": padding}

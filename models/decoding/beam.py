@@ -40,13 +40,13 @@ class Beam:
     def __post_init__(self) -> None:
         if self.width < 1 or self.longest < 1:
             said = f"width={self.width}, longest={self.longest}"
-            raise OptionError(f"a beam of {said} finds nothing", mend="width=5, longest=64")
+            raise OptionError(f"a beam search needs positive sizes: {said}", mend="width=5, longest=64")
         if self.penalty < 0:
-            why = "shorter sentences are more likely as it is, and would be preferred once more"
+            why = "shorter sentences are already more likely, and a negative penalty would favour them further"
             raise OptionError(f"penalty={self.penalty!r} is negative", why=why, mend="penalty=0.6")
         if self.end in self.never:
-            why = "then no sentence would come to its end"
-            raise OptionError(f"never={self.never} has the end, {self.end}", why=why, mend="never=(0,)")
+            why = "no sentence could be completed"
+            raise OptionError(f"never={self.never} contains the end token, {self.end}", why=why, mend="never=(0,)")
 
 
 class _Search(NamedTuple):

@@ -35,8 +35,8 @@ class MaskPredict:
     def __post_init__(self) -> None:
         if not 1 <= self.candidates <= self.longest or self.rounds < 1:
             said = f"candidates={self.candidates}, longest={self.longest}, rounds={self.rounds}"
-            why = "there are `longest` lengths to choose from, and a sentence is predicted once at least"
-            raise OptionError(f"mask-predict cannot search with {said}", why=why, mend="candidates=5, rounds=4")
+            why = "at most `longest` lengths can be candidates, and a sentence needs at least one round"
+            raise OptionError(f"mask-predict cannot run with {said}", why=why, mend="candidates=5, rounds=4")
 
 
 class _Draft(NamedTuple):

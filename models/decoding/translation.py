@@ -42,8 +42,8 @@ def mask_predicted(decoder: Decoder, source: Source, lengths: Any, search: MaskP
 def _check_room(longest: int, room: int) -> None:
     if longest > room:
         raise OptionError(
-            f"longest={longest}, and the model has room for {room} words",
-            why="it was made with so many positions; start and end need theirs where they stand beside the words",
+            f"longest={longest} exceeds the {room} words that the model has positions for",
+            why="start and end tokens take positions, too, where the model uses them",
             mend=f"longest={room}",
         )
 

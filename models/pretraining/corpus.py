@@ -79,8 +79,8 @@ def check_families(families: Mapping[str, Sequence[str]], languages: Sequence[st
     dealt = [language for each in families.values() for language in each]
     if sorted(dealt) != sorted(languages):
         raise OptionError(
-            f"families of {', '.join(dealt)} for the languages {', '.join(languages)}",
-            why="each language belongs to one generator",
+            f"the families contain {', '.join(dealt)}, but the languages are {', '.join(languages)}",
+            why="each language must belong to exactly one family",
             mend=f"all={','.join(languages)}",
         )
 

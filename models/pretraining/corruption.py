@@ -59,9 +59,9 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise OptionError(f"share={self.share!r} of the tokens cannot be hidden", mend="share=0.15")
+            raise OptionError(f"share={self.share!r} is not a valid share of tokens to mask", mend="share=0.15")
         if self.heat <= 0:
-            raise OptionError(f"heat={self.heat!r} is no temperature", mend="heat=1.0")
+            raise OptionError(f"heat={self.heat!r} is not a positive temperature", mend="heat=1.0")
 
     @classmethod
     def of(cls, words: Any, **options: Any) -> Corruption:

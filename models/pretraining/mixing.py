@@ -28,8 +28,8 @@ def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict
     """
     if temperature <= 0 or not counts or min(counts.values()) < 1:
         raise OptionError(
-            f"no shares of {dict(counts)} by temperature={temperature!r}",
-            why="each has text, and a temperature is above zero",
+            f"cannot compute shares of {dict(counts)} with temperature={temperature!r}",
+            why="each family needs text, and the temperature must be positive",
             mend="temperature=2.0",
         )
     total = sum(counts.values())
@@ -44,7 +44,9 @@ def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
     {'germanic': 7, 'romance': 3}
     """
     if batch < len(shares):
-        raise OptionError(f"a batch of {batch} rows for {len(shares)} families", mend=f"batch={len(shares)}, or more")
+        raise OptionError(
+            f"a batch of {batch} rows is too small for {len(shares)} families", mend=f"batch={len(shares)}, or more"
+        )
     exact = {name: max(1.0, batch * share) for name, share in shares.items()}
     found = {name: int(each) for name, each in exact.items()}
     while sum(found.values()) > batch:
@@ -73,9 +75,9 @@ class Mixture:
         lengths = {name: each.shape[1] for name, each in self.sources.items()}
         if not lengths or len(set(lengths.values())) > 1 or set(lengths) != set(self.shares):
             raise DataError(
-                f"sources of lengths {lengths} with shares of {', '.join(self.shares)}",
-                why="all rows of a mixture have one length, and each source has a share",
-                mend="encode all with the same length",
+                f"sources of lengths {lengths} do not match the shares of {', '.join(self.shares)}",
+                why="all sources of a mixture need the same length, and a share each",
+                mend="encode all sources with the same length",
             )
 
     def batch(self, step: int) -> tuple[Ints, Ints]:
@@ -132,7 +134,7 @@ def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequenc
         raise DataError(
             f"{len(first)} and {len(second)} sentences do not form pairs",
             why="row n of one language is the translation of row n of the other",
-            mend="give both from the same rows",
+            mend="pass both languages of the same rows",
         )
     room, rows = length + 1, []  # the second half begins with the [SEP] that ends the first
     for one, other in zip(_cut(words, first), _cut(words, second), strict=True):
@@ -152,7 +154,7 @@ def _ended(row: list[int], length: int, words: Tokenizer) -> list[int]:
 
 def _filled(rows: Sequence[Sequence[int]], length: int, pad: int) -> Ints:
     if length < 5:
-        raise OptionError(f"rows of {length} tokens leave no room for words", mend="length=32")
+        raise OptionError(f"rows of {length} tokens are too short for any words", mend="length=32")
     found = np.full((len(rows), length), pad, np.int32)
     for number, row in enumerate(rows):
         found[number, : len(row)] = row

@@ -47,11 +47,11 @@ class Objectives:
 
     def __post_init__(self) -> None:
         if min(self.detection, self.correction) < 0:
-            raise OptionError(f"{self} has a weight below zero", mend="Objectives(detection=50.0, correction=1.0)")
+            raise OptionError(f"{self} has a negative weight", mend="Objectives(detection=50.0, correction=1.0)")
         if not self.detection:
             raise OptionError(
-                "a discriminator without detection has nothing to copy by",
-                why="how sure it is of a token is what the correction copies by",
+                "correction requires detection",
+                why="the copy mechanism of the correction uses the detection's probabilities",
                 mend="Objectives(detection=50.0)",
             )
 
@@ -124,22 +124,22 @@ class Pretraining:
     def __post_init__(self) -> None:
         if not self.generators or DISCRIMINATOR in self.generators:
             raise OptionError(
-                f"generators called {', '.join(self.generators) or 'nothing'}",
-                why=f"there is at least one, and {DISCRIMINATOR!r} is another network",
+                f"invalid generators: {', '.join(self.generators) or 'none'}",
+                why=f"at least one is required, and the name {DISCRIMINATOR!r} is reserved",
                 mend='generators={"all": masked_lm(Bert(...))}',
             )
         sizes = {name: each.bert.sizes.vocabulary for name, each in self.generators.items()}
         sizes[DISCRIMINATOR] = self.discriminator.bert.sizes.vocabulary
         if len(set(sizes.values())) > 1:
             raise OptionError(
-                f"networks of several vocabularies: {sizes}",
-                why="what a generator writes is what the discriminator reads",
-                mend="give all of them BertSizes of the same vocabulary",
+                f"the networks have different vocabularies: {sizes}",
+                why="the discriminator reads the tokens that generators produce",
+                mend="create all networks with BertSizes of the same vocabulary",
             )
         if self.objectives.originals and not self.discriminator.corrects:
             raise OptionError(
-                "a discriminator without the head that corrects",
-                why="objectives ask for the correction",
+                "the discriminator has no correction head",
+                why="the objectives include correction",
                 mend="Discriminator(bert, corrects=True), or Objectives(correction=0)",
             )
 
@@ -206,8 +206,8 @@ class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, peak: float, *, steps: int, warmup: int) -> None:
         if not (0 <= warmup < steps and peak > 0):
             raise OptionError(
-                f"a rate of {peak!r} that rises for {warmup} of {steps} steps",
-                mend="peak above 0, warmup of 0 or more, steps more than warmup",
+                f"invalid schedule: peak={peak!r}, warmup={warmup}, steps={steps}",
+                mend="use peak > 0, warmup >= 0 and steps > warmup",
             )
         self.peak, self.steps, self.warmup = peak, steps, warmup
 

@@ -61,9 +61,9 @@ def generated_clicks(
         ("start", start, 0),
     ):  # fmt: skip
         if not isinstance(value, int) or value < least:
-            raise OptionError(f"{name}={value!r} makes no log of clicks", mend=f"{name}={least}, or more")
+            raise OptionError(f"{name}={value!r} is too small for a click log", mend=f"{name}={least}, or more")
     if exponent <= 0:
-        raise OptionError(f"exponent={exponent!r} makes no id rarer than another", mend="exponent=1.05")
+        raise OptionError(f"exponent={exponent!r} does not give a power law", mend="exponent=1.05")
     first, last = start // _BLOCK, (start + rows - 1) // _BLOCK
     blocks = [_draw_block(block, fields, numbers, vocabulary, exponent, seed) for block in range(first, last + 1)]
     wanted = slice(start - first * _BLOCK, start - first * _BLOCK + rows)

@@ -59,7 +59,7 @@ class HashedEmbedding(keras.layers.Layer):
         if self.compute_dtype == "float16":
             raise OptionError(
                 "HashedEmbedding does not compute in float16",
-                why="its rows are updated outside of the optimizer that scales the loss",
+                why="its rows are updated outside the optimizer that scales the loss",
                 mend='HashedEmbedding(..., dtype="float32"), or the policy mixed_bfloat16',
             )
         self.optimizer = get_optimizer(optimizer)
@@ -93,7 +93,7 @@ class HashedEmbedding(keras.layers.Layer):
         """Refuse ids that are not integers."""
         if not keras.backend.is_int_dtype(inputs.dtype):
             raise OptionError(
-                f"{type(self).__name__} was given ids of {keras.backend.standardize_dtype(inputs.dtype)}",
+                f"{type(self).__name__} got ids of type {keras.backend.standardize_dtype(inputs.dtype)}",
                 mend='keras.Input((fields,), dtype="int64")',
             )
 
@@ -135,7 +135,7 @@ class HashedEmbedding(keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         """Save rows, slots and counts to a Keras file."""
-        _check_alone("saving the rows of HashedEmbedding in a file of Keras's from several processes")
+        _check_alone("saving rows of HashedEmbedding to a Keras file from several processes")
         state = self.table.state_dict()
         for name in _ARRAYS:
             store[name] = state[name]
@@ -143,13 +143,13 @@ class HashedEmbedding(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Load the rows of a Keras file."""
-        _check_alone("loading the rows of HashedEmbedding from a file of Keras's in several processes")
+        _check_alone("loading rows of HashedEmbedding from a Keras file in several processes")
         columns = self.width * (1 + len(self.table.optimizer.slots))
         found = np.shape(store["values"])
         if len(found) != 2 or found[1] != columns:
             raise WeightsError(
-                f"the file has rows of {found[-1]} numbers, and {self.name!r} has {columns} with its optimizer's slots",
-                mend="make the layer with the width and the optimizer that it was saved with",
+                f"rows in the file have {found[-1]} numbers, but {self.name!r} has {columns}, with optimizer slots",
+                mend="create the layer with the width and optimizer that it was saved with",
             )
         state = {name: np.array(store[name]) for name in _ARRAYS}
         plain = {"steps": int(np.array(store["steps"])), "optimizer": self.table.optimizer.name, "width": self.width}
@@ -177,6 +177,6 @@ def _check_alone(feature: str) -> None:
     if run is not None and not run.alone:
         raise NotYetError(
             feature,
-            why="the process that runs the layer's stage holds the rows, and another one may write the file",
-            mend="nb.init(checkpoint=...) with nb.state(rows=layer.table) in every process",
+            why="the rows are in the process that runs the layer's stage, and a different process may write the file",
+            mend="use nb.init(checkpoint=...) with nb.state(rows=layer.table) in every process",
         )

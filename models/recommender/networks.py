@@ -53,8 +53,8 @@ def dlrm(
     if found.shape[-1] != width:
         name = getattr(embedding, "name", "the embedding")
         raise OptionError(
-            f"width={width!r} of dlrm, and {name!r} gives vectors of {found.shape[-1]}",
-            why="products are of vectors of one width",
+            f"width={width!r} of dlrm does not match vectors of width {found.shape[-1]} from {name!r}",
+            why="dot products need vectors of equal width",
             mend=f"width={found.shape[-1]}",
         )
     vectors = keras.layers.Concatenate(axis=1, name="vectors")(
@@ -79,10 +79,14 @@ def multi_view(
     The first view also has the numbers.
     """
     if len(views) < 2 or not all(views):
-        raise OptionError(f"views={views!r} compares nothing", mend="views=[[0, 1], [2, 3]]: two or more, none empty")
+        raise OptionError(
+            f"views={views!r} has fewer than two views", mend="views=[[0, 1], [2, 3]]: two or more, none empty"
+        )
     beyond = sorted({each for view in views for each in view if not 0 <= each < fields})
     if beyond:
-        raise OptionError(f"a view has field {beyond[0]}, and there are {fields}", mend=f"fields 0 to {fields - 1}")
+        raise OptionError(
+            f"a view has field {beyond[0]}, but there are only {fields} fields", mend=f"use fields 0 to {fields - 1}"
+        )
     dense, ids = _inputs(fields, numbers)
     vectors = embedding(ids)
     ends = []
@@ -137,7 +141,9 @@ class Fields(keras.layers.Layer):
 
 def _inputs(fields: int, numbers: int) -> tuple[Any, Any]:
     if fields < 1 or numbers < 1:
-        raise OptionError(f"fields={fields!r}, numbers={numbers!r} is no row", mend="one field and one number, or more")
+        raise OptionError(
+            f"fields={fields!r}, numbers={numbers!r}: a row needs inputs", mend="use at least one field and one number"
+        )
     return keras.Input((numbers,), name="numbers"), keras.Input((fields,), dtype="int64", name="ids")
 
 
@@ -158,18 +164,19 @@ def auc(predicted: ArrayLike, clicked: ArrayLike) -> float:
     scores, labels = np.asarray(predicted).reshape(-1), np.asarray(clicked).reshape(-1)
     if len(scores) != len(labels):
         raise DataError(
-            f"{len(scores)} predictions and {len(labels)} labels cannot be compared", mend="predict all rows of one log"
+            f"{len(scores)} predictions and {len(labels)} labels cannot be compared",
+            mend="pass predictions and labels of the same rows",
         )
     hits = int(np.sum(labels == 1))
     misses = int(np.sum(labels == 0))
     if hits + misses != len(labels) or not hits or not misses:
         raise DataError(
-            f"there is no AUC of {hits} rows with label 1 and {misses} with 0, of {len(labels)}",
-            why="it compares rows that were clicked with rows that were not",
-            mend="labels of 0 and 1, and rows of both",
+            f"AUC is undefined: {hits} rows with label 1 and {misses} with label 0, of {len(labels)}",
+            why="it compares positive rows with negative rows",
+            mend="pass labels 0 and 1, with rows of both",
         )
     if not np.isfinite(scores).all():
-        raise DataError("a prediction is not finite, so the rows have no order", mend="a smaller learning rate")
+        raise DataError("a prediction is not finite, so rows cannot be ranked", mend="use a smaller learning rate")
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     ranks = (ends - (counts - 1) / 2)[places]  # from 1; equal predictions share the mean of theirs

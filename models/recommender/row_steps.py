@@ -89,15 +89,15 @@ class RowSteps:
         run = opened_run()
         if run is not None and run.step_now.apart and step:
             raise NotYetError(
-                "a table of rows of which each cluster trains a copy",
-                why="clusters that meet exchange variables, and rows are none",
-                mend="keras.layers.Embedding there, or stages without sync_every= and exchange=",
+                "an embedding table of which each cluster trains a copy",
+                why="local SGD exchanges variables, and the rows of a HashedEmbedding are not variables",
+                mend="use keras.layers.Embedding, or remove sync_every= and exchange=",
             )
         if self._pushed and self._pulls == len(self._pushed) and run is not None and not run.alone:
             raise NotYetError(
-                "a table of rows whose stage has replicas in several processes",
-                why=f"of {count} micro-batches this process had {self._pulls}: each would have rows of its own",
-                mend="nb.replica around the other stages",
+                "an embedding table in a stage with replicas in several processes",
+                why=f"this process had {self._pulls} of {count} micro-batches, so their rows would differ",
+                mend="put nb.replica around the other stages only",
             )
         self._step, self._pulls, self._pushed, self._whole = step, 0, [], count == 1
         if self._updates is not None:
@@ -155,7 +155,7 @@ def _warn_if_unsaved(table: RowTable) -> None:
         "rows of a HashedEmbedding are not saved with the checkpoints of this run",
         where=checkpoints.levels[0].folder.path,
         why="they are not variables, and start afresh when the run resumes",
-        mend="nb.state(rows=layer.table) before the first step",
+        mend="call nb.state(rows=layer.table) before the first step",
     )
     _LOG.warning("%s", said)
 

@@ -29,9 +29,10 @@ class DistinctRows(HashedEmbedding):
         super().__init__(width, **options)
         self.hot = np.unique(np.asarray(hot, np.int64))
         if not 0 <= part < parts or (len(self.hot) and parts < 2):
+            suffix = " with hot ids" if len(self.hot) else ""
             raise OptionError(
-                f"part={part!r} of parts={parts!r}{' with hot ids' if len(self.hot) else ''} is no part of a table",
-                mend="part=0, parts=2: a number from 0 below the count, which is 2 or more where ids are hot",
+                f"part={part!r} of parts={parts!r}{suffix} is not a valid part of a table",
+                mend="part=0, parts=2: an index below the number of parts, which is at least 2 with hot ids",
             )
         self.part, self.parts = part, parts
         self._owners = Parts(parts, tuple(self.hot.tolist()))
@@ -90,7 +91,7 @@ class SplitEmbedding:
         self, width: int, *, tables: int = 1, hot: ArrayLike = (), name: str = "table", **options: Any
     ) -> None:
         if not isinstance(tables, int) or tables < 1:
-            raise OptionError(f"tables={tables!r} holds no row", mend="tables=1, or more")
+            raise OptionError(f"tables={tables!r} is less than 1", mend="tables=1, or more")
         near = int(np.size(hot) > 0)
         names = [f"{name}_near"] * near + [f"{name}{at}" for at in range(tables)]
         self.layers: Sequence[DistinctRows] = [

@@ -67,7 +67,7 @@ def paired_bootstrap(
     """
     _check(references, a=a, b=b)
     if samples < 1:
-        raise OptionError(f"samples={samples!r} draws nothing", mend="samples=1000")
+        raise OptionError(f"samples={samples!r} is less than 1", mend="samples=1000")
     of_a, of_b = _statistics(a, references), _statistics(b, references)
     draws = np.random.default_rng(seed).integers(0, len(references), (samples, len(references)))
     deltas = np.asarray([_value(of_b[rows].sum(axis=0)) - _value(of_a[rows].sum(axis=0)) for rows in draws])
@@ -81,13 +81,13 @@ def paired_bootstrap(
 
 def _check(references: Sequence[str], **texts: Sequence[str]) -> None:
     if not references:
-        raise DataError("no references: BLEU of nothing", mend="give one reference for each sentence")
+        raise DataError("BLEU needs references, and none were given", mend="pass one reference for each sentence")
     for name, text in texts.items():
         if isinstance(text, str) or len(text) != len(references):
             raise DataError(
                 f"{len(text)} sentences of {name!r} and {len(references)} references do not form pairs",
                 why="sentence n is scored against reference n",
-                mend="give both of the same rows: Order.restored puts results back into the order of the rows",
+                mend="pass both in the same order: Order.restored restores the order of rows",
             )
 
 

@@ -88,13 +88,13 @@ def encode_pairs(
     Longer sentences are truncated, which is counted and logged, or refused. Only local sides need a tokenizer.
     """
     if too_long not in ("cut", "refuse"):
-        raise OptionError(f"too_long={too_long!r} is not known", mend=did_you_mean(too_long, ["cut", "refuse"]))
+        raise OptionError(f"too_long={too_long!r} is not a valid value", mend=did_you_mean(too_long, ["cut", "refuse"]))
     tokenizers = {"source": source, "target": target}
     found = {}
     for side in pairs.sides:
         tokenizer = tokenizers[side]
         if tokenizer is None:
-            raise OptionError(f"the {side} side is here and has no tokenizer", mend=f"{side}=Tokenizer(vocabulary)")
+            raise OptionError(f"the {side} side is loaded, but has no tokenizer", mend=f"{side}=Tokenizer(vocabulary)")
         most = longest if isinstance(longest, int) else longest[side]
         found[side] = _ids(pairs.of(side), tokenizer, side, most, too_long)
     return Encoded(**found)
@@ -102,7 +102,7 @@ def encode_pairs(
 
 def _ids(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, too_long: TooLong) -> Ids:
     if most < 3:
-        raise OptionError(f"longest={most} leaves no room for a word", mend="longest=3, or more")
+        raise OptionError(f"longest={most} is too short for any word", mend="longest=3, or more")
     rows: list[list[int]] = []
     for start in range(0, len(sentences), _LINES_AT_ONCE):
         rows += tokenizer.encode(list(sentences[start : start + _LINES_AT_ONCE])).to_list()
@@ -117,12 +117,12 @@ def _ids(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, 
 def _say_too_long(rows: list[int], first: int, all_rows: int, side: Side, most: int, too_long: TooLong) -> None:
     what = f"{len(rows)} of {all_rows} {side} sentences are longer than {most} tokens"
     if too_long == "cut":
-        log.warning("%s: their ends are cut off", what)
+        log.warning("%s: they are truncated", what)
         return
     raise DataError(
         what,
         where=f"row {rows[0]} has {first} tokens",
-        why="the model has positions for no more, or was meant to have no more",
+        why="the model has no positions for more tokens",
         mend=f'too_long="cut", or longest={first} or more',
     )
 
@@ -173,13 +173,13 @@ def batches(
 
 def _check(encoded: Encoded, order: Order, multiple: int) -> None:
     if multiple < 1:
-        raise OptionError(f"multiple={multiple!r} is no length", mend="multiple=8")
+        raise OptionError(f"multiple={multiple!r} is not a valid length", mend="multiple=8")
     for side, ids in (("source", encoded.source), ("target", encoded.target)):
         if ids is not None and len(ids) != order.rows:
             raise DataError(
-                f"an order of {order.rows} rows and {len(ids)} {side} sentences do not fit",
-                why="every cluster must have the same rows, in the same order, each on its own side",
-                mend="make the order anew, or take the files of all clusters from the same release of the text",
+                f"an order of {order.rows} rows does not match {len(ids)} {side} sentences",
+                why="all clusters must have the same rows in the same order, each its own side",
+                mend="create the order again, or use files from the same release of the text in all clusters",
             )
 
 

@@ -69,16 +69,18 @@ def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequenc
 def check_name(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
     """Refuse an unknown name, and an invalid number of sentences."""
     if name not in known:
-        raise OptionError(f"no {what} {name!r} is generated", mend=did_you_mean(name, known))
+        raise OptionError(f"{name!r} is not a generated {what}", mend=did_you_mean(name, known))
     if count < 1:
-        raise OptionError(f"count={count!r} makes no text", mend="count=1, or more")
+        raise OptionError(f"count={count!r} is less than 1", mend="count=1, or more")
 
 
 def _check_forms(forms: Sequence[str]) -> tuple[str, ...]:
     unknown = [form for form in forms if form not in _FORMS]
     if unknown or not forms:
-        what = f"no sentence has the form {unknown[0]!r}" if unknown else "sentences of no form"
-        raise OptionError(what, mend=did_you_mean(unknown[0], FORMS) if unknown else 'forms=["described"], or more')
+        what = f"{unknown[0]!r} is not a form of sentences" if unknown else "no sentence forms were given"
+        raise OptionError(
+            what, mend=did_you_mean(unknown[0], FORMS) if unknown else 'pass at least one form: forms=["described"]'
+        )
     return tuple(forms)
 
 

@@ -66,7 +66,10 @@ def test_it_reads_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--families", "a=en,de", "b=es"], "NB-104 families of en, de, es for the languages en, de, es, fr"),
+        (
+            ["--families", "a=en,de", "b=es"],
+            "NB-104 the families contain en, de, es, but the languages are en, de, es, fr",
+        ),
         (["--objectives", "clm"], "the correction needs rows of mrtd or of trtd"),
     ],
 )

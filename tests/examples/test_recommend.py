@@ -44,7 +44,10 @@ def test_two_processes_say_what_one_says(tmp_path: Path, network: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--tables", "0"], "tables=0 holds no row"), (["--criteo", "none.txt"], "none.txt cannot be read; No such file")],
+    [
+        (["--tables", "0"], "tables=0 is less than 1"),
+        (["--criteo", "none.txt"], "none.txt cannot be read; No such file"),
+    ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
     ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)

@@ -48,7 +48,7 @@ def test_a_file_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> Non
     (tmp_path / "train.en").write_text("a cat\n")
     ended = zygote.run(str(EXAMPLE), "--text", str(tmp_path), "--languages", "fr", "en", cwd=tmp_path)
     assert ended.returncode == 1
-    assert "NB-220 'train' is not there in 'fr', the source side" in ended.stderr
+    assert "NB-220 split 'train' does not exist in 'fr', the source side" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -97,9 +97,9 @@ flops = Quantity(
 )  # fmt: skip
 _MEMORY = Quantity(
     "memory size", _SIZES, ("MiB", "GiB", "TiB"),
-    "a memory size is a positive number with a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB", "memory: 16GiB",
+    "it is a positive number with a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB", "memory: 16GiB",
 )  # fmt: skip
-_TIME = Quantity("time", _TIMES, ("us", "ms", "s"), "a time is a number with a unit: us, ms, s, min or h", "delay: 20ms")
+_TIME = Quantity("time", _TIMES, ("us", "ms", "s"), "it is a number with a unit: us, ms, s, min or h", "delay: 20ms")
 
 
 def memory(place: Place) -> int:

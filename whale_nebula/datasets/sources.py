@@ -183,7 +183,8 @@ def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
         ) from None
     except (ValueError, OverflowError) as error:
         why = str(error)[:300]
-        raise InterfaceError(f"column {name!r} contains values that are not {dtype}", why=why, mend=f"{name}: {STRING}") from None
+        what = f"column {name!r} contains values that are not {dtype}"
+        raise InterfaceError(what, why=why, mend=f"{name}: {STRING}") from None
 
 
 def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:

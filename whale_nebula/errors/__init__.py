@@ -25,7 +25,7 @@ class NotYetError(NebulaError):
 
     code = "NB-001"
     recurs = True
-    usual_mend = "remove it; the table in README.md lists the supported features"
+    usual_mend = "remove it; docs/scripts.md lists what is supported"
 
     def __init__(
         self, feature: str, *, where: str | None = None, why: str | None = None, mend: str | None = None

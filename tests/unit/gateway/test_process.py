@@ -211,38 +211,3 @@ class TestALauncher:
     def test_but_not_where_a_cluster_has_none(self) -> None:
         config = load({"clusters": {"gpu": {"gateway": "10.77.0.1:7100"}, "npu": {}}})
         assert all(cluster.gateway is None for cluster in place_gateways(config, lambda host: True).clusters.values())
-
-
-SCRIPT = """
-from pathlib import Path
-from whale_nebula.launch import attach
-from whale_nebula.security import Credentials, Files
-from whale_nebula.transport.grpc.links import GrpcLinks, Place
-me = attach()
-files = Files(*(path and Path(path) for path in (me.security.ca, me.security.cert, me.security.key, None)))
-place = Place(me.run_id, me.worker, dict(me.addresses), me.listen, me.gateway, Credentials.of(files))
-links = GrpcLinks(place)
-[link] = links.links.values()
-link.post({"kind": "SESSION", "about": "HELLO", "from": me.worker})
-print(me.worker, "hears", link.take("SESSION", 20.0)["from"], "behind", me.gateway)
-links.close()
-"""
-
-
-def test_run_all_starts_the_gateways_too(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "clusters.yaml").write_text(
-        'run: mt\nclusters: {gpu: {gateway: "10.77.0.1:7100"}, npu: {gateway: "10.77.0.2:7100"}}\n'
-    )
-    done = subprocess.run(
-        [*COMMAND, "run", "--all", "--config", "clusters.yaml", "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60.0,
-    )
-    assert done.returncode == arguments.DONE, done.stderr
-    assert "gpu/gateway and npu/gateway run here, too; their audit logs go with the run" in done.stderr
-    said = sorted(done.stdout.splitlines())
-    assert [line.partition(" behind ")[0] for line in said] == ["gpu/0 hears npu/0", "npu/0 hears gpu/0"]
-    assert len({line.rpartition(":")[2] for line in said}) == 2

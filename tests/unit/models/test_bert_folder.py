@@ -197,11 +197,11 @@ def test_tensors_that_do_not_fit_are_named(folder: Path, why: str) -> None:
 WRONG_CONFIGS = {
     "another kind": ({"model_type": "roberta"}, "'roberta', not a BERT"),
     "relative positions": ({"position_embedding_type": "relative_key"}, "'relative_key'"),
-    "no width": ({"hidden_size": None}, "does not say hidden_size"),
+    "no width": ({"hidden_size": None}, "lacks hidden_size"),
     "a width in words": ({"hidden_size": "eight"}, "hidden_size: 'eight', which is not an integer"),
-    "heads that cannot share": ({"num_attention_heads": 3}, "does not divide into 3 heads"),
+    "heads that cannot share": ({"num_attention_heads": 3}, "is not divisible by 3 heads"),
     "an activation that is not known": ({"hidden_act": "mish"}, "activation='mish'"),
-    "fewer rows than words": ({"vocab_size": 22}, "vocab.txt has 23 words, and config.json says 22"),
+    "fewer rows than words": ({"vocab_size": 22}, "vocab.txt has 23 words, but config.json specifies 22"),
 }
 
 

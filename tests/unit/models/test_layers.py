@@ -151,7 +151,7 @@ class TestTokenEmbedding:
         np.testing.assert_allclose(layer(hidden, reverse=True), hidden @ layer.tokens.embeddings.numpy().T, atol=1e-5)
 
     def test_a_row_longer_than_its_positions_is_refused(self) -> None:
-        with pytest.raises(OptionError, match="7 tokens are longer than the 6 positions"):
+        with pytest.raises(OptionError, match="7 tokens exceed the 6 positions"):
             self.made()(np.zeros((1, 7), "int32"))
 
     def test_it_can_be_made_again_and_saved(self, tmp_path: Path) -> None:

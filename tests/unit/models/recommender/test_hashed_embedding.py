@@ -199,7 +199,7 @@ def test_what_is_no_id_is_refused() -> None:
 def test_a_table_that_is_too_small_says_so_in_a_fit() -> None:
     """The error as it is in a model without scopes; what runs it says where, with scopes."""
     for cut, error in ((False, DataError), (True, StageFailedError)):
-        with pytest.raises(error, match="distinct ids, and the table may have 2 rows") as raised:
+        with pytest.raises(error, match="distinct ids, but the table is limited to 2 rows") as raised:
             train(make_model(HashedEmbedding(4, name="table", most_rows=2)), "sgd", cut=cut)
         assert "mend: most_rows=" in str(raised.value)
 

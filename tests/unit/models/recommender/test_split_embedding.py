@@ -107,5 +107,5 @@ def test_what_is_no_part_is_refused() -> None:
             DistinctRows(4, **options)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="tables=0"):
         SplitEmbedding(4, tables=0)
-    with pytest.raises(OptionError, match="DistinctRows was given ids of float32"):
+    with pytest.raises(OptionError, match="DistinctRows got ids of type float32"):
         SplitEmbedding(4)(keras.Input((3,)))

@@ -48,7 +48,7 @@ def test_each_side_may_have_its_own_limit(tokenizer: Tokenizer) -> None:
 
 
 def test_a_side_that_is_here_needs_one(tokenizer: Tokenizer) -> None:
-    with pytest.raises(OptionError, match="the source side is here and has no tokenizer"):
+    with pytest.raises(OptionError, match="the source side is loaded, but has no tokenizer"):
         encode_pairs(PAIRS, target=tokenizer)
 
 
