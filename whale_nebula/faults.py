@@ -237,7 +237,7 @@ def names() -> Mapping[str, str]:
     """All failpoints with their descriptions.
 
     >>> names()["update.after"]
-    'the update is applied, its scalars have crossed'
+    'the update is applied, and its scalars have crossed'
     """
     return {name: point.what for name, point in POINTS.items()}
 

@@ -117,7 +117,7 @@ class TestTheCommand:
             _, err = process.communicate(timeout=SOON)
         assert process.returncode == arguments.DONE
         assert line.startswith("whale-nebula: gateway of cluster gpu, run mt, listens on 127.0.0.1:")
-        assert "to npu (it dials us); trusts everybody" in line
+        assert "to npu (it dials us); trusts every process" in line
         assert err.decode().splitlines()[0].startswith("whale-nebula: INSECURE: TRUE.")
         log = written(tmp_path / "audit/gpu-gateway.jsonl")
         assert [each["action"] for each in log] == ["genesis", "listen", "end"]
@@ -135,7 +135,7 @@ class TestTheCommand:
         finally:
             for each in found:
                 each.stop("a test")
-        with pytest.raises(ConfigError, match="do not say the same of the line from gpu to npu: no rate and 8mbit"):
+        with pytest.raises(ConfigError, match="different rates of the link from gpu to npu: no rate and 8mbit"):
             start_together([sites[0], replace(sites[1], rates={"npu": 1e6})])
         with pytest.raises(ConfigError, match="would write the same audit log"):
             start_together([sites[0], replace(sites[1], audit=sites[0].audit)])
@@ -160,9 +160,9 @@ class TestTheCommand:
         ("words", "text", "code", "why"),
         [
             (["--cluster", "tpu"], CONFIG, arguments.CONFIG, "no cluster 'tpu'"),
-            (["--cluster", "npu"], CONFIG, arguments.CONFIG, "names no gateway"),
+            (["--cluster", "npu"], CONFIG, arguments.CONFIG, "has no gateway"),
             (["--cluster", "gpu", "--listen", "7100"], CONFIG, arguments.CONFIG, "'7100' is not an address"),
-            (["--cluster", "gpu"], CONFIG.replace("true", "false"), arguments.CONFIG, "cannot be read"),
+            (["--cluster", "gpu"], CONFIG.replace("true", "false"), arguments.CONFIG, "cannot read the key"),
             (["--cluster", "gpu", "--listen", "192.0.2.1:7100"], CONFIG, arguments.FAILED, "cannot listen on"),
         ],
     )

@@ -52,7 +52,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no certificates", {"security": None}, "or is told to be insecure"),
     ("certificates and insecure", {"insecure": True}, "or is told to be insecure"),
     ("insecure in words", {"security": None, "insecure": "true"}, "or is told to be insecure"),
-    ("a certificate without a key", {"security": {"ca": "a", "cert": "b"}}, "no file is named for key"),
+    ("a certificate without a key", {"security": {"ca": "a", "cert": "b"}}, "missing file names: key"),
 ]
 
 
