@@ -161,7 +161,7 @@ def test_a_model_on_a_mesh_is_stored_and_used_as_one(four: Found) -> None:
     assert all(found["loaded"])
     assert_same(plain, {**found, "file": [np.asarray(each) for each in found["weights"]]}, "processes", LENGTH)
     for text in run.all("verified"):
-        assert "tensors are those of the uncut step" in text, text
+        assert "tensors match the uncut step" in text, text
 
 
 def test_replicas_need_a_worker_for_each_device(four: Found) -> None:

@@ -364,7 +364,7 @@ def test_of_many_tensors_those_are_shown_that_differ_or_nearly_do() -> None:
     assert "  !3.0e+02  3.0e+02  t300" in text
     assert "t277" in text
     assert "t1\n" not in text
-    assert "  and 277 more, further from their limits: to_text(every=True) has them" in text
+    assert "  and 277 more with smaller errors: to_text(every=True) lists them" in text
     assert len(Verification(rows).to_text(every=True).splitlines()) == 2 + 301
 
 

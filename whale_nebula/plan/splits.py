@@ -41,7 +41,7 @@ def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]
     shown = held if len(held) == _SHOWN + 1 else held[:_SHOWN]
     yield from ((path, plan.layouts[path]) for path in shown)
     if len(held) > len(shown):
-        yield "in pieces, too", f"{len(held) - len(shown)} variables"
+        yield "also sharded", f"{len(held) - len(shown)} variables"
     own = [each for each in plan.collectives if each.stage == stage.name]
     for kind in dict.fromkeys(each.kind for each in sorted(own, key=lambda each: -each.bytes * each.times)):
         alike = [each for each in own if each.kind == kind]
@@ -120,7 +120,8 @@ def list_notes(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
             times = count if op in fragments and fragments[op].stage is not None else 1
             costs[note] = costs.get(note, 0.0) + sent * times
     return tuple(
-        f"{note}; for that a device sends {size(costs[note])} a step" if note in costs else note for note in cut.notes
+        f"{note}; each device sends {size(costs[note])} per step for that" if note in costs else note
+        for note in cut.notes
     )
 
 

@@ -57,7 +57,7 @@ SPEED = 1e12
 """Floating-point operations a second of an accelerator with small batches."""
 
 CALL = 0.5e-3
-"""The fixed seconds of calling a forward or a backward."""
+"""The fixed seconds for calling a forward or a backward."""
 
 _BACKWARD = 2.0
 """The assumed ratio of a backward to its forward without known FLOPs: a product has two gradients."""
@@ -78,8 +78,8 @@ class Assumed:
 
     def __str__(self) -> str:
         if self.speed is not None:
-            return f"assuming that stages compute {speed_text(self.speed)}, and {duration(CALL)} more for each call"
-        return f"assuming equal stages: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
+            return f"assuming that stages compute at {speed_text(self.speed)}, plus {duration(CALL)} for each call"
+        return f"assuming equal stages: forward 1, backward {_BACKWARD:.0f}, transfers 0"
 
 
 def speed_text(speed: float) -> str:
@@ -140,14 +140,14 @@ class Times:
 
 
 def step_text(plan: Plan, given: Assumed | None = None) -> str:
-    """A sentence on the seconds of a step by the drawing, with the exchange between clusters."""
+    """A sentence on the estimated step time, with the exchange between clusters."""
     drawn = times(plan, given).seconds
     codecs = any(map(any, coding(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
-        return f"so a step takes about {duration(drawn)}{', with codecs' * codecs}; updates come on top"
+        return f"estimated step time: {duration(drawn)}{' with codecs' * codecs}, plus updates"
     own = f"{duration(drawn)} {'with codecs' if codecs else 'as drawn'}"
-    both = f"{own}, {duration(plan.exchange_seconds)} for what is exchanged once"
-    return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; updates come on top"
+    both = f"{own}, {duration(plan.exchange_seconds)} for exchanges once per step"
+    return f"estimated step time: {duration(drawn + plan.exchange_seconds)} ({both}), plus updates"
 
 
 def assumptions_of(plan: Plan) -> Assumed:

@@ -57,7 +57,7 @@ def test_it_is_well_formed_and_says_everything(name: str) -> None:
         assert boundary.name in page.words
     assert given.digest[:12] in page.words
     assert all(
-        text in page.words for text in ("Schedule", "Work of a step, and memory", "Once a step")[: 2 + bool(given.once)]
+        text in page.words for text in ("Schedule", "Work per step and memory", "Once per step")[: 2 + bool(given.once)]
     )
 
 

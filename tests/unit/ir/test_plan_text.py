@@ -38,7 +38,7 @@ def test_the_text_fits_a_page(name: str) -> None:
 
 def test_its_repr_is_a_line() -> None:
     said = re.sub(r"\b[0-9a-f]{12}\b", "", repr(plan("tied")))
-    assert re.fullmatch(r"<plan  of \w+: \d stages? and \d boundar(y|ies); print\(\) tells it>", said), said
+    assert re.fullmatch(r"<plan  of \w+: \d stages? and \d boundar(y|ies); print\(\) shows it>", said), said
 
 
 def over_a_line(name: str) -> nb.Plan:
