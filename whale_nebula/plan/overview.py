@@ -73,7 +73,8 @@ class Direction:
     @property
     def rungs(self) -> tuple[int, ...]:
         """Bytes of the first micro-batch on each rung of a ramp except the last, which all other numbers refer to;
-        empty without a ramp, or if known only at run time."""
+        empty without a ramp, or if known only at run time.
+        """
         way = parse_way(self.way)
         if not way.ladder or way.auto or not self.counts:
             return ()
@@ -362,7 +363,8 @@ class Overview:
     @cached_property
     def _losses(self) -> set[int]:
         """The ops of stages for the differentiated value: itself, or the terms of a sum that is computed once per
-        step."""
+        step.
+        """
         program = self.cut.program
         made = set[int]().union(*(self.work.list_ops(stage, backward=False) for stage in range(len(program.stages))))
         targets = (value.op for request in program.requests for value in request.targets)

@@ -58,8 +58,8 @@ class Pins:
                 where=source,
                 why=difference,
                 mend="undo the change; or pin the new plan: whale-nebula show train.py --save plan.json, "
-                "or nb.plan(model, x, y).save(path);\nor remove plan= from nb.init; if only the numbers that Keras gives to names "
-                'differ: keras.Model(..., name="mine"), and a name for each layer and the optimizer',
+                "or nb.plan(model, x, y).save(path);\nor remove plan= from nb.init; if only the numbers that Keras "
+                'adds to names differ: keras.Model(..., name="mine"), and a name for each layer and the optimizer',
             )
 
     def miss(self, name: str) -> None:

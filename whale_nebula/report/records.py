@@ -272,10 +272,10 @@ class MeetingsReport:
 
     def sentence(self) -> str:
         """A sentence on the overhead, and how to reduce it."""
-        said = f"{100 * self.share:.0f} % of the time so far was waited for {', '.join(self.others)}"
+        said = f"{100 * self.share:.0f} % of the time so far was spent waiting for {', '.join(self.others)}"
         if self.share < _WORTH:
-            return f"the cluster's own computing; {said}"
-        return f"{said}; a smaller codec, a larger sync_every or delay, or speeds in the config would hide more of it"
+            return f"the cluster's own computation; {said}"
+        return f"{said}; a stronger codec, a larger sync_every or delay, or speeds in the config would reduce it"
 
     def __str__(self) -> str:
         waited = f"waited {duration(self.waited_seconds)} of {duration(self.seconds)}"
@@ -319,11 +319,11 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
     """The line of a report.
 
     >>> print(*goodput_lines(Goodput(100.0, steps=80.0, saving=1.0, lost=4.0, recovery=5.0)))
-    goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, starting again 5.000 s
+    goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, restarts 5.000 s
     """
     parts = f"saving {duration(goodput.saving)}"
     if goodput.lost or goodput.recovery:
-        parts += f", lost steps {duration(goodput.lost)}, starting again {duration(goodput.recovery)}"
+        parts += f", lost steps {duration(goodput.lost)}, restarts {duration(goodput.recovery)}"
     yield f"goodput: {100 * goodput.share:.1f} % of {duration(goodput.total)}; {parts}"
 
 

@@ -125,8 +125,8 @@ _PAGE = Template("""\
 <section>
 <h2>Stages and boundaries</h2>
 <div class="row">
-<p class="note">Numbers on arrows are per step. Point at a stage to highlight its connections; open it to see its layers.
-Drag to pan; Ctrl and wheel to zoom.</p>
+<p class="note">Numbers on arrows are per step. Point at a stage to highlight its connections; open it to see its
+layers. Drag to pan; Ctrl and wheel to zoom.</p>
 <div class="segments" role="group" aria-label="zoom">
 <button type="button" data-zoom="out" aria-label="zoom out" title="zoom out">−</button>
 <button type="button" data-zoom="fit" aria-label="show all" title="show all">fit</button>
