@@ -138,10 +138,10 @@ def test_a_plan_says_what_stays_whole() -> None:
     plan = nb.plan(model, x, data(17, 3, seed=1))
     (note,) = (note for note in plan.notes if "whole" in note)
     path = model.trainable_variables[0].path
-    assert note == f"the gradient of {path} is added up whole: replicas exchange the rows that they have read"
+    assert note == f"the gradient of {path} is all-reduced completely: replicas exchange the rows that they have read"
     model, x = build("scaled", 2, "optimizer")
     plan = nb.plan(model, x, data(17, 3, seed=1))
-    assert "8 slots stay whole: If needs all of each" in plan.notes and not plan.layouts
+    assert "8 slots are not sharded: If needs each one completely" in plan.notes and not plan.layouts
 
 
 def test_what_replicas_do_not_update_alike_stays_whole() -> None:

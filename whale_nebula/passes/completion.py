@@ -257,7 +257,7 @@ class Completion:
         found = self.question.facts.describe(op) if self.is_cut(op) and self.find_strategy(op) is None else None
         if not isinstance(found, str):
             return ""
-        return f"{op.type} is run whole on every device: {found} ({self.question.where(op.index)})"
+        return f"{op.type} runs unsharded on every device: {found} ({self.question.where(op.index)})"
 
     def is_cut(self, op: Op) -> bool:
         """Whether an input of an op is not whole, or an output is wanted in pieces."""

@@ -131,7 +131,7 @@ COOPERATIVE = frozenset({
 """Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
 _UNLIKE = "DepthwiseConv2dNative"
 """The op that gives an axis another size than it has in its operands."""
-_NO_RULE = "no rule says what it does to axes"
+_NO_RULE = "no rule describes its effect on axes"
 ROWS_COUNTED = 32
 """The assumed number of rows of a batch for comparing bytes."""
 

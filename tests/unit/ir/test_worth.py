@@ -185,13 +185,13 @@ def test_a_mask_reads_well() -> None:
 @pytest.mark.parametrize(
     ("mask", "why"),
     [
-        (True, 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'),
-        ("x", "'x' is float32[?,64,768], which has no value for each row of float32[?,64,768]"),
+        (True, 'mask=True, but Keras computed no mask for it; mask="x/mask" uses an input'),
+        ("x", "'x' is float32[?,64,768], which does not have one value per row of float32[?,64,768]"),
     ],
 )
 def test_what_no_mask_marks_crosses_whole_and_the_plan_says_so(mask: bool | str, why: str) -> None:
     given, plain = planned(int8=True, mask=mask), planned(int8=True)
-    assert given.notes[0] == f"b0: all its rows cross: {why}"
+    assert given.notes[0] == f"b0: all rows are sent: {why}"
     assert given.boundaries[0].codec == "int8" and given.links == plain.links
 
 

@@ -132,7 +132,7 @@ def _join(node: Node, left: Fold, right: Fold) -> Fold:
             return node.couple(str(error))
         return both if left.per == right.per else both._replace(per=UNKNOWN)
     if ROWS in (left.kind, right.kind):
-        return node.couple(f"one case gives {left.spoken}, and another {right.spoken}")
+        return node.couple(f"one case gives {left.spoken}, the other {right.spoken}")
     if left.kind == right.kind == COUNT:
         return count(UNKNOWN)
     return add_folds(node, [left, right])

@@ -115,8 +115,8 @@ def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
         ("shape", "a shape that counts the rows of the batch"),
         ("sum", "a sum over the batch"),
         ("mean", "a mean over the batch"),
-        ("empty", "a list that holds nothing yet"),
-        ("after", "a value that is known when the whole batch is through: Sqrt of a sum over the batch is neither"),
+        ("empty", "an empty list"),
+        ("after", "a value that is known only after the entire batch: Sqrt of a sum over the batch is neither"),
     ],
 )
 def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) -> None:
