@@ -104,7 +104,7 @@ class LinkRate:
         return LinkRate(other.rate_bytes_per_s, self.delay_s or other.delay_s, loss, cost)
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds from the first byte sent to the last one received, on an otherwise idle line."""
+        """Seconds from the first byte sent to the last one received, on an otherwise idle link."""
         return self.delay_s + (nbytes / self.rate_bytes_per_s if self.rate_bytes_per_s else 0.0)
 
     def __str__(self) -> str:
@@ -165,7 +165,7 @@ class ClusterInfo:
 
     @property
     def ring(self) -> LinkRate:
-        """The line between two neighbours of a ring of workers: the configured `inside`, else derived from measured
+        """The link between two neighbors of a ring of workers: the configured `inside`, else derived from measured
         all-reduces.
 
         >>> ClusterInfo("gpu", (), collectives=(Collective("all-reduce", 2e-3, 1e-9),)).ring.delay_s
@@ -284,7 +284,7 @@ class Clusters:
 
     # ------------------------------------------------------------------ as text
     def to_json(self) -> str:
-        """Serialise as JSON; numbers are in bytes and seconds."""
+        """Serialize as JSON; numbers are in bytes and seconds."""
         return json.dumps({"format": FORMAT, **to_plain(self)}, indent=1, allow_nan=False)
 
     @classmethod

@@ -226,7 +226,7 @@ class _Shown:
 
 
 def slowness_path() -> Path:
-    """The file of slowdowns, beside that of measurements."""
+    """The file of slowdowns, next to that of measurements."""
     return cache_path().with_name("slowness.json")
 
 

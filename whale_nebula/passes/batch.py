@@ -379,7 +379,7 @@ def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Valu
     folding = _fold_program(program)
     found = {value: folding.of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
-    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only in a step
+    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only at run time
 
 
 _LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})

@@ -183,7 +183,7 @@ def _describe_memory(text: str, dims: tuple[int, ...]) -> str:
 
 
 def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
-    """Refuse a boundary between clusters whose tensor cannot be serialised."""
+    """Refuse a boundary between clusters whose tensor cannot be serialized."""
     stages, graph = cut.program.stages, cut.program.graph
     for boundary in cut.boundaries:
         source, op, dtype = stages[boundary.source], graph.ops[boundary.value.op], graph.spec(boundary.value).dtype

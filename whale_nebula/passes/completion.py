@@ -125,7 +125,7 @@ class Completion:
         return found
 
     def follow(self, step: Step) -> Completion:
-        """A copy with variables and materialised values in the pieces of a step."""
+        """A copy with variables and materialized values in the pieces of a step."""
         copies = {name: getattr(self, name).copy() for name in ("of", "reshards", "needs", "together")}
         variables, wanted = {**self.variables, **step.variables}, {**self.wanted, **step.wanted}
         found = replace(self, variables=variables, wanted=wanted, **copies)
@@ -390,7 +390,7 @@ _NUMBERS = 64
 
 def complete_layouts(question: Question) -> Layouts:
     """The layouts of all values. Variables without a given layout get the pieces that some reader or writer uses, and
-    materialised values are sharded, if that adds no communication: all of them if possible, else greedily until nothing
+    materialized values are sharded, if that adds no communication: all of them if possible, else greedily until nothing
     changes.
     """
     found = _follow_pieces(question)

@@ -94,7 +94,7 @@ class _Builder:
         return tuple(self.workers[worker].name for worker in sorted(workers))
 
     def _finish_once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
-        """By worker, the fragments that run once a step."""
+        """By worker, the fragments that run once per step."""
         found = {self.workers[key.place].name: each for key, each in self.drafts.items() if key[:2] == (kind, phase)}
         return {name: draft.finish(name) for name, draft in found.items()}
 

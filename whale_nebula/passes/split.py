@@ -41,8 +41,8 @@ from whale_nebula.spec import Spec, Value
 def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
     stages share is completed with the first of them that has pieces in it. A variable that is `held` keeps its layout.
-    A vector among variables of more axes, as a bias beside the kernel, is in pieces if its readers use pieces, unless
-    the requested layout saves bytes.
+    A vector among variables of more axes, such as a bias next to the kernel, is in pieces if its readers use pieces,
+    unless the requested layout saves bytes.
     """
     program = cut.program
     found: dict[int, Layouts] = {}

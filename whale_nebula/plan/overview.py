@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Direction:
-    """How a boundary's tensor, or its gradient, crosses: sizes, lines and codec.
+    """How a boundary's tensor, or its gradient, crosses: sizes, links and codec.
 
     `way` is the text of its encoding, `counts` are the rows of each micro-batch, and `lines` those that carry it. For a
     gradient, `forward` is the encoding of the tensor itself.

@@ -47,13 +47,13 @@ _ANEW = "nb.plan(model, ...)"
 class Plan:
     """A step mapped to clusters: its stages, the boundaries between them, and their order.
 
-    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
-    the example; `lines` is the canonical text of the program, whose hash is `program_digest`;
-    `exchange_seconds` is how long clusters wait, once a step, for the values that their updates need from each other.
-    For split stages, `layouts` are the layouts of tensors on the devices by name, and `collectives` those between
-    devices. `crossings` are all values that go from cluster to cluster, with the inputs on which they depend, and how;
-    `protected` are the inputs that the config's `inputs` and `forbid` name.
-    For a plan that the planner has chosen, `considered` are the best candidates, the chosen one first.
+    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of the
+    example; `lines` is the canonical text of the program, whose hash is `program_digest`; `exchange_seconds` is how
+    long clusters wait, once per step, for the values that their updates need from each other. For split stages,
+    `layouts` are the layouts of tensors on the devices by name, and `collectives` those between devices. `crossings`
+    are all values that go from cluster to cluster, with the inputs on which they depend, and how; `protected` are the
+    inputs that the config's `inputs` and `forbid` name. For a plan that the planner has chosen, `considered` are the
+    best candidates, the chosen one first.
 
     >>> import json
     >>> import tensorflow as tf

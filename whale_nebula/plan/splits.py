@@ -72,7 +72,7 @@ _NUMBERS: Mapping[str, tuple[str, int]] = {
     "ArgMin": (ALL_GATHER, 1),
     "TopKV2": (ALL_GATHER, 1),
 }
-"""For ops that devices compute together: the collective, and the numbers a row that they exchange."""
+"""For ops that devices compute together: the collective, and the numbers per row that they exchange."""
 
 
 def list_layouts(cut: Cut) -> dict[str, str]:
@@ -91,7 +91,7 @@ def list_collectives(
     cut: Cut, crossed: Crossed, count: int, rings: Mapping[str, Line] | None = None
 ) -> tuple[PlanCollective, ...]:
     """The collectives of stages in a step of `count` micro-batches; for a stage with replicas, those of the replica
-    with most micro-batches. `rings` are the lines between neighbours inside clusters, by cluster.
+    with most micro-batches. `rings` are the links between neighbors inside clusters, by cluster.
     """
     orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
     taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}

@@ -259,7 +259,7 @@ def _describe_sent(count: int | None, codec: str) -> str:
 
 
 def codec_lines(each: PlanBoundary) -> Iterator[str]:
-    """Details of a boundary's codec besides its bytes: conditions, content and time."""
+    """Details of a boundary's codec in addition to its bytes: conditions, content and time."""
     rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (each.rungs, each.backward_rungs))
     there, back = details(each.taken[0], rungs=rungs), details(each.taken[1], back=True, rungs=back_rungs)
     if there and there == back:
@@ -288,13 +288,13 @@ def bytes_on_link(link: PlanLink) -> str:
 
 
 def busiest_line(plan: Plan) -> tuple[str, float] | None:
-    """The line that a step occupies longest, with the seconds; None if none has a rate."""
+    """The link that a step occupies longest, with the seconds; None if none has a rate."""
     held = {name: link.seconds for name, link in plan.links.items() if link.seconds}
     return max(held.items(), key=lambda item: item[1]) if held else None
 
 
 def _links_bound(plan: Plan) -> Iterator[str]:
-    """Sentences on the busiest line, and the speeds of stages above which it is the bottleneck of a step."""
+    """Sentences on the busiest link, and the speeds of stages above which it is the bottleneck of a step."""
     busiest = busiest_line(plan)
     if busiest is None:
         return
@@ -321,7 +321,7 @@ def _tied_lines(plan: Plan) -> Iterator[str]:
         yield f"  {price if sent else 'no link is used: they are in one cluster'}"
 
 
-# ---------------------------------------------------------------------- once a step
+# ---------------------------------------------------------------------- once per step
 _WHEN = {
     "whole": "from the whole batch",
     "prologue": "before the micro-batches",
@@ -363,7 +363,7 @@ def _schedule(plan: Plan) -> Iterator[str]:
 
 
 def _draw_phase(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
-    """Draw a phase: a row for each stage and, with `lines`, for each line."""
+    """Draw a phase: a row for each stage and, with `lines`, for each link."""
     shown = phase.timeline.lines if lines else ()
     own = max([len("stage 0") + 2 * any(stage.replicas > 1 for stage in phase.stages), *map(len, shown)])
     rows = draw(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()

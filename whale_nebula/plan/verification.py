@@ -98,7 +98,7 @@ class Verification:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes[0 if self.comparable else self.reasons :])])
 
     def _select_rows(self) -> list[Row]:
-        """The rows that differ, with their neighbours, in order."""
+        """The rows that differ, with their neighbors, in order."""
         nearest = sorted(self.rows, key=lambda row: row.badness, reverse=True)[:_FEW]
         return [row for row in self.rows if not row.ok or row in nearest]
 

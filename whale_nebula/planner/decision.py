@@ -164,7 +164,7 @@ class Decision:
         return "\n".join(explain(self))
 
     def curves(self) -> RateCurves | None:
-        """Seconds of a step by the rate of the lines, for the best candidates; None if all lines are free."""
+        """Seconds of a step by the rate of the links, for the best candidates; None if all links are free."""
         return draw_rates(self)
 
 
@@ -252,7 +252,7 @@ BETTER = 0.05
 @dataclass(frozen=True)
 class Observed:
     """Measurements of a step: its seconds, the computing seconds of each stage for a micro-batch (empty if stages are
-    not timed separately), and the lines between two clusters, by their numbers.
+    not timed separately), and the links between two clusters, by their numbers.
     """
 
     seconds: float

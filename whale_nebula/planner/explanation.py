@@ -26,9 +26,9 @@ WIDTH = 112
 SLOWER = 3.0
 """The factor over the best candidate up to which candidates are listed."""
 DRAWN = 3
-"""The number of candidates that are drawn over the lines' rate."""
+"""The number of candidates that are drawn over the links' rate."""
 FACTORS = tuple(2.0 ** (step / 4) for step in range(-12, 13))
-"""Multiples of the lines' rate at which candidates are scored; at every fourth of them the best plan is searched."""
+"""Multiples of the links' rate at which candidates are scored; at every fourth of them the best plan is searched."""
 _CODECS = ((0.5, "half", "fp16"), (0.25, "a quarter of", "int8"))
 
 
@@ -158,7 +158,7 @@ def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 # ---------------------------------------------------------------------- what would change them
 def what_if(decision: Decision) -> Iterator[str]:
-    """Sensitivity of the best step: slower and faster lines, fewer bytes at crossings, one worker more in a cluster."""
+    """Sensitivity of the best step: slower and faster links, fewer bytes at crossings, one worker more in a cluster."""
     problem, chosen = decision.problem, decision.chosen
     changes: list[tuple[str, Problem]] = []
     if has_slow_lines(problem):
@@ -186,7 +186,7 @@ def what_if(decision: Decision) -> Iterator[str]:
 
 
 def has_slow_lines(problem: Problem) -> bool:
-    """Whether some line between clusters has a finite rate."""
+    """Whether some link between clusters has a finite rate."""
     return any(line.rate < math.inf for line in problem.lines.values())
 
 
@@ -197,9 +197,7 @@ def scale_crossing(problem: Problem, factor: float) -> Problem:
 
 
 def draw_rates(decision: Decision) -> RateCurves | None:
-    """Seconds of the best candidates and of the best plan as functions of the lines' rate; None if all lines are
-    free.
-    """
+    """Seconds of the best candidates and of the best plan by the links' rate; None if all links are free."""
     problem = decision.problem
     if not has_slow_lines(problem):
         return None

@@ -169,7 +169,7 @@ Order = tuple[int, ...]
 def list_orders(problem: Problem) -> list[Order]:
     """All possible orders of clusters along the chain, the short ones first.
 
-    For a few clusters, all orders of all subsets; for many, from each first cluster the order over the best lines, and
+    For a few clusters, all orders of all subsets; for many, from each first cluster the order over the best links, and
     one that prefers fast clusters. Of interchangeable clusters only the first is used.
     """
     clusters = range(len(problem.clusters))
@@ -222,7 +222,7 @@ def _speed(cluster: ClusterCosts) -> float:
 
 
 def _follow(problem: Problem, first: int, fast: bool) -> Order:
-    """A greedy order: from each cluster to the one with the best line or, with equal lines, the fastest."""
+    """A greedy order: from each cluster to the one with the best link or, with equal links, the fastest."""
     order, left = [first], set(range(len(problem.clusters))) - {first}
     while left:
 
@@ -242,13 +242,13 @@ FAR = 8
 
 @dataclass(frozen=True)
 class Moves:
-    """A generator of the neighbours of a candidate; `kinds` are the equivalence classes of clusters."""
+    """A generator of the neighbors of a candidate; `kinds` are the equivalence classes of clusters."""
 
     problem: Problem
     kinds: Sequence[int]
 
     def list_near(self, candidate: Candidate) -> Iterator[Shape]:
-        """All neighbours: a cut moved, added or removed; a replica more or less; a replicated body with a sharded head;
+        """All neighbors: a cut moved, added or removed; a replica more or less; a replicated body with a sharded head;
         another cluster; another codec; the next number of micro-batches.
         """
         shape, parts = candidate.shape, candidate.parts

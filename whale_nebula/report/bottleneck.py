@@ -154,7 +154,7 @@ class _Simulated:
 
     # -------------------------------------------------------------------------- the line
     def _describe_crossing(self) -> str:
-        """A text on the crossings during computing, those once a step, or both, as far as they are significant."""
+        """A text on the crossings during computing, those once per step, or both, as far as they are significant."""
         exchange = self.basis.exchange_seconds
         if exchange <= NOTHING * self.whole:
             return f"{self._describe_waiting()}; {self._advise_codec()}"

@@ -73,7 +73,7 @@ class Basis:
     """A step as input of the simulator.
 
     With `paced` in-flight limits follow the actual pace (in one process), not a cautious one; `once` are the seconds of
-    what runs once a step, and `exchange` its transfers, round by round (without codecs). `rows` are those of a
+    what runs once per step, and `exchange` its transfers, round by round (without codecs). `rows` are those of a
     micro-batch, `bytes` the load of each link, and `at_most` the links that may carry less, depending on values in the
     batch. `divides` is whether more micro-batches would give the same step, as no row depends on another. With
     `recompute` forwards are computed again.
@@ -200,7 +200,7 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """Predicted load of a link: bytes, and seconds for which they occupy the line. With `at_most` they are upper
+    """Predicted load of a link: bytes, and seconds for which they occupy the link. With `at_most` they are upper
     bounds, as they depend on values in the batch.
     """
 
@@ -283,7 +283,7 @@ class PlannedReport:
     """A step of a plan by `nb.auto_parallel`: the prediction before the run, with the medians of the `steps` measured
     since it was compiled.
 
-    `stages` are the seconds that each computes a step, `links` those for which a step occupies each line, `memory` the
+    `stages` are the seconds that each computes a step, `links` those for which a step occupies each link, `memory` the
     bytes that a worker needs by the plan, with the peak memory of its process, Python and TensorFlow included. `offer`
     describes a better plan, if the measurements show one.
     """

@@ -66,7 +66,7 @@ class WorkerReport:
 @dataclass(frozen=True)
 class Span:
     """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
-    that occupied a line, or a part that runs once a step.
+    that occupied a link, or a part that runs once per step.
 
     `lane` is the name of the stage or link ("gpu->npu"), or `ONCE`; `micro_batch` may be None, `bytes` are those of a
     message.
@@ -131,7 +131,7 @@ def busiest(replicas: Sequence[StageReport]) -> StageReport:
 class LinkReport:
     """Everything that workers of one cluster sent to workers of another in a step.
 
-    `seconds` is how long that occupied the line: by the rate for an emulated line, by the time of writing for a socket.
+    `seconds` is how long that occupied the link: by the rate for an emulated link, by the time of writing for a socket.
 
     >>> LinkReport(payload_bytes=50, bytes=60, raw_bytes=120).ratio
     0.5

@@ -214,7 +214,7 @@ _WIDTHS = (12, 9, 9, 9, _BAR_COLUMNS, 9)
 def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bottleneck: str = "") -> RenderableType:
     """A table of a step, as wide as the terminal.
 
-    `rate` is steps a second (None: not known yet), `doing` each stage's current activity.
+    `rate` is steps per second (None: not known yet), `doing` each stage's current activity.
     """
     title = Text(f"{report.program}, step {report.step}", style="bold")
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]

@@ -143,8 +143,8 @@ def test_one_around_the_consumer_gives_way_with_both_lines() -> None:
     there, here = line(both, "int8"), line(both, "fp16")
     assert notes(both) == [f"b0: nb.compress at {there} is ignored: the tensor is produced in nb.compress at {here}"]
     assert notes(nested) == [
-        f"b0: nb.compress at {line(nested, 'int4')} does not count: "
-        f"what makes the tensor stands in one, at {line(nested, 'fp16')}"
+        f"b0: nb.compress at {line(nested, 'int4')} is ignored: "
+        f"the tensor is produced in nb.compress at {line(nested, 'fp16')}"
     ]
 
 

@@ -101,7 +101,7 @@ def pack_entries(node: Node, parts: tuple[Fold, ...]) -> Fold:
 
 
 def move_by_wholes(node: Node, folds: Sequence[Fold]) -> Fold:
-    """Entries of the first operand are moved, left out or repeated by whole indices: its state is kept."""
+    """Entries of the first operand are moved, omitted or repeated by whole indices: its state is kept."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].bare
     return node.nonlinear(folds)

@@ -1,7 +1,7 @@
 """Axis descriptions of ops: one for each op type, with labels as in an einsum.
 
 Equal labels are the same axis. A label that no output has is folded; one that no input has is new. An axis in `mixed`
-cannot be cut, as results depend on neighbours along it.
+cannot be cut, as results depend on neighbors along it.
 
     MatMul       mk, kn -> mn            k folded by sum
     Softmax      nc -> nc                c mixed

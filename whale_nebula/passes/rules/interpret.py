@@ -183,7 +183,7 @@ class Folding:
     recounts: tuple[Recount, ...] = ()
 
     def of(self, value: Value) -> Fold:
-        """The state of a value; whole for an op that is left out."""
+        """The state of a value; whole for an op that is omitted."""
         return self.folds.get(value, whole())
 
 

@@ -234,7 +234,7 @@ def _describe_batch_norm(node: Node) -> Axes:
 
 @rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 _FusedBatchNormEx", axes=_describe_batch_norm)
 def batch_norm(node: Node) -> Result:
-    """Batch normalisation: in training with the batch's own statistics, otherwise with given ones."""
+    """Batch normalization: in training with the batch's own statistics, otherwise with given ones."""
     data = node.folds[0]
     if data.kind != ROWS or any(fold.kind == ROWS for fold in node.folds[1:]):
         return node.couple("statistics are computed over the batch") if _rows(node) else node.nonlinear(node.folds)

@@ -67,7 +67,7 @@ Number = int | float
 class Fold(NamedTuple):
     """The state of a value.
 
-    `axis` is the axis of the rows; `per` the entries of one row along it (for a count: the number a row). `order` is
+    `axis` is the axis of the rows; `per` the entries of one row along it (for a count: the number per row). `order` is
     empty if rows are in sequence, so that micro-batches' values only need to be concatenated; `ragged` is the mask by
     which each row has a different number of entries. `position` marks multiples of the index of a row in the batch: it
     is the factor (or `STRANGE`, or `blocks_of`), `offset` whether a value was added. `inputs` is whether the value

@@ -261,7 +261,7 @@ def plan_svg(plan: Plan) -> str:
 
 
 def color(plan: Plan, cluster: str) -> int:
-    """The number of a cluster's colour."""
+    """The number of a cluster's color."""
     clusters = list(dict.fromkeys(stage.cluster for stage in plan.stages.values()))
     return clusters.index(cluster) % COLORS
 

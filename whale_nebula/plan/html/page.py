@@ -345,7 +345,7 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 16, 14, 54
 
 
 def draw_curves(plan: Plan) -> Markup:
-    """The plot with its legend; empty if all lines are free, or for a plan from a file."""
+    """The plot with its legend; empty if all links are free, or for a plan from a file."""
     curves = plan.decision.curves() if plan.decision is not None else None
     if curves is None:
         return Markup()

@@ -129,7 +129,7 @@ def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) ->
 def test_every_state_can_be_spoken_of() -> None:
     kinds = set(registry._SPOKEN)
     assert kinds == {value for name, value in vars(registry).items() if name.isupper() and value == name.lower()}
-    assert all(Fold(kind).spoken.split()[0] in ("a", "one", "rows") for kind in kinds)
+    assert all(Fold(kind).spoken.split()[0] in ("a", "an", "one", "rows") for kind in kinds)
 
 
 def test_what_a_function_of_a_mean_is_not_is_said_in_words() -> None:
