@@ -40,45 +40,45 @@ class Point(NamedTuple):
 
 POINTS: Mapping[str, Point] = MappingProxyType(
     {
-        "hello.before": Point("nb.init is about to tell the others who this process is"),
-        "hello.after": Point("all have said who they are"),
-        "agree.before": Point("a program is traced, its digest is about to be told"),
+        "hello.before": Point("nb.init is about to send this process's identity to the others"),
+        "hello.after": Point("the identities of all processes have arrived"),
+        "agree.before": Point("a program is traced, its digest is about to be sent"),
         "agree.after": Point("all have traced the same program"),
-        "step.before": Point("a step's sheet (rows, fingerprints) is about to be told"),
-        "step.announced": Point("the sheet is on its way, the stages are about to compute"),
+        "step.before": Point("a step's announcement (rows, fingerprints) is about to be sent"),
+        "step.announced": Point("the announcement is sent, the stages are about to compute"),
         "step.checked": Point("all others have announced the same step"),
-        "forward.before": Point("a stage is about to take and compute a micro-batch"),
-        "backward.before": Point("a stage is about to run a micro-batch backwards"),
+        "forward.before": Point("a stage is about to receive and compute a micro-batch"),
+        "backward.before": Point("a stage is about to run the backward of a micro-batch"),
         "update.before": Point("the micro-batches of a phase are done, all have agreed to the update"),
-        "update.begun": Point("from here on a failure leaves a torn model"),
-        "update.after": Point("the update is applied, its scalars have crossed"),
+        "update.begun": Point("from here on a failure leaves a partially updated model"),
+        "update.after": Point("the update is applied, its scalars have arrived"),
         "step.after": Point("the step is counted as applied"),
         "meet.before": Point("a read of the whole model is about to begin"),
-        "meet.after": Point("all have come to it"),
+        "meet.after": Point("all processes have reached the read"),
         "chunk.first.before": Point("the first chunk of a tensor is about to be sent", connection=True),
         "chunk.first.after": Point("the first chunk of a tensor was handed to the connection", connection=True),
         "chunk.middle.before": Point("a chunk that is neither first nor last is about to be sent", connection=True),
         "chunk.middle.after": Point("a chunk in the middle was handed over", connection=True),
         "chunk.last.before": Point("the last chunk of a tensor is about to be sent", connection=True),
         "chunk.last.after": Point("the last chunk of a tensor was handed over", connection=True),
-        "tensor.received": Point("a tensor has come whole, nobody was told yet", connection=True),
-        "message.received": Point("a control message has come, nobody was told yet", connection=True),
-        "connection.up": Point("there is a fresh connection, the greeting is about to be sent", connection=True),
-        "connection.opened": Point("both sides of a connection are known to each other", connection=True),
-        "connection.down": Point("a connection is gone, another will be made"),
-        "frames.again": Point("what a broken connection has lost is about to be sent again", connection=True),
-        "failure.telling": Point("this process has failed and is about to tell another"),
-        "link.parting": Point("a link is about to say goodbye"),
-        "link.draining": Point("goodbye is said, what was sent is about to be waited for", connection=True),
-        "link.closed": Point("a link has ended"),
+        "tensor.received": Point("a tensor has arrived completely, but is not delivered yet", connection=True),
+        "message.received": Point("a control message has arrived, but is not delivered yet", connection=True),
+        "connection.up": Point("a connection is established, the greeting is about to be sent", connection=True),
+        "connection.opened": Point("both sides of a connection have identified themselves", connection=True),
+        "connection.down": Point("a connection is broken and will be re-established"),
+        "frames.again": Point("frames lost with a broken connection are about to be sent again", connection=True),
+        "failure.telling": Point("this process has failed and is about to report it to another"),
+        "link.parting": Point("a link is about to send its goodbye"),
+        "link.draining": Point("the goodbye is sent, the link is about to wait for acknowledgements", connection=True),
+        "link.closed": Point("a link is closed"),
         "checkpoint.before": Point("a worker is about to write its part of a checkpoint"),
-        "checkpoint.written": Point("the tensors of a part are on the disk"),
-        "checkpoint.said": Point("all have said that their parts are written"),
+        "checkpoint.written": Point("the tensors of a part are on disk"),
+        "checkpoint.said": Point("all workers have reported that their parts are written"),
         "checkpoint.joined": Point("the parts of a host are joined, the manifest is not written yet"),
-        "checkpoint.committed": Point("the manifest is written: it is a checkpoint"),
-        "checkpoint.restored": Point("the variables of a program have their saved values"),
-        "certificate.changed": Point("the files of this process's certificate are other ones than before"),
-        "certificate.renewed": Point("a renewed certificate has been read"),
+        "checkpoint.committed": Point("the manifest is written: the checkpoint is complete"),
+        "checkpoint.restored": Point("the variables of a program are restored"),
+        "certificate.changed": Point("the files of this process's certificate have changed"),
+        "certificate.renewed": Point("a renewed certificate is loaded"),
     }
 )
 
@@ -117,11 +117,11 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.point not in POINTS:
-            why = "all there are: whale_nebula.faults.names()"
+            why = "whale_nebula.faults.names() lists all failpoints"
             mend = did_you_mean(self.point, POINTS)
             raise OptionError(f"there is no failpoint {self.point!r}", where=str(self), why=why, mend=mend)
         if self.action is Action.DROP and not POINTS[self.point].connection:
-            what = f"at failpoint {self.point!r} there is no connection that could be dropped"
+            what = f"failpoint {self.point!r} has no connection to drop"
             mend = f"{next(name for name, point in POINTS.items() if point.connection)}=drop"
             raise OptionError(what, where=str(self), mend=mend)
 
@@ -131,7 +131,9 @@ class Fault:
         found = _FAULT.fullmatch(text.strip())
         if found is None:
             raise OptionError(
-                f"{text!r} is not a fault", why="it reads [WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]", mend=_EXAMPLE
+                f"{text!r} is not a valid fault",
+                why="the format is [WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]",
+                mend=_EXAMPLE,
             )
         worker, point, action, seconds, hit, again = found.groups()
         if action not in list(Action):
@@ -172,7 +174,11 @@ def happen(fault: Fault, drop: Drop | None) -> None:
 
 def fail(fault: Fault) -> NoReturn:
     """Raise the fault's error."""
-    raise RunError(f"failpoint {fault} was reached", why="a plan of faults wants an error here", mend="take it out")
+    raise RunError(
+        f"failpoint {fault} was reached",
+        why="the fault plan requests an error here",
+        mend="remove this fault from the plan",
+    )
 
 
 class FaultPlan:
@@ -186,8 +192,8 @@ class FaultPlan:
     Traceback (most recent call last):
     ...
     whale_nebula.errors.RunError: NB-300 failpoint step.before=raise@2 was reached
-      why: a plan of faults wants an error here
-      mend: take it out
+      why: the fault plan requests an error here
+      mend: remove this fault from the plan
     """
 
     def __init__(self, faults: Iterable[Fault] = (), *, worker: str | None = None, act: Act = happen) -> None:
@@ -237,7 +243,7 @@ def names() -> Mapping[str, str]:
     """All failpoints with their descriptions.
 
     >>> names()["update.after"]
-    'the update is applied, its scalars have crossed'
+    'the update is applied, its scalars have arrived'
     """
     return {name: point.what for name, point in POINTS.items()}
 
@@ -259,7 +265,7 @@ def _from_environment(environment: Mapping[str, str]) -> FaultPlan | None:
         return None
     identity = environment.get("WHALE_NEBULA_WORKER")
     plan = FaultPlan.parse(text, worker=json.loads(identity).get("worker") if identity else None)
-    _LOG.warning("faults are planned in this process: %s", ", ".join(map(str, plan.faults)) or "none")
+    _LOG.warning("this process has a fault plan: %s", ", ".join(map(str, plan.faults)) or "none")
     return plan
 
 

@@ -324,7 +324,7 @@ class Subgraph:
 
 
 def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
-    """The subgraphs of a program's blocks, and of all together; one with an effect on more than variables is omitted."""
+    """The subgraphs of a program's blocks, and of all together, without those with effects on more than variables."""
     making = _Making(program, ops)
     for kind, blocks in zip(_APART, (ops.forward, ops.backward, ops.update), strict=True):
         every = tuple(sorted(op for own in blocks for op in own))

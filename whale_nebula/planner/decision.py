@@ -131,8 +131,8 @@ class Decision:
         if program == self.program:
             return self
         return Unplanned(
-            f"This step runs in the stages that nb.auto_parallel at {self.where} has found for "
-            f"{self.program}, which has the same variables: the plan of that one explains them."
+            f"This step runs with the stages that nb.auto_parallel at {self.where} chose for "
+            f"{self.program}, which has the same variables. The plan of that program explains them."
         )
 
     def with_whole_batch(self) -> Decision:
@@ -210,14 +210,14 @@ def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False
     """
     said = [each.said for each in problem.fixed]
     if excess is None:
-        return "no plan keeps to what the scopes say", "; ".join(said), "leave a cluster, or a count, to the planner"
+        return "no plan satisfies the scopes", "; ".join(said), "let the planner choose a cluster or a count"
     names = short_names(problem.chain.names)
     first, last = names[excess.begin], names[excess.end - 1]
     inside = [each.said for each in problem.fixed if excess.begin <= each.begin and each.end <= excess.end]
-    needs = f"{size(int(excess.needed))} on a worker of {excess.cluster}, {size(int(excess.allowed))} allowed"
+    needs = f"{size(int(excess.needed))} on a worker of {excess.cluster}, but {size(int(excess.allowed))} is the limit"
     what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
     need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
-    why = f"that is what {need} in the plan that comes closest"
+    why = f"in the best plan found, {need} this much"
     return what, why, _describe_ways_out(problem, excess, whole)
 
 
@@ -241,7 +241,7 @@ def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
     if 1 < count <= workers:
         name = short_names(chain.names)[largest]
         axis = ", axis=0" if chain.single[largest] else ""
-        ways.append(f"nb.split({count}{axis}) around {name!r}, of which {count} workers then hold a piece each")
+        ways.append(f"nb.split({count}{axis}) around {name!r}, so that {count} workers hold a piece each")
     return "; ".join(ways) + "; or a smaller batch"
 
 

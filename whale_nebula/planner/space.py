@@ -143,8 +143,8 @@ def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection
         if not each.clusters:
             raise PlanError(
                 f"no cluster has all inputs that {layers.chain.names[each.block]!r} reads",
-                why=f"the planner may give stages to {', '.join(names)}",
-                mend="yield these inputs in one of them",
+                why=f"the planner may use the clusters {', '.join(names)}",
+                mend="provide these inputs in one of them",
             )
     return replace(problem, bound=tuple(sorted(bound)))
 
@@ -154,9 +154,9 @@ def _find_clusters(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
     found = tuple(names.index(name) for name in stage.clusters if name in names)
     if stage.clusters and not found:
         raise PlanError(
-            f"{stage.said} is on a cluster that takes no part: {' or '.join(stage.clusters)}",
-            why=f"the planner may give stages to {', '.join(names)}",
-            mend="add it to clusters= of nb.auto_parallel and to nb.cluster, or leave its name out of the stage",
+            f"{stage.said} is on a cluster that is not used: {' or '.join(stage.clusters)}",
+            why=f"the planner may use the clusters {', '.join(names)}",
+            mend="add it to clusters= of nb.auto_parallel and to nb.cluster, or remove cluster= from the stage",
         )
     return found
 

@@ -72,7 +72,7 @@ def test_it_is_told_in_a_paragraph_a_table_and_what_would_change_it(request: pyt
     check_golden(request, "explanations.txt", "\n\n".join(f"== {name}\n{text}" for name, text in texts.items()))
     told = decisions["candidates that are far slower"]
     assert [each.predicted.seconds > 3 * told.predicted.seconds for each in told.considered] == [False, True, False]
-    assert "\n1 more would take over 3 times as long" in told.explain()
+    assert "\n1 more candidate would take over 3 times as long" in told.explain()
 
 
 def test_half_the_bytes_cost_half_the_line() -> None:
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     tried = "one more worker in npu; recompute=True; more micro-batches"
     _, _, whole = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy, whole=True)
     assert "micro-batches" not in whole
-    split = "nb.split(2) around 'embedding', of which 2 workers then hold a piece each"
+    split = "nb.split(2) around 'embedding', so that 2 workers hold a piece each"
     assert mend == f"20.0 MiB of memory for each worker of npu; {tried}; {split}; or a smaller batch"
 
 
