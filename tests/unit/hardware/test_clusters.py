@@ -113,9 +113,9 @@ def test_json_gives_the_same_again(clusters: Clusters) -> None:
 def test_a_file_gives_the_same_again(tmp_path: Path) -> None:
     MADE.save(tmp_path / "clusters.json")
     assert Clusters.load(tmp_path / "clusters.json") == MADE
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot write"):
         MADE.save(tmp_path / "none" / "clusters.json")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         Clusters.load(tmp_path / "none.json")
 
 

@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     found = search(problem)
     assert not found.candidates
     what, why, mend = describe_excess(found.excess, problem)
-    assert what == "no plan fits: 48.0 MiB on a worker of npu, 30.0 MiB allowed"
+    assert what == "no plan fits: 48.0 MiB on a worker of npu, but 30.0 MiB is the limit"
     assert "the layer 'embedding' needs" in why
     assert mend == "48.0 MiB of memory for each worker of npu; or a smaller batch"
     roomy = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
@@ -124,4 +124,4 @@ def test_a_stage_of_the_user_that_does_not_fit_is_named() -> None:
     said = "nb.stage(cluster='gpu') at train.py:12"
     problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, said),))
     what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)
-    assert what == f"{said} needs 3.0 MiB on a worker of gpu, 2.0 MiB allowed"
+    assert what == f"{said} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"
