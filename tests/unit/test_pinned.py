@@ -72,7 +72,7 @@ def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> N
     assert caught.value.what == "the plan of small.train_step differs from the pinned plan"
     assert caught.value.why == "stage 'last' is on cluster 'tpu' now, on cluster 'npu' in the pinned plan"
     assert caught.value.where == (str(pin) if how != "loaded" else caught.value.where)
-    assert "leave plan= out of nb.init" in caught.value.mend
+    assert "remove plan= from nb.init" in caught.value.mend
     assert all(map(np.array_equal, before, other.get_weights()))
 
 

@@ -183,7 +183,7 @@ def test_where_a_size_is_known_too_late_nothing_is_predicted() -> None:
 def test_without_lines_nothing_is_timed_apart_and_nothing_is_claimed() -> None:
     report = run(2)
     assert report.prediction is None
-    assert report.bottleneck.startswith("over free links a step is one local function")
+    assert report.bottleneck.startswith("with free links a step runs as one function")
     assert [stage.cluster for stage in report.stages.values()] == ["gpu", "npu"]
 
 

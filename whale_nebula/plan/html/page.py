@@ -113,7 +113,7 @@ _PAGE = Template("""\
 <body>
 <header>
 <div class="title"><p class="kicker">plan of</p><h1>$name</h1></div>
-<div class="segments" id="themes" role="group" aria-label="colours">
+<div class="segments" id="themes" role="group" aria-label="colors">
 <button type="button" data-theme="auto" aria-pressed="true">auto</button>
 <button type="button" data-theme="light" aria-pressed="false">light</button>
 <button type="button" data-theme="dark" aria-pressed="false">dark</button>
