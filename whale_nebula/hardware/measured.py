@@ -48,7 +48,7 @@ class Measurement:
     sources: Mapping[str, Provenance] = field(default_factory=dict)
 
     def complete(self, clusters: Clusters, here: Callable[[str], bool]) -> Clusters:
-        """Fill in missing values of workers for whose machine `here` is true."""
+        """Fill in missing values of workers on machines for which `here` is true."""
         local = cache(here)
         sources = {f"codecs.{name}": source for name, source in self._sources("codecs")}
         made = []

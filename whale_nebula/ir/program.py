@@ -364,7 +364,7 @@ class Assignment:
 
     Those ops are in the order of the trace; the last stage applies to all that follow. Ops that read no variable are
     placed where the fewest bytes cross, like those outside any scope. `codecs` are those of the stages' inputs. `homes`
-    are the clusters that have an input, by its number, for those that some have not: only their stages read it.
+    are the clusters that have an input, by its number, for inputs that some clusters lack: only their stages read it.
 
     >>> given = Assignment((Stage("stage0", "gpu"), Stage("stage1", "npu")), {"table": ("stage0", "stage1")})
     >>> [given.stage_of("table", number) for number in range(3)], given.stage_of("other", 0)

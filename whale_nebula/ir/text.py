@@ -1,6 +1,6 @@
 """The text form of a graph, and its parser; the golden tests of all passes use it.
 
-One op a line: its number, type, inputs, attributes, outputs, and annotations of the capture.
+One op per line: its number, type, inputs, attributes, outputs, and annotations of the capture.
 
     arguments %0
     %0 = input x float32[?,4]

@@ -59,7 +59,7 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
 
 
 def list_fields(found: Any, names: Iterable[str] = ()) -> Iterator[str]:
-    """The fields of a record, one a line: those with these names, or all."""
+    """The fields of a record, one per line: those with these names, or all."""
     for name in names or [each.name for each in fields(found)]:
         value = getattr(found, name)
         if isinstance(value, set | frozenset):
@@ -316,7 +316,7 @@ def verify(given: Compilation, name: str) -> None:
 
 
 def find_faults(given: Compilation) -> Iterator[str]:
-    """All faults, a sentence each."""
+    """All faults, one sentence each."""
     yield from _program_faults(given.program)
     if given.phases is not None:
         yield from _phase_faults(given.program, given.phases)

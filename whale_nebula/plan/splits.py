@@ -50,7 +50,7 @@ def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]
 
 
 def describe_seconds(found: Sequence[PlanCollective], before: str) -> str:
-    """The seconds that collectives take in a step, behind these words; nothing where they are unknown."""
+    """The seconds that collectives take in a step, after these words; nothing where they are unknown."""
     known = [each.seconds * each.times for each in found if each.seconds is not None]
     return f"{before}{duration(sum(known))}" if known and len(known) == len(found) else ""
 

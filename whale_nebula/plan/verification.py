@@ -46,8 +46,8 @@ class Verification:
 
     `comparable` is false if the two must differ (dropout with several micro-batches draws other numbers, and
     `coupled="allow"` separates rows that depend on each other): then no row has a limit, and nothing is verified.
-    `notes` are the reasons (the first `reasons` of them) and remarks, `mends` the changes that allow a verification.
-    `proviso` is a reservation of the headline: half precision. The object is true if `ok` is.
+    `notes` are the reasons (the first `reasons` of them) and remarks, `mends` the changes that make a verification
+    possible. `proviso` is a reservation of the headline: half precision. The object is true if `ok` is.
 
     >>> rows = Row("loss", 0.0, 1e-5), Row("kernel", 2e-3, 1e-5)
     >>> found = Verification(rows, stages=("gpu", "npu"), micro_batches=2)

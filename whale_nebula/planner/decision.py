@@ -205,7 +205,7 @@ class Unplanned:
 
 
 def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False) -> tuple[str, str, str]:
-    """What, why and mend of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
+    """What, why and fix of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
     `whole` is set if the batch cannot be cut.
     """
     said = [each.said for each in problem.fixed]

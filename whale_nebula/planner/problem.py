@@ -80,8 +80,8 @@ class Chain:
     one before each block and one at the end: bytes per row that cross `there` and `back`, bytes that cross once per
     step for weights on both sides (`tied`), and whether a cut is allowed; the number of tensors `sent` and `returned`.
     `apart` are the bytes of a block's gradients that are computed separately from the gradient that is sent back.
-    `coded` are the codecs that may be chosen between clusters, the mildest first; empty: no codec. `beside` are bytes
-    of a block that are no variables (rows of a table), of which there are no replicas.
+    `coded` are the codecs that may be chosen between clusters, the most accurate first; empty: no codec. `beside` are
+    bytes of a block that are not variables (rows of a table), of which there are no replicas.
     """
 
     names: tuple[str, ...]

@@ -470,7 +470,7 @@ class _Ranking:
         return sorted(known, key=_preference)
 
     def _improve(self, best: Candidate, simulated: bool) -> None:
-        """Hill climbing: move to the best neighbour until none is better."""
+        """Hill climbing: move to the best neighbor until none is better."""
         for _ in range(24):
             near = filter(self.problem.keeps, self.moves.list_near(best))
             found = [self.score(shape, simulated) for shape in near if not simulated or self._affords(shape)]

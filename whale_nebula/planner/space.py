@@ -1,5 +1,5 @@
 """The search space: blocks grouped so that the search is fast, the possible orders of clusters along the chain, within
-the constraints of stages that the user has written, and the neighbourhood of a plan in the local search.
+the constraints of stages that the user has written, and the neighborhood of a plan in the local search.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WIDEST = 72
 
 
 def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
-    """Merge neighbouring blocks where no cut is allowed and, in a long chain, the cheapest ones; also gives the block
-    at which each group begins, and the end.
+    """Merge neighboring blocks where no cut is allowed and, in a long chain, the cheapest ones; also gives the block at
+    which each group begins, and the end.
     """
     chain = problem.chain
     starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
@@ -131,8 +131,8 @@ def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
 
 
 def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection[str]]) -> Problem:
-    """Add that blocks which read an input run in a cluster that has it. `homes` are the clusters by the number of the
-    input, for those that some have not.
+    """Constrain blocks that read an input to clusters that have it. `homes` are the clusters by the number of the
+    input, for inputs that some clusters lack.
     """
     names, allowed = [cluster.name for cluster in problem.clusters], dict[int, set[str]]()
     for number, own in homes.items():

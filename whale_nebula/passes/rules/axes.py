@@ -8,7 +8,7 @@ cannot be cut, as results depend on neighbors along it.
     Conv2D       nhwi, xyio -> nhwo      i folded by sum; h, w, x, y mixed
     Max          nc -> n                 c folded by max
 
-`RULES` has the description of an op type beside its rule. The folding of micro-batches follows only the batch axis
+`RULES` has the description of an op type next to its rule. The folding of micro-batches follows only the batch axis
 (`fold_axes`); layouts of split tensors follow all axes.
 """
 

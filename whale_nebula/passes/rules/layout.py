@@ -171,7 +171,7 @@ def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
 
 @rule("Reshape", axes=describe_reshape, literal=True, positions=True)
 def reshape(node: Node) -> Result:
-    """A reshape, which may merge the batch axis with axes behind it, and split it from them again."""
+    """A reshape, which may merge the batch axis with axes after it, and split it from them again."""
     data, target = node.folds
     if data.kind != ROWS:
         return follow_entries(0)(node, node.folds)
@@ -181,7 +181,7 @@ def reshape(node: Node) -> Result:
 
 
 class _Move(NamedTuple):
-    """A move of the batch axis by a reshape: old and new position, the sizes before and behind it, and its length."""
+    """A move of the batch axis by a reshape: old and new position, the sizes before and after it, and its length."""
 
     place: int
     heads: tuple[Sizes, Sizes]
@@ -250,7 +250,7 @@ def _batch_place(node: Node, after: Sizes) -> int:
 
 
 def _per(data: Fold, move: _Move) -> int:
-    """Entries a row along the batch axis: the counted ones, or those that remain for a -1."""
+    """Entries per row along the batch axis: the counted ones, or those that remain for a -1."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
     old, new = _drop_common_end(*move.tails)
@@ -282,7 +282,7 @@ def _from_under(node: Node, data: Fold, move: _Move) -> Fold:
 
 
 def _keep_interleaved(node: Node, data: Fold, move: _Move) -> Fold:
-    """Reshape interleaved and ragged rows, for which only the axes behind them may change."""
+    """Reshape interleaved and ragged rows, for which only the axes after them may change."""
     equal = _is_same_count(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _is_same_count(*move.heads):
         return data._replace(axis=move.place).bare

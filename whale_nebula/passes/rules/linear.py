@@ -207,7 +207,7 @@ def search_sorted(node: Node) -> Axes:
 
 @axes("MatrixSolve MatrixTriangularSolve MatrixSolveLs")
 def solve(node: Node) -> Axes:
-    """Matrices and right-hand sides, a pair a row."""
+    """Matrices and right-hand sides, one pair per row."""
     wrong = "the equations to solve do not correspond to rows"
     rank = node.need_rank(0, wrong)
     if rank != node.rank(1):

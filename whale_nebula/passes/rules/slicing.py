@@ -75,7 +75,7 @@ def _read_slice(node: Node, rank: int | None) -> list[_Taken] | None:
 
 
 def _read_strided(node: Node, rank: int | None) -> list[_Taken] | None:
-    """Parse begins, ends and strides with their masks; axes behind the last are kept whole."""
+    """Parse begins, ends and strides with their masks; axes after the last are kept whole."""
     begins = node.parts(1)
     if begins is None:
         return None
