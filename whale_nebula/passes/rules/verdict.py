@@ -253,7 +253,7 @@ def _headline(fold: Fold, layer: str, what: str) -> str:
 def _describe_fold(fold: Fold, layer: str) -> str:
     if fold.kind == AFTER:
         return "it is neither a sum nor a mean over the batch" + f", in {layer}" * bool(layer)
-    return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"
+    return f"{layer} makes its rows depend on each other" if layer else "rows depend on each other"
 
 
 def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
