@@ -127,7 +127,7 @@ def test_an_op_rule_says_how_pieces_are_made() -> None:
         return found, model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
 
     whole, losses = plan()
-    (note,) = (note for note in whole.notes if note.startswith("BesselI0 is run whole on every device"))
+    (note,) = (note for note in whole.notes if note.startswith("BesselI0 runs unsharded on every device"))
     assert "test_extending.py:" in note and note.endswith("; each device sends 1.0 KiB per step for that")
     run_section("An op rule")
     pieces, same = plan()

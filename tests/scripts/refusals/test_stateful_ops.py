@@ -165,7 +165,7 @@ class Largest(keras.metrics.Metric):
 def test_a_metric_of_ones_own_is_named_with_its_line() -> None:
     model = functional(micro=2, metrics=[Largest()])
     said = ("the value of metric 'largest'", "Max over the batch is neither a sum nor a mean")
-    mend = "leave 'largest' out of model.compile(metrics=[...])"
+    mend = "remove 'largest' from model.compile(metrics=[...])"
     told(BatchCoupledError, lambda: fit(model), *said, mend, at=marked("max"))
     told(BatchCoupledError, lambda: nb.plan(model, *batch()), *said, mend, at=marked("max"))
 
@@ -175,7 +175,7 @@ def test_one_of_keras_is_named(weighted: bool) -> None:
     """A correlation along the batch."""
     option = "weighted_metrics" if weighted else "metrics"
     model = functional(micro=2, **{option: [keras.metrics.PearsonCorrelation(axis=0, name="pearson")]})
-    told(BatchCoupledError, lambda: fit(model), "into metric 'pearson'", "leave 'pearson' out of")
+    told(BatchCoupledError, lambda: fit(model), "metric 'pearson'", "remove 'pearson' from")
 
 
 def test_without_it_or_with_one_micro_batch_all_is_well() -> None:

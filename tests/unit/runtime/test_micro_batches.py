@@ -164,7 +164,7 @@ def test_rows_that_wait_for_an_assertion_about_all_of_them_need_not() -> None:
 def test_the_largest_of_all_rows_is_asserted_from_below_by_none() -> None:
     with pytest.raises(BatchCoupledError, match="an assertion") as caught:
         asserting(lambda r: tf.debugging.assert_greater(tf.reduce_max(r), 3.0), 4)
-    assert "assert them there" in caught.value.mend
+    assert "check them outside" in caught.value.mend
 
 
 # --------------------------------------------------------------------------- seeds, whole numbers, row numbers

@@ -173,13 +173,13 @@ def test_a_worker_without_collectives_is_refused(engine: Engine) -> None:
     cut = between(engine, "c0/0", "c0/1")
     check_hosts(cut, "c0/0", str, collectives=True)
     check_hosts(cut, "c1/0", str, collectives=False)
-    with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before anything that makes a tensor"):
+    with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before anything that creates a tensor"):
         check_hosts(cut, "c0/0", str, collectives=False)
 
 
 def test_a_worker_with_two_replicas_is_refused(engine: Engine) -> None:
     assert sums_of(engine.captured.program).keys() == {0}
-    with pytest.raises(BatchCoupledError, match=r"each needs a worker of its own, and there are 1"):
+    with pytest.raises(BatchCoupledError, match=r"which need a worker each, but there are 1"):
         check_hosts(between(engine, "c0/0"), "c0/0", str, collectives=True)
 
 

@@ -224,7 +224,7 @@ def test_the_plan_and_the_report_say_it() -> None:
     assert (report.meetings.others, report.meetings.steps) == (("npu",), 8)
     assert "meetings with npu" in str(report)
     assert report.run.links["gpu->npu"].ratio < 0.9
-    assert "was waited for npu" in report.bottleneck
+    assert "waiting for npu" in report.bottleneck
 
 
 def test_a_stage_on_a_cluster_is_refused() -> None:
