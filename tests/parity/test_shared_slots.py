@@ -170,5 +170,5 @@ def test_what_replicas_do_not_update_alike_stays_whole() -> None:
         cut = cut_program(program, workers)
         pieces[first] = [each.kind for each in cut.layouts[0].variables.values()]
         pieces[first] += [each.kind for each in cut.layouts[0].sums]
-        assert any("do not run its update alike" in note for note in cut.notes) is (first == (0, 1))
+        assert any("its replicas run different updates" in note for note in cut.notes) is (first == (0, 1))
     assert pieces == {(0,): ["split"] * 4 + ["reduce-scatter"] * 2, (0, 1): ["all-reduce"] * 2}

@@ -94,7 +94,9 @@ def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
 @rule("TensorListReserve", "EmptyTensorList", literal=True)
 def fresh(node: Node) -> Result:
     """An empty list, whose elements are not yet known."""
-    return Fold(EMPTY) if node.folds[1].kind == WHOLE else node.couple("the length of a list is that of the batch")
+    return (
+        Fold(EMPTY) if node.folds[1].kind == WHOLE else node.couple("a list has as many elements as the batch has rows")
+    )
 
 
 @rule("TensorListFromTensor")
@@ -151,7 +153,9 @@ def pop(node: Node) -> Result:
 def resize_list(node: Node) -> Result:
     """The same elements, fewer or more."""
     return (
-        node.folds[0].bare if node.folds[1].kind == WHOLE else node.couple("the length of a list is that of the batch")
+        node.folds[0].bare
+        if node.folds[1].kind == WHOLE
+        else node.couple("a list has as many elements as the batch has rows")
     )
 
 

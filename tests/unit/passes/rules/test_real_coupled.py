@@ -84,7 +84,7 @@ COUPLED: dict[Callable[..., Any], tuple[str, str]] = {
     worst: ("coupled", "Max over the batch"),
     softmax_over_the_batch: ("coupled", "Softmax over the batch axis"),
     branch: ("coupled", "different branches"),
-    row_by_row: ("coupled", "the length of a list is that of the batch"),
+    row_by_row: ("coupled", "a list has as many elements as the batch has rows"),
     root: ("after", "Sqrt of a mean"),
     own_denominator: ("after", "RealDiv of a sum"),
     picked: ("coupled", "a different number of entries in each row"),
