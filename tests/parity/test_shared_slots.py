@@ -136,7 +136,7 @@ def test_as_many_bytes_cross_as_in_an_all_reduce(name: str, shard: str) -> None:
 def test_a_plan_says_what_stays_whole() -> None:
     model, x = build("rows", 2, "gradients")
     plan = nb.plan(model, x, data(17, 3, seed=1))
-    (note,) = (note for note in plan.notes if "whole" in note)
+    (note,) = (note for note in plan.notes if "all-reduced" in note)
     path = model.trainable_variables[0].path
     assert note == f"the gradient of {path} is all-reduced completely: replicas exchange the rows that they have read"
     model, x = build("scaled", 2, "optimizer")

@@ -254,7 +254,9 @@ def test_branches_are_not_given_a_variable_in_pieces() -> None:
         np.testing.assert_allclose(step(x), x @ np.asarray(table) * (2 if x[0, 0] > 0 else 3))
     captured = step._step.last.captured
     cut = cut_program(captured.program, [Worker(f"c/{number}", "c", (0,)) for number in range(2)])
-    with pytest.raises(NotYetError, match=r"nb\.split of 'table' between processes, if If has it as an input") as caught:
+    with pytest.raises(
+        NotYetError, match=r"nb\.split of 'table' between processes, if If has it as an input"
+    ) as caught:
         check_devices(cut, lambda op: captured.program.graph.ops[op].type, collectives=True)
     assert caught.value.where == "If" and "exclude it from nb.split" in str(caught.value.mend)
 

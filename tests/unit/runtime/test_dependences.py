@@ -317,7 +317,11 @@ RULES: Mapping[str, tuple[Callable[[], Callable[..., Any]], Any, str]] = {
     "a gradient tells": (at_home, "y -> npu", "gradient of b1, gpu -> npu: a gradient that depends on y"),
     "and so does a number": (at_home, {"input": "y", "cluster": "npu", "allow": "gradient"}, "single numbers"),
     "unless both may": (at_home, {"input": "y", "cluster": "npu", "allow": ["gradient", "number"]}, ""),
-    "any input": (at_home, {"input": "*", "cluster": "npu", "allow": ["gradient", "number"]}, "computed from x and weights"),
+    "any input": (
+        at_home,
+        {"input": "*", "cluster": "npu", "allow": ["gradient", "number"]},
+        "computed from x and weights",
+    ),
     "what is hidden": (
         labels_are_hidden,
         {"input": "y", "cluster": "npu", "allow": "derived"},
