@@ -147,7 +147,7 @@ def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> No
     for stage, ops in sums_of(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
         key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
         if len(hosts) < replicas:
-            why = f"stage {key!r} has {replicas} replicas, which need a worker each, but there are {len(hosts)} workers"
+            why = f"stage {key!r} has {replicas} replicas, which need a worker each, but {len(hosts)} worker(s) exist"
             raise _batch_sum_error(cut.program, stage, ops[0], where, why)
         if worker in hosts and not collectives:
             raise _batch_sum_error(cut.program, stage, ops[0], where, _STARTED)

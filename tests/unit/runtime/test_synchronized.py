@@ -179,7 +179,7 @@ def test_a_worker_without_collectives_is_refused(engine: Engine) -> None:
 
 def test_a_worker_with_two_replicas_is_refused(engine: Engine) -> None:
     assert sums_of(engine.captured.program).keys() == {0}
-    with pytest.raises(BatchCoupledError, match=r"which need a worker each, but there are 1"):
+    with pytest.raises(BatchCoupledError, match=r"which need a worker each, but 1 worker"):
         check_hosts(between(engine, "c0/0"), "c0/0", str, collectives=True)
 
 
