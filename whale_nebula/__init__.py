@@ -1,6 +1,6 @@
-"""Train one TensorFlow model across clusters that share a slow line.
+"""Train one TensorFlow model across clusters that share a slow link.
 
-Add a few scopes to a working script; it then trains across clusters, and results in the same model:
+Add a few scopes to a working script. It then trains across clusters and produces the same model:
 
     import whale_nebula as nb
 
@@ -10,7 +10,7 @@ Add a few scopes to a working script; it then trains across clusters, and result
         with nb.stage(cluster="npu"):
             logits = decoder(hidden)
 
-All public names are here, each loaded when it is first used: importing this package loads no TensorFlow.
+All public names are here. Each is loaded when it is first used: importing this package does not load TensorFlow.
 """
 
 from __future__ import annotations

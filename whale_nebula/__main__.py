@@ -1,4 +1,4 @@
-"""`python -m whale_nebula`: the command line, if `whale-nebula` is not on the path."""
+"""`python -m whale_nebula`: the command line, for when `whale-nebula` is not on the path."""
 
 from __future__ import annotations
 

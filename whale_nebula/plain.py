@@ -60,7 +60,7 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 def write_json(path: str | os.PathLike[str], document: Mapping[str, Any], indent: int | None = 1) -> None:
-    """Write a JSON file atomically: an existing one is replaced at once or not at all."""
+    """Write a JSON file atomically: an existing one is replaced completely or not at all."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")  # other processes may write the same file
     beside.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", "utf-8")

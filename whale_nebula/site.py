@@ -42,7 +42,9 @@ def calling_site() -> Site:
 
 
 def script_site(start: FrameType | None = None) -> Site:
-    """The innermost line on Python's stack (from `start` outwards) that is in no installed package: the script's."""
+    """The innermost line on Python's stack (from `start` outwards) that is not in an installed package: the
+    script's.
+    """
     return _find_site(start or sys._getframe(1), _is_installed)
 
 

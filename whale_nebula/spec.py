@@ -13,7 +13,7 @@ _FLOATING = frozenset({"float16", "bfloat16", "float32", "float64", "complex64",
 
 
 class Spec(NamedTuple):
-    """An element type and a shape; None in a shape is a size that is known only in a step.
+    """An element type and a shape; None in a shape is a size that is known only at run time.
 
     >>> str(Spec("float32", (None, 64)))
     'float32[?,64]'

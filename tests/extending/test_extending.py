@@ -93,7 +93,7 @@ def test_an_output_of_reports(tmp_path: Path) -> None:
     with nb.init(outputs={"seconds": tmp_path / "seconds.txt"}):
         train(nb.pipeline(2))
     assert len((tmp_path / "seconds.txt").read_text().splitlines()) == 6
-    with pytest.raises(nb.errors.OptionError, match="no output is called 'minutes'"):
+    with pytest.raises(nb.errors.OptionError, match="there is no output 'minutes'"):
         nb.init(outputs={"minutes": "x"})
 
 
@@ -127,8 +127,8 @@ def test_an_op_rule_says_how_pieces_are_made() -> None:
         return found, model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
 
     whole, losses = plan()
-    (note,) = (note for note in whole.notes if note.startswith("BesselI0 is run whole on every device"))
-    assert "test_extending.py:" in note and note.endswith("for that a device sends 1.0 KiB a step")
+    (note,) = (note for note in whole.notes if note.startswith("BesselI0 runs unsharded on every device"))
+    assert "test_extending.py:" in note and note.endswith("; each device sends 1.0 KiB per step for that")
     run_section("An op rule")
     pieces, same = plan()
     assert not any("is run whole" in note for note in pieces.notes) and same == pytest.approx(losses, rel=1e-5)

@@ -447,9 +447,9 @@ def test_a_run_that_had_ended_says_why_it_has_no_report(tmp_path: Path) -> None:
             if nb.resumed() is None:
                 assert nb.last_report().program == "over.train_step"
                 continue
-            with pytest.raises(StateError, match="no step has run in this start of the run") as caught:
+            with pytest.raises(StateError, match="no step has run since this start of the run") as caught:
                 nb.last_report()
-            assert "all steps of over.train_step that it was to do were done before" in str(caught.value.why)
+            assert "all its steps of over.train_step had already been completed" in str(caught.value.why)
 
 
 def test_a_disk_that_is_full_ends_no_training(tmp_path: Path) -> None:

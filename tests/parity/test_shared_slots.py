@@ -136,12 +136,12 @@ def test_as_many_bytes_cross_as_in_an_all_reduce(name: str, shard: str) -> None:
 def test_a_plan_says_what_stays_whole() -> None:
     model, x = build("rows", 2, "gradients")
     plan = nb.plan(model, x, data(17, 3, seed=1))
-    (note,) = (note for note in plan.notes if "whole" in note)
+    (note,) = (note for note in plan.notes if "all-reduced" in note)
     path = model.trainable_variables[0].path
-    assert note == f"the gradient of {path} is added up whole: replicas exchange the rows that they have read"
+    assert note == f"the gradient of {path} is all-reduced completely: replicas exchange the rows that they have read"
     model, x = build("scaled", 2, "optimizer")
     plan = nb.plan(model, x, data(17, 3, seed=1))
-    assert "8 slots stay whole: If needs all of each" in plan.notes and not plan.layouts
+    assert "8 slots are not sharded: If needs each one completely" in plan.notes and not plan.layouts
 
 
 def test_what_replicas_do_not_update_alike_stays_whole() -> None:
@@ -170,5 +170,5 @@ def test_what_replicas_do_not_update_alike_stays_whole() -> None:
         cut = cut_program(program, workers)
         pieces[first] = [each.kind for each in cut.layouts[0].variables.values()]
         pieces[first] += [each.kind for each in cut.layouts[0].sums]
-        assert any("do not run its update alike" in note for note in cut.notes) is (first == (0, 1))
+        assert any("its replicas run different updates" in note for note in cut.notes) is (first == (0, 1))
     assert pieces == {(0,): ["split"] * 4 + ["reduce-scatter"] * 2, (0, 1): ["all-reduce"] * 2}

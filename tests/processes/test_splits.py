@@ -145,7 +145,8 @@ def test_reads_of_many_pieces_are_not_told_as_retracing(two: Found) -> None:
 
 
 def test_devices_need_a_worker_each(two: Found) -> None:
-    assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
+    """So experts never span a line between clusters."""
+    assert "nb.split needs 3 devices, but cluster 'c0' has 2" in two[0].same(TOO_MANY)
 
 
 @pytest.mark.grid
@@ -170,11 +171,11 @@ def test_a_model_on_a_mesh_is_stored_and_used_as_one(four: Found) -> None:
 @pytest.mark.grid
 def test_a_model_on_a_mesh_is_verified(four: Found) -> None:
     for text in four[0].all("verified"):
-        assert "tensors are those of the uncut step" in text, text
+        assert "tensors match the uncut step" in text, text
 
 
 def test_replicas_need_a_worker_for_each_device(four: Found) -> None:
-    assert "nb.split says 3 devices in each of 2 replicas, and cluster 'c0' has 4" in four[0].same(CROWDED)
+    assert "nb.split needs 3 devices in each of 2 replicas, but cluster 'c0' has 4" in four[0].same(CROWDED)
 
 
 SHARED = [

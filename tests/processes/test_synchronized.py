@@ -40,4 +40,4 @@ def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str
 
 def test_replicas_need_a_worker_each(three: tuple[Ended, Mapping[str, Any]]) -> None:
     said = three[0].same(LAST)
-    assert "stage 's0' has 4 replicas, each needs a worker of its own, and there are 3" in said
+    assert "stage 's0' has 4 replicas, which need a worker each, but 3 worker(s) exist" in said

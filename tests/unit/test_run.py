@@ -187,9 +187,9 @@ def test_after_steps_that_ran_uncut_there_is_no_report_and_it_is_said_why() -> N
     with pytest.warns(nb.errors.NebulaWarning, match="runs uncut"), nb.cluster(), nb.stage(cluster="gpu"):
         model.compile("sgd", "mse")
         model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
-    with pytest.raises(nb.errors.StateError, match="no step has run by a plan") as caught:
+    with pytest.raises(nb.errors.StateError, match="there is no report: no step has run with a plan") as caught:
         nb.last_report()
-    assert caught.value.why == "small's train_step ran uncut: no scope was in what it traced"
+    assert caught.value.why == "small's train_step ran uncut: its trace contained no scope"
     nb.shutdown()
     with pytest.raises(nb.errors.StateError, match="no step has run yet"):
         nb.last_report()

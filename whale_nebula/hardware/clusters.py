@@ -50,8 +50,9 @@ class Device:
     cores_said: bool = False
 
     def complete_from(self, other: Device) -> tuple[Device, list[str]]:
-        """Fill in missing values from another record of the device; returns the names of these, too: none if that one
-        is of another kind. Rates by kernel belong to `flops_per_s`, and are not taken if that is known here.
+        """Fill in missing values from another record of the device; returns the names of the values filled in, none if
+        that record is of a different kind. Rates by kernel belong to `flops_per_s`, and are not copied if that is known
+        here.
         """
         if ANY not in (self.kind, other.kind) and self.kind != other.kind:
             return self, []
@@ -88,7 +89,7 @@ class LinkRate:
 
     @classmethod
     def of(cls, line: Line) -> LinkRate:
-        """Convert a line of a config, to bytes."""
+        """Convert a link of a config, to bytes."""
         return cls(None if line.rate is None else line.rate / 8, line.delay, line.loss, line.cost)
 
     @property
@@ -104,7 +105,7 @@ class LinkRate:
         return LinkRate(other.rate_bytes_per_s, self.delay_s or other.delay_s, loss, cost)
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds from the first byte sent to the last one received, on an otherwise idle line."""
+        """Seconds from the first byte sent to the last one received, on an otherwise idle link."""
         return self.delay_s + (nbytes / self.rate_bytes_per_s if self.rate_bytes_per_s else 0.0)
 
     def __str__(self) -> str:
@@ -131,7 +132,7 @@ class Collective:
         return self.alpha_s + self.beta_s_per_byte * nbytes
 
     def among(self, workers: int) -> Collective:
-        """The model for another number of workers, for a ring: n - 1 rounds, and (n - 1) / n of the bytes."""
+        """The model for a different number of workers, for a ring: n - 1 rounds, and (n - 1) / n of the bytes."""
         rounds = (workers - 1) / (self.workers - 1)
         beta = self.beta_s_per_byte * rounds * self.workers / workers
         return Collective(self.kind, self.alpha_s * rounds, beta, workers)
@@ -165,7 +166,7 @@ class ClusterInfo:
 
     @property
     def ring(self) -> LinkRate:
-        """The line between two neighbours of a ring of workers: the configured `inside`, else derived from measured
+        """The link between two neighbors of a ring of workers: the configured `inside`, else derived from measured
         all-reduces.
 
         >>> ClusterInfo("gpu", (), collectives=(Collective("all-reduce", 2e-3, 1e-9),)).ring.delay_s
@@ -243,7 +244,7 @@ class Clusters:
         for each in self.clusters:
             if each.name == name:
                 return each
-        raise ConfigError(f"no cluster is called {name!r}", mend=did_you_mean(name, self.names))
+        raise ConfigError(f"there is no cluster {name!r}", mend=did_you_mean(name, self.names))
 
     def between(self, a: str, b: str) -> LinkRate:
         """The link from cluster `a` to cluster `b`; within one, the link between its workers."""
@@ -284,7 +285,7 @@ class Clusters:
 
     # ------------------------------------------------------------------ as text
     def to_json(self) -> str:
-        """Serialise as JSON; numbers are in bytes and seconds."""
+        """Serialize as JSON; numbers are in bytes and seconds."""
         return json.dumps({"format": FORMAT, **to_plain(self)}, indent=1, allow_nan=False)
 
     @classmethod
@@ -293,12 +294,12 @@ class Clusters:
         try:
             document = json.loads(text) if isinstance(text, str) else text
             if document.get("format", FORMAT) != FORMAT:
-                raise ValueError(f"its format is {document['format']!r}, and not {FORMAT!r}")
+                raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
             made: Clusters = from_plain(cls, document)
             _check(made)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            mend = "whale-nebula measure --save clusters.json writes one, and so does nb.clusters().save(path)"
+            mend = "write one with whale-nebula measure --save clusters.json, or nb.clusters().save(path)"
             raise ConfigError("this is not a cluster object", where=where, why=why, mend=mend) from None
         return made
 
@@ -308,10 +309,10 @@ class Clusters:
             write_json(path, json.loads(self.to_json()))
         except OSError as error:
             raise ConfigError(
-                "the cluster object cannot be written",
+                "cannot write the cluster object",
                 where=str(path),
                 why=error.strerror,
-                mend="make the folder first",
+                mend="create the folder first",
             ) from None
 
     @classmethod
@@ -320,9 +321,9 @@ class Clusters:
         try:
             text = Path(path).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            mend = "whale-nebula measure --save clusters.json writes one"
-            raise ConfigError("the cluster object cannot be read", where=str(path), why=why, mend=mend) from None
+            why = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
+            mend = "write one with whale-nebula measure --save clusters.json"
+            raise ConfigError("cannot read the cluster object", where=str(path), why=why, mend=mend) from None
         return cls.from_json(text, where=str(path))
 
     def to_mermaid(self) -> str:
@@ -376,13 +377,13 @@ def _check(found: Clusters) -> None:
     names = [each.name for each in found.clusters] + [each.name for each in found.workers]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
-        raise ValueError(f"{double!r} stands twice")
+        raise ValueError(f"the name {double!r} occurs twice")
     for pair in found.links:
         if unknown := [name for name in pair if name not in found.names]:
-            raise ValueError(f"a link ends at {unknown[0]!r}, which is none of its clusters")
+            raise ValueError(f"a link ends at {unknown[0]!r}, which is not one of the clusters")
     for path, number in _numbers(to_plain(found), ""):
         if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
-            raise ValueError(f"{path.lstrip('.')} is {number!r}, and no number of at least 0")
+            raise ValueError(f"{path.lstrip('.')} is {number!r}, not a number >= 0")
 
 
 _WORDS = frozenset({"name", "machine", "kind", "date", "cores_said"})
@@ -422,7 +423,7 @@ def add_prefix(number: float | None, unit: str, step: float = 1000.0) -> str:
 def table(clusters: Clusters) -> str:
     """Workers, links, collectives and codecs, a line each, with the date of measured numbers."""
     priced = any(worker.device.price_per_hour is not None for worker in clusters.workers)
-    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call", *["an hour"] * priced]]
+    rows = [["worker", "machine", "device", "memory", "FLOP/s", "call", *["per hour"] * priced]]
     for worker in clusters.workers:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
@@ -441,7 +442,7 @@ def table(clusters: Clusters) -> str:
     lines += [f"{a} -> {b}: {link}" for (a, b), link in clusters.links.items()]
     if clusters.codecs:
         durations = (f"{name} {add_prefix(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())
-        lines.append(f"codecs, for each MB: {', '.join(durations)}")
+        lines.append(f"codecs, per MB: {', '.join(durations)}")
     dates = sorted(each.date for each in clusters.measured.values())
     return "\n".join([*lines, *([f"measured {dates[0][:10]}"] if dates else [])])
 

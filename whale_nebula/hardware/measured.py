@@ -48,7 +48,7 @@ class Measurement:
     sources: Mapping[str, Provenance] = field(default_factory=dict)
 
     def complete(self, clusters: Clusters, here: Callable[[str], bool]) -> Clusters:
-        """Fill in missing values of workers for whose machine `here` is true."""
+        """Fill in missing values of workers on machines for which `here` is true."""
         local = cache(here)
         sources = {f"codecs.{name}": source for name, source in self._sources("codecs")}
         made = []
@@ -125,7 +125,7 @@ def _read(kind: type[_Kept], path: Path, written_as: str) -> _Kept:
     """Read a file by the fields of its kind; raises one of `_BROKEN`."""
     document = json.loads(path.read_text("utf-8"))
     if document["format"] != written_as:
-        raise ValueError(f"its format is {document['format']!r}, and not {written_as!r}")
+        raise ValueError(f"its format is {document['format']!r}, not {written_as!r}")
     found: _Kept = from_plain(kind, document)
     return found
 
@@ -152,9 +152,9 @@ def read_kept() -> tuple[Measurement | None, str]:
     except FileNotFoundError:
         return None, ""
     except _BROKEN as error:
-        return None, f"{source} holds no measurement that can be read ({type(error).__name__}: {error})"
+        return None, f"{source} contains no valid measurement ({type(error).__name__}: {error})"
     if found.machine != fingerprint():
-        return None, f"{source} was measured on another machine: {found.machine}; this one is {fingerprint()}"
+        return None, f"{source} was measured on a different machine: {found.machine}; this one is {fingerprint()}"
     return found, ""
 
 
@@ -226,7 +226,7 @@ class _Shown:
 
 
 def slowness_path() -> Path:
-    """The file of slowdowns, beside that of measurements."""
+    """The file of slowdowns, next to that of measurements."""
     return cache_path().with_name("slowness.json")
 
 

@@ -245,7 +245,7 @@ _WORDS = {
     "input": "input {}",
     "variable": "variable {}",
     "request": "gradient request {}",
-    "returns": "what the step returns",
+    "returns": "the return value of the step",
     "weights": "the loss weights",
     "func": "function {}",
 }
@@ -342,11 +342,11 @@ def _describe_difference(mine: str | None, theirs: str | None, words: Words) -> 
     here, there = words
     if mine is None or theirs is None:
         what, rest = _split(mine or theirs or "")
-        return f"{what} ({rest}) is {there if mine is None else here} only"
+        return f"{what} ({rest}) exists only {there if mine is None else here}"
     (what, rest), (other, others) = _split(mine), _split(theirs)
     if what == other:
         return f"{what}: {rest} {here}, {others} {there}"
-    return f"{what} ({rest}) stands {here} where {other} ({others}) stands {there}"
+    return f"{what} ({rest}) {here} is in the position of {other} ({others}) {there}"
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -69,10 +69,12 @@ class Nesterov(Outer):
 
     def __post_init__(self) -> None:
         if not 0.0 < self.rate <= 2.0:
-            raise OptionError(f"Nesterov(rate={self.rate!r}) is not a rate", why="it lies in (0, 2]", mend="rate=0.7")
+            raise OptionError(
+                f"Nesterov(rate={self.rate!r}) is out of range", why="rate must be in (0, 2]", mend="rate=0.7"
+            )
         if not 0.0 <= self.momentum < 1.0:
-            why = "it lies in [0, 1)"
-            raise OptionError(f"Nesterov(momentum={self.momentum!r}) is not a momentum", why=why, mend="momentum=0.9")
+            why = "momentum must be in [0, 1)"
+            raise OptionError(f"Nesterov(momentum={self.momentum!r}) is out of range", why=why, mend="momentum=0.9")
 
     def init(self, weights: Numbers) -> Any:
         """Zero momentum."""

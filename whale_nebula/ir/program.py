@@ -30,7 +30,7 @@ class Apart:
     each step; if there is one cluster, each of its `copies` trains a copy, where these are several.
 
     >>> print(Apart(every=100, delay=10, codec="int4"))
-    each cluster trains a copy, they meet every 100 steps and have 10 steps for it, int4, average
+    each cluster trains a copy, differences are exchanged every 100 steps with 10 steps to arrive, int4, average
     """
 
     every: int
@@ -63,16 +63,16 @@ class Apart:
             return f'each cluster trains a copy, sync_every="auto", {self.codec}, {text(self.outer)}'
         if self.exchange:
             who = f"each of {self.copies} workers" if self.copies > 1 else "each cluster"
-            return f"{who} trains a copy, they exchange momenta after each step, {self.exchange}"
+            return f"{who} trains a copy, momenta are exchanged after each step, {self.exchange}"
         if self.mode == ASYNC:
-            how = f"each pushes its difference every {self.every} steps, at most {self.staleness} rounds ahead"
+            how = f"each sends its difference every {self.every} steps, at most {self.staleness} rounds ahead"
         elif self.fragments > 1:
             pieces = f" in {self.fragments} fragments"
-            how = f"they meet every {_steps(self.every)}{pieces}"
-            how += f" that each have {_count(self.delay)} to arrive in" * bool(self.delay)
+            how = f"differences are exchanged every {_steps(self.every)}{pieces}"
+            how += f" with {_count(self.delay)} each to arrive" * bool(self.delay)
         else:
-            how = f"they meet every {_steps(self.every)}"
-            how += f" and have {_count(self.delay)} for it" * bool(self.delay)
+            how = f"differences are exchanged every {_steps(self.every)}"
+            how += f" with {_count(self.delay)} to arrive" * bool(self.delay)
         return f"each cluster trains a copy, {how}, {self.codec}, {text(self.outer)}"
 
 
@@ -352,7 +352,7 @@ class Constraints:
             if each.replicas is not None:
                 holds.append(f"{each.replicas} replica{'s' * (each.replicas > 1)}")
             found.append(each.said + f" ({', '.join(holds)})" * bool(holds))
-        found += [f"the clusters {', '.join(self.clusters)}"] * bool(self.clusters)
+        found += [f"clusters {', '.join(self.clusters)}"] * bool(self.clusters)
         found += [f"{self.replicas} replicas"] * bool(self.replicas and not self.stages)
         return found + [f"{self.micro_batch} micro-batches"] * bool(self.micro_batch)
 
@@ -364,7 +364,7 @@ class Assignment:
 
     Those ops are in the order of the trace; the last stage applies to all that follow. Ops that read no variable are
     placed where the fewest bytes cross, like those outside any scope. `codecs` are those of the stages' inputs. `homes`
-    are the clusters that have an input, by its number, for those that some have not: only their stages read it.
+    are the clusters that have an input, by its number, for inputs that some clusters lack: only their stages read it.
 
     >>> given = Assignment((Stage("stage0", "gpu"), Stage("stage1", "npu")), {"table": ("stage0", "stage1")})
     >>> [given.stage_of("table", number) for number in range(3)], given.stage_of("other", 0)

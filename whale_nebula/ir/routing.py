@@ -18,7 +18,7 @@ NEAR = 1.05
 
 
 def shares(speeds: Sequence[float], count: int) -> tuple[int, ...]:
-    """The number of micro-batches of each replica, out of `count`, that minimises the finishing time.
+    """The number of micro-batches of each replica, out of `count`, that minimizes the finishing time.
 
     Each is assigned to the replica that would finish it first. Every replica has at least one, if there are enough.
 

@@ -360,7 +360,7 @@ class Exchanged:
     _rows: dict[tuple[Value, int], int | None] = field(default_factory=dict)
 
     def nbytes(self, each: Exchange, counts: Sequence[int]) -> int | None:
-        """Bytes of an exchange in a step whose micro-batches have `counts` rows; None if known only in the step."""
+        """Bytes of an exchange in a step whose micro-batches have `counts` rows; None if known only at run time."""
         if each.part is None:
             shape = each.spec.shape
             return None if shape is None or None in shape[1:] else each.spec.nbytes(unknown=sum(counts))

@@ -1,6 +1,6 @@
 """The text form of a graph, and its parser; the golden tests of all passes use it.
 
-One op a line: its number, type, inputs, attributes, outputs, and annotations of the capture.
+One op per line: its number, type, inputs, attributes, outputs, and annotations of the capture.
 
     arguments %0
     %0 = input x float32[?,4]
@@ -42,7 +42,7 @@ _JSON = {"(": "[", ")": "]", "=": ":", "inf": "Infinity", "nan": "NaN"}
 
 
 class TextError(ValueError):
-    """An unknown line in a graph's text."""
+    """An invalid line in a graph's text."""
 
 
 # ---------------------------------------------------------------------- reading
@@ -69,7 +69,7 @@ def from_text(text: str) -> Graph:
         elif found := _OP.fullmatch(line):
             blocks[-1] = name, replace(graph, ops=(*graph.ops, _read_op(found)))
         else:
-            raise TextError(f"line {number} cannot be read: {line!r}")
+            raise TextError(f"cannot parse line {number}: {line!r}")
     functions.update((name, _renumber(graph, functions)) for name, graph in blocks[1:])
     return _renumber(blocks[0][1], functions)
 
@@ -95,7 +95,7 @@ def _renumber(graph: Graph, functions: Mapping[str, Graph]) -> Graph:
         )
         return Graph(ops, functions, tuple(numbers[op] for op in graph.arguments), renumber(graph.returns))
     except KeyError as missing:
-        raise TextError(f"%{missing.args[0]} is read, but no line makes it") from None
+        raise TextError(f"%{missing.args[0]} is read, but no line defines it") from None
 
 
 def _read_op(line: re.Match[str]) -> Op:
@@ -144,7 +144,7 @@ def _read_attributes(text: str) -> dict[str, Attribute]:
     try:
         found = json.loads(f"{{{_TOKEN.sub(translate, text)}}}")
     except ValueError:
-        raise TextError(f"attributes cannot be read: {text!r}") from None
+        raise TextError(f"cannot parse attributes: {text!r}") from None
     return {key: settle(value) for key, value in found.items()}
 
 

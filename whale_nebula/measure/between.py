@@ -1,6 +1,6 @@
-"""Measure collectives of TensorFlow between two processes of this machine.
+"""Measure TensorFlow's collectives between two processes of this machine.
 
-`python -m whale_nebula.measure.between SIZE... RUNS` is one of the two processes; the launcher assigns its place.
+`python -m whale_nebula.measure.between SIZE... RUNS` is one of the two processes; the launcher assigns its rank.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> None:
 
     own = attach()
     if own is None or own.listen is None:
-        raise StateError("no launcher has started this process", mend="whale-nebula measure")
+        raise StateError("this process was not started by a launcher", mend="run whale-nebula measure")
     *sizes, runs = map(int, words)
     addresses = {own.worker: own.listen, **own.addresses}
     index = own.workers.index(own.worker)

@@ -66,7 +66,7 @@ def measure_device(sizes: Sizes = FULL, report: Tell = lambda text: None) -> Fou
     report(f"memory: {memory / 1e9:.3g} GB/s, spread {moved.spread:.0%}")
     call = _time(_compile(lambda x: x, 1), sizes)
     spreads["call_seconds"] = call.spread
-    report(f"an empty call: {call.seconds * 1e6:.3g} µs, spread {call.spread:.0%}")
+    report(f"empty call: {call.seconds * 1e6:.3g} µs, spread {call.spread:.0%}")
     kind, held = ("gpu", None) if gpus else ("cpu", total_memory())
     spreads |= {"memory_bytes": 0.0} if held is not None else {}
     return Found(Device(kind, count_cores(), rates["matmul"], held, memory, rates, call.seconds), spreads)
@@ -138,7 +138,7 @@ def measure_codecs(sizes: Sizes = FULL, report: Tell = lambda text: None) -> Cod
         timed = _time_codec(codec, x, sizes)
         found[str(codec)] = timed.seconds / (4 * x.shape.num_elements())
         spreads[str(codec)] = timed.spread
-    report("codecs, for each MB: " + ", ".join(f"{name} {1e9 * each:.3g} ms" for name, each in found.items()))
+    report("codecs, per MB: " + ", ".join(f"{name} {1e9 * each:.3g} ms" for name, each in found.items()))
     return Coding(found, spreads)
 
 

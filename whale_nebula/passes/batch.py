@@ -54,7 +54,7 @@ def _merge_slices(part: GradientPart, request: Request, folds: BatchFolds, foldi
     if state.kind != ROWS or state.position:
         name = request.sources[part.source]
         if state.good:
-            state = Fold(COUPLED, blame=part.values[1].op, reason=f"rows of {name!r} are looked up at {state.spoken}")
+            state = Fold(COUPLED, blame=part.values[1].op, reason=f"rows of {name!r} are looked up by {state.spoken}")
         folds.refuse(state, f"the gradient of {name!r}")
     return part
 
@@ -72,10 +72,10 @@ def _merge(program: Program, folds: BatchFolds, folding: Folding, request: Reque
     if state.kind == ROWS and not (state.axis or state.misplaced or sparse):
         return ROWS
     if state.good:
-        reason = state.misplaced or f"the gradient of {state.spoken} is asked for"
-        along = f", which lie along axis {state.axis}" if state.kind == ROWS and state.axis else ""
+        reason = state.misplaced or f"the gradient of {state.spoken} is requested"
+        along = f" along axis {state.axis}" if state.kind == ROWS and state.axis else ""
         state = Fold(COUPLED, blame=value.op, reason=reason + along)
-    folds.refuse(state, "a gradient that is asked for")
+    folds.refuse(state, "a requested gradient")
     shape = program.graph.spec(value).shape
     return ROWS if shape and shape[0] is None else ADDED
 
@@ -154,7 +154,7 @@ def _assertion_refusal(graph: Graph, check: int, folding: Folding) -> Fold | Non
     return bad or (Fold(COUPLED, blame=check, reason=_ROWS) if rows else None)
 
 
-_ROWS = "it is about all rows, and says something of each: what it says would have to be sent, too"
+_ROWS = "it checks all rows at once and reports values of each row, which would have to be sent as well"
 
 
 def rereads(
@@ -183,7 +183,9 @@ _ONCE = frozenset({"after", "inverse"})
 _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
 Where = Callable[[int], str]
 
-DRAWN_ANEW = "random numbers, such as dropout's, are drawn anew for each micro-batch: reproducible, not those uncut"
+DRAWN_ANEW = (
+    "each micro-batch draws its own random numbers (dropout): results are reproducible, but differ from the uncut step"
+)
 """The note on a cut step that draws random numbers."""
 
 
@@ -215,9 +217,9 @@ class BatchFolds:
         if rule not in ("coupled", "after", "whole"):
             return rule
         if state.good:  # the micro-batches' values together are not those of the batch
-            reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
+            reason = state.misplaced or f"it is {state.spoken}, computed from one micro-batch"
             state = Fold(COUPLED, blame=value.op, reason=reason)
-        self.refuse(state, "a value that leaves the micro-batches", allowed=bool(self.program.weights))
+        self.refuse(state, "a value that is used after the micro-batches", allowed=bool(self.program.weights))
         spec = self.program.graph.spec(value)
         if spec.scalar:
             return "mean" if spec.floating else "last"
@@ -298,7 +300,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     about_all = split_assertions(graph, checks, folding)
     for state in about_all.refused:
-        found.refuse(state, "what is asserted", ("return the numbers from the step, and assert them there",))
+        found.refuse(state, "an assertion", ("return the numbers from the step and check them outside",))
     found.once, found.checks = found.once | about_all.once, checks - about_all.once
     for refusal in _find_refusals(own, found.once, program, folding):
         found.refuse(*refusal)
@@ -310,7 +312,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     again = list(rereads(graph, own, run, found.once, folding))
     for write, read in again:
         state = Fold(COUPLED, blame=read.index, reason=f"{_written_by(write, read, program)} {_REREAD}")
-        found.refuse(state, "what the step computes", (_BEFORE,) if write.index in found.once else ())
+        found.refuse(state, "a result of the step", (_BEFORE,) if write.index in found.once else ())
     found.once -= graph.ascend(write.index for write, _ in again)
     return found
 
@@ -377,7 +379,7 @@ def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Valu
     folding = _fold_program(program)
     found = {value: folding.of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
-    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only in a step
+    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: known only at run time
 
 
 _LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
@@ -437,7 +439,7 @@ def _written_by(write: Op, read: Op, program: Program) -> str:
     return f"variable {path!r}" if path is not None else "a lookup table" if table else "a resource"
 
 
-_REREAD = "is written from the batch, and then read again: a micro-batch would read it before the others have written"
+_REREAD = "is written from the batch and read afterwards: a micro-batch would read it before the others have written it"
 _BEFORE = "read the variable before it is written"
 
 
@@ -445,16 +447,18 @@ def _explain_write(op: Op, given: list[Fold]) -> str | None:
     """The reason why a write cannot be made by micro-batches in sequence, independent of its values."""
     kinds = {state.kind for state in given}
     if ROWS in kinds and op.type.startswith(("Assign", "ResourceStridedSliceAssign")):
-        return "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
+        return (
+            "rows of the batch are assigned to a variable, and each micro-batch would overwrite them with its own rows"
+        )
     if any(state.position for state in given):
-        return "it writes where the numbers of rows say, and each micro-batch numbers its own"
+        return "it writes at positions given by row numbers, and each micro-batch numbers its rows from zero"
     if ROWS in kinds and op.type.startswith("ResourceScatter") and not kinds <= {ROWS, WHOLE}:
-        return "rows of the batch say where it writes, and what it writes is made of all of them"
+        return "rows of the batch determine where it writes, and the written value depends on all rows"
     return None
 
 
 Refusal = tuple[Fold, str, tuple[str, ...]]
-"""A refused value: its state, its description, and its specific mends."""
+"""A refused value: its state, its description, and its specific fixes."""
 
 
 def _find_refusals(own: list[Op], once: Collection[int], program: Program, folding: Folding) -> Iterator[Refusal]:
@@ -469,27 +473,27 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
             yield from ((state, what, ways) for state in states)
     for number in sorted(op for request in program.requests for op in request.backward):
         if is_effect(graph.ops[number], graph) and resources(graph.ops[number], graph):
-            state = Fold(COUPLED, blame=number, reason="a gradient writes a variable, once for each micro-batch")
-            yield state, "what the step writes", ()
+            state = Fold(COUPLED, blame=number, reason="the backward writes a variable, once for each micro-batch")
+            yield state, "a variable that the step writes", ()
     for value in (value for request in program.requests for value in request.given):
         state = folding.of(value)
         if state.kind == WHOLE or (state.kind == ROWS and not state.misplaced):
             continue
         reason = state.misplaced or f"output_gradients is {state.spoken}"
         state = Fold(COUPLED, blame=value.op, reason=reason) if state.good else state
-        yield state, "a gradient that is given", ()
+        yield state, "a given output gradient", ()
 
 
 def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
-    """The effect of a write as a part of a sentence, and its specific mends."""
+    """A description of what a write affects, and its specific fixes."""
     known = program.variable_ops
     variables = [known[handle] for handle in resources(op, program.graph) if handle in known]
     metric = next((variable.metric for variable in variables if variable.metric), "")
     if not metric:
-        return "what the step writes", ()
+        return "a variable that the step writes", ()
     return (
-        f"what the step writes into metric {metric!r}",
-        (f"leave {metric!r} out of model.compile(metrics=[...]), and reckon it afterwards from model.predict(x)",),
+        f"the value of metric {metric!r}",
+        (f"remove {metric!r} from model.compile(metrics=[...]) and compute it from model.predict(x) after training",),
     )
 
 
@@ -509,8 +513,8 @@ def divides(program: Program) -> bool:
 
 
 def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
-    """Why micro-batches would change a step that was captured uncut, as its rows depend on each other; "" if they do
-    not, or if it is not known: weights that divide the loss are in the trace of a cut step alone.
+    """Why micro-batches would change a step that was captured uncut, as its rows depend on each other. Empty if they
+    would not, or if it is not known: the weights that divide the loss are only in the trace of a cut step.
     """
     tried = replace(program, pipeline=replace(program.pipeline, micro_batch=max(2, program.pipeline.micro_batch)))
     folding = _fold_program(tried)
@@ -522,7 +526,7 @@ def explain_coupling(program: Program, where: Where = lambda op: "") -> str:
     except BatchCoupledError as refused:
         return refused.what
     except CaptureError:
-        pass  # of another cause, which is reported where the step is cut
+        pass  # a different cause, which is reported where the step is cut
     return ""
 
 

@@ -75,13 +75,13 @@ def check_order(
             read_by, read_of = (_find_placed_layer(graph, labels, each) for each in (op.index, value.op))
             placed = bool(read_by and read_of)
             raise StageOrderError(
-                f"stage {later.key!r} feeds stage {earlier.key!r}, which comes before it",
+                f"stage {earlier.key!r} reads from stage {later.key!r}, which comes after it",
                 where=reader or op.name,
                 why=f"{_describe_layer(reader) or f'op {op.name!r} ({op.type})'} of {earlier.key!r} "
                 f"reads {_describe_layer(maker) or repr(made.name)} of {later.key!r}{line}: "
-                "stages must follow one another, and entering a stage again continues it"
-                + (f"; nb.place gives {read_by} and {read_of}" if placed else ""),
-                mend=f"give the second a name: {_name_second(earlier)}" + " in the map of nb.place" * placed,
+                "data must flow from earlier to later stages, and entering a stage again continues it"
+                + (f"; nb.place assigns {read_by} and {read_of}" if placed else ""),
+                mend=f"give the second one its own name: {_name_second(earlier)}" + " in the map of nb.place" * placed,
             )
 
 
@@ -90,9 +90,9 @@ def backwards(later: Stage, earlier: Stage, where: str) -> StageOrderError:
     return StageOrderError(
         f"a gradient flows from stage {earlier.key!r} back into {later.key!r}, which comes after it",
         where=where,
-        why=f"{earlier.key!r} reads what {later.key!r} made before it, in an earlier part of the step",
-        mend="give what comes after it a name of its own: "
-        f"{_name_second(earlier)}, or tf.stop_gradient around what it reads",
+        why=f"{earlier.key!r} reads a value that {later.key!r} computed in an earlier part of the step",
+        mend="give the later part its own name: "
+        f"{_name_second(earlier)}, or wrap the value that it reads in tf.stop_gradient",
     )
 
 
@@ -132,7 +132,7 @@ def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequ
     stages = [stage for worker in workers for stage in set(worker.stages)]
     for number in sorted(moving):
         if graph.ops[number].type == "RngReadAndSkip" and stages.count(program.labels.get(number, -1)) > 1:
-            folds.refuse(Fold(COUPLED, blame=number, reason=_EACH), "what is drawn", (_FOR_ONE_ANOTHER,))
+            folds.refuse(Fold(COUPLED, blame=number, reason=_EACH), "random numbers", (_FOR_ONE_ANOTHER,))
     moved = {handle for number in moving for handle in resources(graph.ops[number], graph)}
 
     def moves(op: Op) -> bool:
@@ -143,11 +143,11 @@ def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequ
         drawn = is_random(op) and parts.part.get(op.index, 0) % 3 == FORWARD
         rows = drawn and any(folds.folding.of(value).kind == ROWS for value in op.values)
         if rows and not any(moves(graph.ops[before]) for before in seeded_by(op, graph)):
-            folds.refuse(Fold(COUPLED, blame=op.index, reason=SAME_SEED), "what is drawn")
+            folds.refuse(Fold(COUPLED, blame=op.index, reason=SAME_SEED), "random numbers")
 
 
-_EACH = "each replica would count its own draws alone, so that all of them draw the same rows"
-_FOR_ONE_ANOTHER = "keras.random.SeedGenerator(...), or a layer such as keras.layers.Dropout, for what is drawn"
+_EACH = "each replica would count only its own draws, so all replicas would draw the same rows"
+_FOR_ONE_ANOTHER = "draw with keras.random.SeedGenerator(...), or with a layer such as keras.layers.Dropout"
 
 
 def check_shared(
@@ -179,8 +179,8 @@ def check_shared(
                         f"{name!r} is written in the forward of stage "
                         f"{program.stages[writer].key!r} and read in that of {program.stages[reader].key!r}",
                         where=line,
-                        why="the stages work on different micro-batches at the same time, so the order would be left "
-                        "to chance",
+                        why="the stages work on different micro-batches at the same time, so the order of reads and "
+                        "writes would be undefined",
                         mend="give each stage its own keras.random.SeedGenerator, tf.random.Generator, metric or layer",
                     )
 
@@ -206,10 +206,10 @@ def python_notes(program: Program, where: Callable[[int], str]) -> list[str]:
         called = next((_CALLED[each] for each in types if each in _CALLED), None)
         if called is None or program.request_of(op.index) is not None:
             continue
-        moved = "cannot be moved: it runs Python, in the process that traced it"
+        moved = "cannot be moved: it runs Python in the process that traced it"
         if op.index in program.labels:
             stage = program.stages[program.labels[op.index]]
             key, cluster = stage.key, stage.cluster
-            moved = f"cannot be moved out of stage {key!r}: it runs Python, in the process of cluster {cluster!r}"
+            moved = f"cannot be moved out of stage {key!r}: it runs Python in the process of cluster {cluster!r}"
         found[f"{called} at {where(op.index)} {moved}"] = None
     return list(found)

@@ -68,9 +68,9 @@ def find_mask(
     if name is None or not spec(value).floating:
         return None, None
     if mask is None:
-        return None, 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'
-    whose = repr(name) if name else "the mask of Keras"
-    return None, f"{whose} is {spec(mask)}, which has no value for each row of {spec(value)}"
+        return None, 'mask=True, but Keras computed no mask for it; mask="x/mask" uses an input'
+    whose = repr(name) if name else "the Keras mask"
+    return None, f"{whose} is {spec(mask)}, which does not have one value per row of {spec(value)}"
 
 
 def _asked_mask(program: Program, value: Value, readers: Collection[int] | None) -> str | None:
@@ -90,7 +90,7 @@ def _input_named(program: Program, option: str, name: str) -> Value:
     if name not in named:
         inner = [each for each in named if each.endswith(f"/{name}")]
         raise OptionError(
-            f"nb.compress({option}={name!r}) names no input of this step",
+            f"nb.compress({option}={name!r}): the step has no input {name!r}",
             where=_line_of(program, option, name),
             why=f"its inputs are {', '.join(named)}",
             mend=f'{option}="{inner[0]}"' if inner else did_you_mean(name, list(named)),
@@ -121,10 +121,10 @@ def ids_of(program: Program, value: Value, layout: str, readers: Collection[int]
     shape = leaf.spec.shape if leaf.batched else ()
     if not leaf.spec.dtype.startswith(("int", "uint")) or not shape or shape[1:] not in ((), (1,)):
         raise OptionError(
-            f"nb.compress(delta={leaf.name!r}) names an input {leaf.spec}, which holds no ids",
+            f"nb.compress(delta={leaf.name!r}): input {leaf.spec} does not contain ids",
             where=_line_of(program, "delta", name),
-            why="an id is one whole number for each row of the batch",
-            mend=f"give {leaf.name!r} as int64 numbers of shape [batch]",
+            why="an id is one integer per row of the batch",
+            mend=f"pass {leaf.name!r} as int64 of shape [batch]",
         )
     spec = program.graph.spec(value)
     return ids if spec.floating and layout == "rows" and (spec.rank is None or spec.rank > 1) else None
@@ -145,12 +145,12 @@ def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator
         around = {site_of(program, op.compress) for op in readers if op.compress is not None}
         for site in sorted(around - {here}):
             overruled[site] = (
-                f"b{each.slot}: nb.compress at {site} does not count: what makes the tensor stands in one, at {here}"
+                f"b{each.slot}: nb.compress at {site} is ignored: the tensor is produced in nb.compress at {here}"
             )
     yield from overruled.values()
     for site in dict.fromkeys(program.sites) if program.apart is None else ():  # else for weights
         if site not in used and site not in overruled:
-            yield f"nb.compress at {site} changes nothing: no tensor that crosses comes under it"
+            yield f"nb.compress at {site} has no effect: it contains no tensor that crosses"
 
 
 def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequence[Worker]) -> Iterator[str]:
@@ -165,34 +165,34 @@ def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequen
             yield f"b{each.slot}: each pair of workers has {what}, so {_SO}"
 
 
-_SO = "results depend on how many workers there are"
+_SO = "results depend on the number of workers"
 
 
 def _describe_memory(text: str, dims: tuple[int, ...]) -> str:
     """The codec state between micro-batches in words; "" for a stateless codec.
 
     >>> _describe_memory("rank(4) >> int8", (8, 16)), _describe_memory("topk(0.5)", (8, 16))
-    ('a basis of its own', '')
+    ('its own basis', '')
     """
     way = parse_way(text)
     if way.delta is not None:
-        return "samples of its own to tell changes of"
+        return "its own samples to compute deltas from"
     if way.structure is not None and way.structure.news(dims):
-        return "a basis of its own"
-    return "a ramp of its own" if way.ladder and not way.auto else ""
+        return "its own basis"
+    return "its own ramp" if way.ladder and not way.auto else ""
 
 
 def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
-    """Refuse a boundary between clusters whose tensor cannot be serialised."""
+    """Refuse a boundary between clusters whose tensor cannot be serialized."""
     stages, graph = cut.program.stages, cut.program.graph
     for boundary in cut.boundaries:
         source, op, dtype = stages[boundary.source], graph.ops[boundary.value.op], graph.spec(boundary.value).dtype
         away = [stages[s].key for s in boundary.destinations if stages[s].cluster != source.cluster]
         if away and dtype not in DTYPE_NAMES:
             raise PlanError(
-                f"a {dtype} would cross from stage {source.key!r} to stage {away[0]!r}",
+                f"a tensor of type {dtype} would cross from stage {source.key!r} to stage {away[0]!r}",
                 where=f"{op.name} ({op.type}), {where(op.index)}",
-                why="between clusters go numbers and bools only",
+                why="only numbers and booleans can be sent between clusters",
                 mend=f"keep it inside one stage: move {op.type} into {away[0]!r}, "
-                f"or let numbers cross (ids, from a StringLookup in {source.key!r})",
+                f"or send numbers (ids from a StringLookup in {source.key!r})",
             )

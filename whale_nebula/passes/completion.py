@@ -125,7 +125,7 @@ class Completion:
         return found
 
     def follow(self, step: Step) -> Completion:
-        """A copy with variables and materialised values in the pieces of a step."""
+        """A copy with variables and materialized values in the pieces of a step."""
         copies = {name: getattr(self, name).copy() for name in ("of", "reshards", "needs", "together")}
         variables, wanted = {**self.variables, **step.variables}, {**self.wanted, **step.wanted}
         found = replace(self, variables=variables, wanted=wanted, **copies)
@@ -257,7 +257,7 @@ class Completion:
         found = self.question.facts.describe(op) if self.is_cut(op) and self.find_strategy(op) is None else None
         if not isinstance(found, str):
             return ""
-        return f"{op.type} is run whole on every device: {found} ({self.question.where(op.index)})"
+        return f"{op.type} runs unsharded on every device: {found} ({self.question.where(op.index)})"
 
     def is_cut(self, op: Op) -> bool:
         """Whether an input of an op is not whole, or an output is wanted in pieces."""
@@ -390,7 +390,7 @@ _NUMBERS = 64
 
 def complete_layouts(question: Question) -> Layouts:
     """The layouts of all values. Variables without a given layout get the pieces that some reader or writer uses, and
-    materialised values are sharded, if that adds no communication: all of them if possible, else greedily until nothing
+    materialized values are sharded, if that adds no communication: all of them if possible, else greedily until nothing
     changes.
     """
     found = _follow_pieces(question)

@@ -1,7 +1,7 @@
 """Facts on a stage's ops that hold in all visits: axes, forms and sizes of values, readers; and which variables and
-materialised values could be sharded in addition.
+materialized values could be sharded in addition.
 
-Sizes known only in a step are equal if they derive from the same size (`SameSizes`). The gradient of a residual
+Sizes known only at run time are equal if they derive from the same size (`SameSizes`). The gradient of a residual
 `x + f(x)` allows for different shapes, by sums over the axes along which either operand was broadcast. If `f` ends in a
 reshape to the sizes of `x`, there are none.
 """
@@ -24,7 +24,7 @@ from whale_nebula.passes.rules.registry import RULES, WHOLE, Axes, Fold, Node, w
 from whale_nebula.spec import Spec, Value
 
 Size = int | tuple[str, Value, int]
-"""A number, or a name for one known only in a step: equal names are equal sizes."""
+"""A number, or a name for one known only at run time: equal names are equal sizes."""
 REPEATED = "BroadcastGradientArgs"
 """The op that returns the axes along which either of two shapes was broadcast."""
 _SAME = frozenset({"Identity", "StopGradient", "Cast", "Snapshot"})
@@ -131,7 +131,7 @@ COOPERATIVE = frozenset({
 """Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
 _UNLIKE = "DepthwiseConv2dNative"
 """The op that gives an axis another size than it has in its operands."""
-_NO_RULE = "no rule says what it does to axes"
+_NO_RULE = "no rule describes its effect on axes"
 ROWS_COUNTED = 32
 """The assumed number of rows of a batch for comparing bytes."""
 
@@ -269,7 +269,7 @@ DEALS = "UnsortedSegmentSum"
 
 
 class Step(NamedTuple):
-    """Variables and materialised values, and the pieces in which they could be."""
+    """Variables and materialized values, and the pieces in which they could be."""
 
     variables: Mapping[int, Layout]
     wanted: Mapping[Value, Layout]

@@ -94,7 +94,7 @@ class _Builder:
         return tuple(self.workers[worker].name for worker in sorted(workers))
 
     def _finish_once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
-        """By worker, the fragments that run once a step."""
+        """By worker, the fragments that run once per step."""
         found = {self.workers[key.place].name: each for key, each in self.drafts.items() if key[:2] == (kind, phase)}
         return {name: draft.finish(name) for name, draft in found.items()}
 
@@ -182,7 +182,7 @@ class _Builder:
             mask, reason = find_mask(program, value, readers)
             codec, backward_codec = (codec_of(program, value, scope, way, mask) for way in (0, 1))
             if reason is not None:
-                notes.append(f"b{len(found)}: all its rows cross: {reason}")
+                notes.append(f"b{len(found)}: all rows are sent: {reason}")
             boundary = Boundary(
                 slot=len(found), value=value, phase=key.phase, source=key.place, destinations=tuple(sorted(readers)),
                 backward=value in returning, codec=codec, backward_codec=backward_codec, layout=layout, mask=mask,
@@ -204,7 +204,7 @@ class _Builder:
             made_at = f" ({line})" if line else ""
             yield (
                 f"b{boundary.slot}{made_at} does not depend on the batch: it is computed and sent for each of {count} "
-                "micro-batches, whole each time. If it has a row for each of the batch's, make as many as the batch "
+                "micro-batches. If it should have one row per row of the batch, create as many rows as the batch "
                 "has: tf.shape(x)[0] instead of a fixed number"
             )
 

@@ -68,8 +68,8 @@ class Homes:
             raise NotYetError(
                 "an op that writes variables of several clusters",
                 where=op.name,
-                why=f"op {op.name!r} ({op.type}) runs as one, and no cluster holds all that it writes",
-                mend="write the variables of each cluster in a tf.cond of their own",
+                why=f"op {op.name!r} ({op.type}) cannot be divided, and no cluster holds all variables that it writes",
+                mend="write the variables of each cluster in a separate tf.cond",
             )
         return found
 

@@ -118,16 +118,16 @@ class Parting:
     def _explain(self, together: list[Gradient]) -> str:
         """The reason for one function, with the op that makes most of the gradients of weights and its line."""
         stage = self.program.stages[self.draft.key.place]
-        said = f"the backward of stage {stage.key!r} stays in one piece"
+        said = f"the backward of stage {stage.key!r} is not divided"
         largest = max(together, key=lambda gradient: gradient.weights, default=None)
         if largest is None or not largest.weights:
-            return f"{said}: it has no weights"
+            return f"{said}: the stage has no weights"
         made = max(self._find_makers(largest.part), default=None)
         if made is None:
-            return f"{said}: gradients of its weights are what goes back"
+            return f"{said}: the gradients of its weights are the values sent back"
         line = self.where(made)
         op = f"{self.program.graph.ops[made].type}{f' at {line}' if line else ''}"
-        return f"{said}: {op} makes gradients of its weights together with what goes back"
+        return f"{said}: {op} computes the gradients of its weights together with the values sent back"
 
     def _find_makers(self, part: GradientPart) -> Iterator[int]:
         """The ops of the first part that make a gradient."""

@@ -191,7 +191,7 @@ class _Splitter:
     def _find_seed_variables(self) -> dict[int, int]:
         """The variables whose values seed draws of the forward, and the last such draw.
 
-        A scalar that is used in a seed is a counter of steps: it advances once a step, independent of the draws.
+        A scalar that is used in a seed is a counter of steps: it advances once per step, independent of the draws.
         """
         graph, variables = self.program.graph, self.program.variable_ops
         counts = {handle for handle, variable in variables.items() if variable.spec.scalar}

@@ -59,7 +59,7 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
 
 
 def list_fields(found: Any, names: Iterable[str] = ()) -> Iterator[str]:
-    """The fields of a record, one a line: those with these names, or all."""
+    """The fields of a record, one per line: those with these names, or all."""
     for name in names or [each.name for each in fields(found)]:
         value = getattr(found, name)
         if isinstance(value, set | frozenset):
@@ -156,7 +156,7 @@ class Compilation:
         """The result of an earlier pass; raises if it has not run."""
         found = getattr(self, what)
         if found is None:
-            raise LookupError(f"no pass has found {what} yet: the order of PIPELINE is wrong")
+            raise LookupError(f"no pass has computed {what} yet: the order of PIPELINE is wrong")
         return found
 
 
@@ -238,7 +238,7 @@ PIPELINE: tuple[Pass, ...] = (
     Step(
         "in-flight",
         lambda given: replace(given, program=one_in_flight(given.program)),
-        lambda found: [f"in flight: {found.program.pipeline.in_flight or 'as the schedule says'}"],
+        lambda found: [f"in flight: {found.program.pipeline.in_flight or 'by schedule'}"],
     ),
     Step("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
     Step("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
@@ -316,7 +316,7 @@ def verify(given: Compilation, name: str) -> None:
 
 
 def find_faults(given: Compilation) -> Iterator[str]:
-    """All faults, a sentence each."""
+    """All faults, one sentence each."""
     yield from _program_faults(given.program)
     if given.phases is not None:
         yield from _phase_faults(given.program, given.phases)
@@ -331,7 +331,7 @@ def _program_faults(program: Program) -> Iterator[str]:
             yield f"op {number} has the number {op.index}"
         for value in op.inputs:
             if value.op >= number or not _exists(graph, value):
-                yield f"op {number} {op.type} reads {value}, which is not made before it"
+                yield f"op {number} {op.type} reads {value}, which is not computed before it"
     for labelled, stage in program.labels.items():
         if labelled not in range(len(graph)) or stage not in stages:
             yield f"op {labelled} is labelled with stage {stage} of {len(stages)}"
@@ -345,8 +345,8 @@ def _program_faults(program: Program) -> Iterator[str]:
         if len(request.merges) not in (0, len(request.sources)):
             yield f"request {request.index} merges {len(request.merges)} of {len(request.sources)} gradients"
         if any(op not in range(len(graph)) for op in request.backward):
-            yield f"the backward of request {request.index} has ops that are not there"
-    yield from (f"{value} is named, and not there" for value in named if not _exists(graph, value))
+            yield f"the backward of request {request.index} has ops that do not exist"
+    yield from (f"{value} is named, but does not exist" for value in named if not _exists(graph, value))
     holders: list[Leaf | Variable] = [*program.leaves, *program.variables]
     yield from (f"{each} is held by no op" for each in holders if each.op not in range(len(graph)))
 
@@ -371,14 +371,14 @@ def _cut_faults(cut: Cut) -> Iterator[str]:
     for fragment in (*list_fragments(cut), *skipped):
         yield from _fragment_faults(cut.program.graph, fragment)
         if fragment.worker not in workers:
-            yield f"{_name(fragment)} runs on {fragment.worker}, which there is not"
+            yield f"{_name(fragment)} runs on {fragment.worker}, which does not exist"
     for boundary in cut.boundaries:
         if not boundary.destinations or boundary.source in boundary.destinations:
             yield f"boundary {boundary.slot} goes from stage {boundary.source} to {boundary.destinations}"
         if not _exists(cut.program.graph, boundary.value):
-            yield f"boundary {boundary.slot} carries {boundary.value}, which is not there"
+            yield f"boundary {boundary.slot} carries {boundary.value}, which does not exist"
     if [boundary.slot for boundary in cut.boundaries] != list(range(len(cut.boundaries))):
-        yield "boundaries are not numbered in their order"
+        yield "boundaries are not numbered in order"
     for phase in cut.phases:
         for each in phase.crossings:
             if each.source in each.destinations or not workers.issuperset((each.source, *each.destinations)):
@@ -396,10 +396,10 @@ def _fragment_faults(graph: Graph, fragment: Fragment) -> Iterator[str]:
     for op in fragment.ops:
         for value in graph.ops[op].inputs:
             if value.op not in inside and value not in fed and graph.ops[value.op].role != CAPTURE:
-                yield f"{_name(fragment)} reads {value} for op {op}, which it neither makes nor is fed"
+                yield f"{_name(fragment)} reads {value} for op {op}, which it neither computes nor is fed"
     for value in fragment.fetches:
         if value.op not in inside and value not in fed:
-            yield f"{_name(fragment)} gives {value}, which it neither makes nor is fed"
+            yield f"{_name(fragment)} returns {value}, which it neither computes nor is fed"
 
 
 def _name(fragment: Fragment) -> str:

@@ -116,7 +116,7 @@ def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[
     for value in program.returns:
         number = program.leaf_ops.get(value.op)
         if number in gone:
-            raise absent_error(program.leaves[number or 0].name, "what the step returns", "")
+            raise absent_error(program.leaves[number or 0].name, "the return value of the step", "")
 
 
 def _describe_reader(cut: Cut, fragment: Fragment, worker: str) -> str:

@@ -135,7 +135,7 @@ def refusal(program: Program, where: Where) -> BatchCoupledError | None:
         own = program.stages[stage]
         if own.replicas != count:
             why = (
-                f"they are added up over replicas that have one micro-batch each; stage {own.key!r} has {count} "
+                f"they are summed over replicas that have one micro-batch each, but stage {own.key!r} has {count} "
                 f"micro-batches for {own.replicas} replica{'s' * (own.replicas > 1)}"
             )
             return _batch_sum_error(program, stage, ops[0], where, why)
@@ -147,7 +147,7 @@ def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> No
     for stage, ops in sums_of(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
         key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
         if len(hosts) < replicas:
-            why = f"stage {key!r} has {replicas} replicas, each needs a worker of its own, and there are {len(hosts)}"
+            why = f"stage {key!r} has {replicas} replicas, which need a worker each, but {len(hosts)} worker(s) exist"
             raise _batch_sum_error(cut.program, stage, ops[0], where, why)
         if worker in hosts and not collectives:
             raise _batch_sum_error(cut.program, stage, ops[0], where, _STARTED)
@@ -157,30 +157,32 @@ def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> No
             raise _batch_sum_error(cut.program, stage, outside, where, _ELSEWHERE)
 
 
-_ELSEWHERE = "they are asked for outside of stages, where no replica comes to them"
+_ELSEWHERE = "they are computed outside of stages, where no replica runs"
 _STARTED = (
-    "its replicas add up by TensorFlow's collectives, which cannot be opened once TensorFlow has started: call "
-    "nb.init() before anything that makes a tensor, a variable or a layer"
+    "its replicas use TensorFlow's collectives, which cannot be enabled after TensorFlow has started: call "
+    "nb.init() before anything that creates a tensor, a variable or a layer"
 )
 
 
-SHARED = "synchronized moments are those of all replicas of stage "
+SHARED = "synchronized moments are computed over all replicas of stage "
 """The beginning of the note on a step with such sums."""
 
 
 def notes(program: Program) -> list[str]:
     """Notes on a program's sums over replicas."""
     stages = sums_of(program) if program.pipeline.micro_batch > 1 else ()
-    return [f"{SHARED}{program.stages[stage].key!r}; one process computes the batch as a whole" for stage in stages]
+    return [
+        f"{SHARED}{program.stages[stage].key!r}; one process computes them over the entire batch" for stage in stages
+    ]
 
 
 def _batch_sum_error(program: Program, stage: int, op: int, where: Where, why: str) -> BatchCoupledError:
     line, count, own = where(op), program.pipeline.micro_batch, program.stages[stage]
     layer = line.said if isinstance(line, Origin) else ""
     most = max(each.replicas for each in program.stages)
-    as_many = f"nb.replica({count}) around stage {own.key!r}, which gives each one micro-batch"
+    as_many = f"use nb.replica({count}) around stage {own.key!r}, so each replica has one micro-batch"
     if own.replicas == most > 1:
-        as_many = f"nb.pipeline(micro_batch={own.replicas}), as many as there are replicas"
+        as_many = f"use nb.pipeline(micro_batch={own.replicas}), one for each replica"
     others = mends(count if count > most else 1, copied=most > 1)
     return BatchCoupledError(
         f"micro-batches would change the synchronized moments{f' of {layer}' if layer else ''}",

@@ -41,8 +41,8 @@ from whale_nebula.spec import Spec, Value
 def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
     stages share is completed with the first of them that has pieces in it. A variable that is `held` keeps its layout.
-    A vector among variables of more axes, as a bias beside the kernel, is in pieces if its readers use pieces, unless
-    the requested layout saves bytes.
+    A vector among variables of more axes, such as a bias next to the kernel, is in pieces if its readers use pieces,
+    unless the requested layout saves bytes.
     """
     program = cut.program
     found: dict[int, Layouts] = {}
@@ -50,7 +50,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
     for number, stage in enumerate(program.stages):
         own = {each.variable: Layout(SPLIT, each.axis) for each in program.splits if each.stage == number}
         apart = [op for op in own if not _is_of_stage(cut, number, op)]
-        notes = [f"{program.variable_ops[op].path} is not divided: other stages hold it, too" for op in apart]
+        notes = [f"{program.variable_ops[op].path} is not sharded: other stages also hold it" for op in apart]
         own = {op: layout for op, layout in own.items() if op not in apart}
         count, settled = stage.shards, {op for op in program.variable_ops if not _is_of_stage(cut, number, op)}
         given: Mapping[Value, Layout] = {}
@@ -60,7 +60,8 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             slots = dict(_find_slots(cut, number, count))
             readers = {op: kind for op in slots if (kind := _find_whole_reader(cut, op))}
             notes += [
-                f"{n} slots stay whole: {kind} needs all of each" for kind, n in Counter(readers.values()).items()
+                f"{n} slots are not sharded: {kind} needs each one completely"
+                for kind, n in Counter(readers.values()).items()
             ]
             own = {op: layout for op, layout in slots.items() if op not in readers}
             given, why = _find_gradients(cut, number, count, own)
@@ -91,7 +92,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         question = replace(question, shared=question.facts)
         opaque = _find_opaque_readers(cut, question)
         notes += [
-            f"{program.variable_ops[op].path} is not divided: {kind} needs all of it" for op, kind in opaque.items()
+            f"{program.variable_ops[op].path} is not sharded: {kind} needs all of it" for op, kind in opaque.items()
         ]
         own |= dict.fromkeys(opaque, WHOLE_LAYOUT)
         question = replace(question, variables=own)
@@ -163,7 +164,7 @@ def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, i
 
 
 _READS = frozenset({"ReadVariableOp", "ResourceGather"})
-_UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run its update alike"
+_UNLIKE = "{} slots and gradients of {!r} are not sharded: its replicas run different updates"
 
 
 def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) -> tuple[dict[Value, Layout], list[str]]:
@@ -185,15 +186,16 @@ def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) ->
             continue
         reasons = {
             "replicas exchange the rows that they have read": part.sparse or holder.sparse,
-            "other stages hold its weight, too": not _is_of_stage(cut, stage, origin),
-            "it is more than one sum": value not in sums or request.merges[part.source : part.source + 1] == ("same",),
+            "other stages also hold its weight": not _is_of_stage(cut, stage, origin),
+            "it consists of several sums": value not in sums
+            or request.merges[part.source : part.source + 1] == ("same",),
             "it is read outside of updates": value in others or value in program.returns,
         }
         why = next((reason for reason, holds in reasons.items() if holds), None)
         if why is None:
             given[value] = Layout(SPLIT, axis)
         else:
-            notes.append(f"{_name_gradient(cut, value)} is added up whole: {why}")
+            notes.append(f"{_name_gradient(cut, value)} is all-reduced completely: {why}")
     return given, list(dict.fromkeys(notes))
 
 
@@ -287,10 +289,10 @@ def check_held(cut: Cut, held: Mapping[int, Layout]) -> None:
         if layout.kind == SPLIT and op not in known:
             path = program.variable_ops[op].path
             raise PlanError(
-                f"an earlier program has divided {path!r} by nb.split, and this one needs it as a whole",
+                f"an earlier program has sharded {path!r} by nb.split, but this one needs it completely",
                 where=path,
-                why="variables do not move within a run",
-                mend="the same nb.split(...) around its layer in all programs",
+                why="variables cannot be moved within a run",
+                mend="use the same nb.split(...) around its layer in all programs",
             )
 
 
@@ -309,31 +311,32 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> N
         built = {
             "nb.split of layers with synchronized moments, in nb.replica between processes": summed,
             "nb.split inside nb.replica(shard=) between processes": stage.shards > 1 and stage.shared_slots,
-            "nb.split, or nb.replica(shard=), of what every cluster trains a copy of": cut.program.apart is not None,
+            "nb.split, or nb.replica(shard=), of a model that every cluster trains a copy of": cut.program.apart
+            is not None,
         }
         missing = next((feature for feature, asked in built.items() if asked), None)
         if missing is not None:
-            raise NotYetError(missing, where=where, mend="leave it out there: the stage then runs whole")
+            raise NotYetError(missing, where=where, mend="remove it there, so that the stage runs unsharded")
         if not collectives:
             raise OptionError(
-                f"the devices of stage {stage.key!r} cannot reach one another",
+                f"the devices of stage {stage.key!r} cannot communicate",
                 where=where,
-                why="they use TensorFlow's collectives, which cannot be opened once TensorFlow has started",
-                mend="call nb.init() before anything that makes a tensor, a variable or a layer",
+                why="they use TensorFlow's collectives, which cannot be enabled after TensorFlow has started",
+                mend="call nb.init() before anything that creates a tensor, a variable or a layer",
             )
 
 
 def _too_few(stage: Stage, there: int, where: str) -> OptionError:
     """The error for a split stage with more devices than its cluster has workers."""
-    said, fewer = f"{stage.shards} devices", f"nb.split({there}), or nb.split() for as many as there are"
+    said, fewer = f"{stage.shards} devices", f"nb.split({there}), or nb.split() for all workers"
     if stage.replicas > 1:
         said += f" in each of {stage.replicas} replicas"
         counts = max(1, there // stage.shards), min(stage.shards, there)
         fewer = "nb.replica({}) and nb.split({}), or one of them without a count".format(*counts)
     return OptionError(
-        f"nb.split says {said}, and cluster {stage.cluster!r} has {there}",
+        f"nb.split needs {said}, but cluster {stage.cluster!r} has {there}",
         where=where,
-        why="each device is a worker of the stage's cluster: collectives never cross a line between clusters",
+        why="each device is a worker of the stage's cluster: collectives never cross a link between clusters",
         mend=fewer,
     )
 
@@ -344,10 +347,10 @@ def _check_handles(program: Program, op: int, reshards: Sequence[Reshard], at: C
         if program.graph.spec(each.value).dtype == "resource":
             path, kind = program.variable_ops[each.value.op].path, program.graph.ops[op].type
             raise NotYetError(
-                f"nb.split of {path!r} between processes, where {kind} is given it",
+                f"nb.split of {path!r} between processes, if {kind} has it as an input",
                 where=at(op),
-                why="a worker holds a piece of it, and no rule says what the op does to pieces",
-                mend="leave it out of nb.split, or change it by assign, assign_add, assign_sub or a scatter of rows",
+                why="each worker holds a piece of it, and there is no rule for the op on pieces",
+                mend="exclude it from nb.split, or change it by assign, assign_add, assign_sub or a scatter of rows",
             )
 
 

@@ -44,10 +44,10 @@ def describe_dependence(how: str, name: str) -> str:
 
 
 _WORDS: Mapping[str, str] = {
-    ITSELF: "{} itself, or made of inputs alone",
-    "derived": "made of {} and weights",
-    "gradient": "a gradient, which depends on {}",
-    "number": "single numbers, which depend on {}",
+    ITSELF: "{} itself, or computed from inputs alone",
+    "derived": "computed from {} and weights",
+    "gradient": "a gradient that depends on {}",
+    "number": "single numbers that depend on {}",
 }
 
 
@@ -67,8 +67,8 @@ def check_forbidden(
     """Refuse a step in which a crossing breaks a rule; warn of a training step without any input that a rule names."""
     unmet = [rule for rule in rules if not forbidden_inputs([rule], inputs)]
     if trains and unmet:
-        what = f"{name} has no input that the config's 'forbid' names"
-        why = f"its inputs are {', '.join(inputs)}; of no input here are {', '.join(map(str, unmet))}"
+        what = f"no input of {name} is named in the config's 'forbid'"
+        why = f"the inputs are {', '.join(inputs)}; these rules match none of them: {', '.join(map(str, unmet))}"
         warnings.warn(NebulaWarning(what, why=why, mend=f"forbid: [{inputs[-1]} -> ...]"), stacklevel=2)
     breaches = list(find_breaches(crossings, rules))
     if not breaches:
@@ -78,10 +78,10 @@ def check_forbidden(
     found = list(dict.fromkeys(map(str, breaches)))
     rest = [f"and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
     raise ForbiddenCrossingError(
-        f"{name} sends to {rule.cluster!r} what the config forbids: {rule}",
+        f"{name} sends data to {rule.cluster!r} that the config forbids: {rule}",
         where="forbid",
         why="\n".join([*found[:_LISTED], *rest]),
-        mend="run the stages that need it in another cluster; or, if this may go there, "
+        mend="run the stages that need it in another cluster; or, if this data may be sent, "
         f"forbid: [{{input: {rule.input}, cluster: {rule.cluster}, allow: [{', '.join(ways)}]}}]",
     )
 

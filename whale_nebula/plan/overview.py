@@ -1,6 +1,6 @@
-"""Build the records of a Plan from a Cut, with counts; and warn of codecs that make a step longer, by simulated steps.
+"""Build the records of a Plan from a Cut, with counts, and warn of codecs that make a simulated step longer.
 
-A codec whose computing overlaps with transfers causes no warning; one that costs more time than the transfers it
+A codec that computes while transfers are under way causes no warning. One whose computation takes more time than it
 saves does.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Direction:
-    """How a boundary's tensor, or its gradient, crosses: sizes, lines and codec.
+    """How a boundary's tensor, or its gradient, crosses: sizes, links and codec.
 
     `way` is the text of its encoding, `counts` are the rows of each micro-batch, and `lines` those that carry it. For a
     gradient, `forward` is the encoding of the tensor itself.
@@ -48,7 +48,7 @@ class Direction:
 
     @property
     def each(self) -> list[int | None]:
-        """Bytes of each micro-batch; None if known only in a step."""
+        """Bytes of each micro-batch; None if known only at run time."""
         return [self._payload(self.way, rows) for rows in self.counts]
 
     def _payload(self, way: str, rows: int) -> int | None:
@@ -72,8 +72,8 @@ class Direction:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Bytes of the first micro-batch on each rung of a ramp but the last, to which all other numbers refer; empty
-        without a ramp, or if known only in a step.
+        """Bytes of the first micro-batch on each rung of a ramp except the last, which all other numbers refer to;
+        empty without a ramp, or if known only at run time.
         """
         way = parse_way(self.way)
         if not way.ladder or way.auto or not self.counts:
@@ -84,13 +84,13 @@ class Direction:
 
     @property
     def total(self) -> int | None:
-        """Bytes that a step puts on lines."""
+        """Bytes per step on links."""
         known = [size for size in self.each if size is not None]
         return sum(known) * len(self.lines) if len(known) == len(self.counts) else None
 
     @property
     def seconds(self) -> float | None:
-        """Seconds a step on the slowest line; None without a rate."""
+        """Seconds per step on the slowest link; None without a rate."""
         if self.total is None:
             return None
         held: dict[tuple[str, str], list[int]] = {}
@@ -100,7 +100,7 @@ class Direction:
 
     @cached_property
     def cost(self) -> Cost | None:
-        """Seconds a step of one core, to encode and to decode; None if nothing crosses or costs are unknown."""
+        """Seconds per step on one core, to encode and to decode; None if nothing crosses or costs are unknown."""
         if not self.lines or self.total is None or parse_way(self.way).auto:
             return None
         by_rows = {rows: self._cost(self.spec.sized(rows)) for rows in set(self.counts)}
@@ -108,7 +108,7 @@ class Direction:
         if len(known) < len(self.counts):
             return None
         encoded, renewed = 1 if self.forward is None else len(self.lines), 0.0
-        if self.forward is None and self.counts:  # a structure is renewed once a step, with the first micro-batch
+        if self.forward is None and self.counts:  # a structure is renewed once per step, with the first micro-batch
             dims = self.spec.sized(self.counts[0])
             renewed = renewing(used_codec(parse_way(self.way), self.spec.dtype, dims), dims)
         decoded = len(self.lines) * sum(one.decode for one in known)
@@ -116,7 +116,7 @@ class Direction:
 
     @property
     def codec_seconds(self) -> float | None:
-        """Seconds a step to encode and decode; None if unknown, or without a codec."""
+        """Seconds per step to encode and decode; None if unknown, or without a codec."""
         return None if self.cost is None or parse_way(self.way).plain else self.cost.seconds
 
     @property
@@ -148,7 +148,7 @@ class Direction:
 
 
 def holds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
-    """Seconds for which tensors of this size occupy the line from a to b; None without a rate."""
+    """Seconds for which tensors of this size occupy the link from a to b; None without a rate."""
     rate = links.between(a, b).rate
     return sum(8 * wire_bytes(size) for size in sizes) / rate if rate else None
 
@@ -165,7 +165,7 @@ Step = Callable[[Sequence[Direction]], float]
 
 
 class CodecAdvice(NamedTuple):
-    """A codec, or a part of it, that makes a step longer: what to leave out, and seconds of a step with and without."""
+    """A codec, or a part of it, that makes a step longer: what to remove, and seconds of a step with and without."""
 
     what: str
     step: float
@@ -175,19 +175,19 @@ class CodecAdvice(NamedTuple):
         """The warning for all boundaries of one line of the script; its numbers are those of the first.
 
         >>> CodecAdvice("nb.compress", 2.5, 2.0).text(["b0, gpu to npu", "b1, gpu to npu"], "t.py:3")
-        'warning: b0, gpu to npu: a step takes 2.5 s, and 2 s without nb.compress: leave it out, t.py:3 (for b1, too)'
+        'warning: b0, gpu to npu: a step takes 2.5 s, or 2 s without nb.compress; remove it at t.py:3 (also for b1)'
         """
         others = ", ".join(name.partition(",")[0] for name in names[1:])
-        mend = f"leave it out{f', {where}' if where else ''}{f' (for {others}, too)' if others else ''}"
-        steps = f"a step takes {duration(self.step)}, and {duration(self.other)} without {self.what}"
-        return f"warning: {names[0]}: {steps}: {mend}"
+        mend = f"remove it{f' at {where}' if where else ''}{f' (also for {others})' if others else ''}"
+        steps = f"a step takes {duration(self.step)}, or {duration(self.other)} without {self.what}"
+        return f"warning: {names[0]}: {steps}; {mend}"
 
 
 def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
-    """Advice on codecs that make a step longer: none may be better, or one without its structure.
+    """Advice on codecs that make a step longer: no codec may be faster, or the codec without its structure.
 
     `ways` are those of the tensor and, if it crosses back, of its gradient. A codec whose saving depends on values (a
-    mask) is not compared with none, and one whose seconds are unknown with nothing.
+    mask) is not compared with no codec. A codec with unknown costs is not compared at all.
     """
     structure, others = parse_way(ways[0].way).structure, dict[str, list[Direction]]()
     if not has_open_size(ways[0].way):
@@ -222,8 +222,8 @@ def fallbacks(plan: Plan) -> Iterator[str]:
         for what, used, asked in ways:
             if used:
                 codec = parse_way(used).codec
-                how = f"as {codec}" if codec is not None else "as it is"
-                yield f"{each.name}{what} {dims} crosses {how}: {parse_way(asked).codec} would not be fewer bytes"
+                how = f"as {codec}" if codec is not None else "uncompressed"
+                yield f"{each.name}{what} {dims} crosses {how}: {parse_way(asked).codec} would not make it smaller"
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class Overview:
 
     @cached_property
     def exchanged(self) -> Exchanged:
-        """Sizes of the exchanges between clusters once a step."""
+        """Sizes of the exchanges between clusters once per step."""
         return Exchanged(self.cut, self.shapes)
 
     def stages(self) -> dict[str, PlanStage]:
@@ -288,7 +288,7 @@ class Overview:
         return times(replace(plan, boundaries=tuple(others)), assumptions_of(plan)).seconds
 
     def once(self) -> tuple[PlanOnce, ...]:
-        """The parts that run once a step, in order."""
+        """The parts that run once per step, in order."""
         found = [self._describe_once([fragment]) for fragment in self.cut.whole.values()]
         for phase in self.cut.phases:
             found += [self._describe_once([fragment]) for fragment in phase.prologue.values()]
@@ -362,7 +362,9 @@ class Overview:
 
     @cached_property
     def _losses(self) -> set[int]:
-        """The ops of stages for the differentiated value: itself, or the terms of a sum that is taken once a step."""
+        """The ops of stages for the differentiated value: itself, or the terms of a sum that is computed once per
+        step.
+        """
         program = self.cut.program
         made = set[int]().union(*(self.work.list_ops(stage, backward=False) for stage in range(len(program.stages))))
         targets = (value.op for request in program.requests for value in request.targets)

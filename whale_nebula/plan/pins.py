@@ -54,12 +54,12 @@ class Pins:
         difference = plan.difference(pinned, ("now", "in the pinned plan"))
         if difference is not None:
             raise PlanMismatchError(
-                f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
+                f"the plan of {plan.name} differs from the pinned plan{f' of {pin}' if pin != plan.name else ''}",
                 where=source,
                 why=difference,
-                mend="change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
-                "or nb.plan(model, x, y).save(path);\nor leave plan= out of nb.init; if it is the same model and Keras "
-                'has numbered it anew: keras.Model(..., name="mine"), and a name for each layer and the optimizer',
+                mend="undo the change; or pin the new plan: whale-nebula show train.py --save plan.json, "
+                "or nb.plan(model, x, y).save(path);\nor remove plan= from nb.init; if only the numbers that Keras "
+                'adds to names differ: keras.Model(..., name="mine"), and a name for each layer and the optimizer',
             )
 
     def miss(self, name: str) -> None:
@@ -71,9 +71,9 @@ class Pins:
         self.met.add(name)
         warn_at(
             script_site(),
-            f"{name} has no pinned plan, and runs as it is planned now",
-            why=f"a pin is found by the step's name, and those pinned are {list_names(self.plans)}",
-            mend="name the model as it was pinned: keras.Model(..., name=...); or pin it too: "
+            f"{name} has no pinned plan, so it runs with a new plan",
+            why=f"pins are found by the step's name; pinned steps: {list_names(self.plans)}",
+            mend="give the model the name that was pinned: keras.Model(..., name=...); or pin this step, too: "
             "nb.init(plan=[..., path])",
         )
 
@@ -81,10 +81,10 @@ class Pins:
         """At the end of the run, warn of pins without a matching step."""
         for name, (_, source) in self.plans.items():
             if name not in self.met:
-                steps = f"the steps that ran with scopes are {list_names(sorted(self.met))}" if self.met else ""
+                steps = f"steps that ran with scopes: {list_names(sorted(self.met))}" if self.met else ""
                 file, _, line = self.site.rpartition(":")
-                what = f"{name} has a pinned plan, and no such step was run"
-                warn_at(Site(file, int(line)), what, why=steps, mend=f"leave {source} out of plan=")
+                what = f"{name} has a pinned plan, but no step of that name has run"
+                warn_at(Site(file, int(line)), what, why=steps, mend=f"remove {source} from plan=")
 
 
 def _strip_number(name: str) -> str:
@@ -106,8 +106,8 @@ def pins(given: Any, site: str) -> Pins:
             raise OptionError(
                 f"two plans pin {plan.name}: {plans[plan.name][1]} and {source}",
                 where=site,
-                why="a step has one plan",
-                mend=f"leave one of them out: nb.init(plan={source!r})",
+                why="a step has only one plan",
+                mend=f"remove one of them: nb.init(plan={source!r})",
             )
         plans[plan.name] = plan, source
     return Pins(plans, site)
@@ -119,18 +119,18 @@ def _read(given: Any, site: str) -> tuple[Plan, str]:
     if isinstance(given, (str, os.PathLike)):
         if not os.path.exists(given):
             raise PlanError(
-                f"there is no file {os.fspath(given)!r} to pin a plan by",
+                f"the pinned plan {os.fspath(given)!r} does not exist",
                 where=site,
-                why=f"it is looked for from {os.getcwd()}",
-                mend=f"whale-nebula show train.py --save {os.path.basename(given)} writes one, "
-                "and so does nb.plan(model, x, y).save(path)",
+                why=f"relative paths start at {os.getcwd()}",
+                mend=f"write it with whale-nebula show train.py --save {os.path.basename(given)}, "
+                "or nb.plan(model, x, y).save(path)",
             )
         return Plan.load(given), os.fspath(given)
     raise OptionError(
         f"plan={given!r} is neither a path nor a plan",
         where=site,
-        why="it names files that Plan.save has written",
-        mend='nb.init(plan="plan.json"), or a list of them: one for each step',
+        why="plan= takes files that Plan.save has written",
+        mend='nb.init(plan="plan.json"), or a list with one plan for each step',
     )
 
 
@@ -152,12 +152,12 @@ class Approvals:
             raise NotApprovedError(
                 f"{plan.name} is not approved",
                 where=str(chosen.folder),
-                why=f"the steps that were approved are {list_names(steps)}",
+                why=f"approved steps: {list_names(steps)}",
             )
         pins.met.add(step)
         approved = parse_plan(read_plan(chosen, step), str(chosen.folder))
         difference = plan.difference(approved, ("here", "in the approved plan"))
         if difference is not None:
             raise NotApprovedError(
-                f"{plan.name} is not planned as it was approved", where=str(chosen.folder), why=difference
+                f"the plan of {plan.name} differs from the approved plan", where=str(chosen.folder), why=difference
             )

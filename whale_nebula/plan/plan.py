@@ -39,7 +39,7 @@ SHOWN = "whale_nebula shown plan 1"
 """The format of printed plans: without the program's text, so they cannot be loaded and compared."""
 
 
-_MEND = "nb.plan(model, *example).save(path) writes one, and so does: whale-nebula show train.py --save plan.json"
+_MEND = "write one with nb.plan(model, *example).save(path) or whale-nebula show train.py --save plan.json"
 _ANEW = "nb.plan(model, ...)"
 
 
@@ -47,13 +47,13 @@ _ANEW = "nb.plan(model, ...)"
 class Plan:
     """A step mapped to clusters: its stages, the boundaries between them, and their order.
 
-    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
-    the example; `lines` is the canonical text of the program, whose hash is `program_digest`;
-    `exchange_seconds` is how long clusters wait, once a step, for the values that their updates need from each other.
-    For split stages, `layouts` are the layouts of tensors on the devices by name, and `collectives` those between
-    devices. `crossings` are all values that go from cluster to cluster, with the inputs on which they depend, and how;
-    `protected` are the inputs that the config's `inputs` and `forbid` name.
-    For a plan that the planner has chosen, `considered` are the best candidates, the chosen one first.
+    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of the
+    example; `lines` is the canonical text of the program, whose hash is `program_digest`; `exchange_seconds` is how
+    long clusters wait, once per step, for the values that their updates need from each other. For split stages,
+    `layouts` are the layouts of tensors on the devices by name, and `collectives` those between devices. `crossings`
+    are all values that go from cluster to cluster, with the inputs on which they depend, and how; `protected` are the
+    inputs that the config's `inputs` and `forbid` name. For a plan that the planner has chosen, `considered` are the
+    best candidates, the chosen one first.
 
     >>> import json
     >>> import tensorflow as tf
@@ -102,7 +102,7 @@ class Plan:
     def __repr__(self) -> str:
         stages, boundaries = len(self.stages), len(self.boundaries)
         parts = f"{stages} stage{'s' * (stages != 1)} and {boundaries} boundar{'y' if boundaries == 1 else 'ies'}"
-        return f"<plan {self.digest[:12]} of {self.name}: {parts}; print() tells it>"
+        return f"<plan {self.digest[:12]} of {self.name}: {parts}; print() shows it>"
 
     @cached_property
     def program_digest(self) -> str:
@@ -150,13 +150,13 @@ class Plan:
             for name in dict.fromkeys([*own, *theirs]):
                 if name not in own or name not in theirs:
                     there, not_there = words if name in own else words[::-1]
-                    return f"{name} exists {there}, and not {not_there}"
+                    return f"{name} exists {there}, but not {not_there}"
                 if own[name] != theirs[name]:
                     return f"{name} is {own[name]} {words[0]}, {theirs[name]} {words[1]}"
         found = first_difference(self.lines, other.lines, words)
         for one, two in zip(self.boundaries, other.boundaries, strict=True):
             if found and one.maker != two.maker:  # a different name alone is ignored, as Keras numbers models
-                return f"boundary {one.name} is made by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"
+                return f"boundary {one.name} is produced by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"
         return found or None
 
     def to_text(self) -> str:
@@ -166,7 +166,9 @@ class Plan:
     def text_after(self, name: str) -> str:
         """The program as text after the pass of this name ("capture": before the first): what `show --after` prints."""
         if self.passes is None:
-            raise StateError("this plan comes from a file, which holds no program between passes", mend=_ANEW)
+            raise StateError(
+                "this plan was loaded from a file, which does not contain the program between passes", mend=_ANEW
+            )
         return self.passes(name)
 
     @property
@@ -177,7 +179,7 @@ class Plan:
     def explain(self) -> str:
         """The reasons for the planner's choice of this plan: the alternatives, and what would change the choice."""
         if self.decision is None and self.considered:
-            raise StateError("this plan comes from a file, which holds no explanation of it", mend=_ANEW)
+            raise StateError("this plan was loaded from a file, which does not contain an explanation", mend=_ANEW)
         if self.decision is None:
             raise StateError("this plan was not chosen by the planner", mend="nb.auto_parallel() before nb.plan(...)")
         return str(self.decision.explain())
@@ -212,7 +214,7 @@ class Plan:
         seconds = drawn.seconds + self.exchange_seconds if drawn.assumed.timed else None
         document["predicted"] = {"assuming": str(drawn.assumed), "seconds": seconds}
         if self.predicted is not None:
-            document["predicted"] = {"assuming": "what the planner went by", **to_plain(self.predicted)}
+            document["predicted"] = {"assuming": "the planner's cost model", **to_plain(self.predicted)}
         return json.dumps(document, indent=1)
 
     def to_file(self) -> str:
@@ -229,7 +231,9 @@ class Plan:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise PlanError("this file holds no plan", where=str(path), why=_explain_error(error), mend=_MEND) from None
+            raise PlanError(
+                "this file is not a saved plan", where=str(path), why=_explain_error(error), mend=_MEND
+            ) from None
         return parse_plan(text, str(path))
 
     def graph_def(self, stage: str) -> Any:
@@ -237,7 +241,7 @@ class Plan:
         if stage not in self.stages:
             raise OptionError(f"no stage is called {stage!r}", mend=did_you_mean(stage, self.stages))
         if self.definition is None:
-            raise StateError("this plan comes from a file, which holds no graphs", mend=_ANEW)
+            raise StateError("this plan was loaded from a file, which does not contain graphs", mend=_ANEW)
         return self.definition(stage)
 
     def __str__(self) -> str:
@@ -282,14 +286,14 @@ def parse_plan(text: str | bytes, where: str) -> Plan:
     try:
         document = json.loads(text)
         if (found := document.pop("format")) == SHOWN:
-            raise ValueError("it is what show --json prints, which has no program in it")
+            raise ValueError("it is the output of show --json, which does not contain the program")
         if found != FORMAT:
             raise ValueError(f"the format is not {FORMAT!r}")
         plan, digest = from_plain(Plan, document), document["digest"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PlanError("this file holds no plan", where=where, why=_explain_error(error), mend=_MEND) from None
+        raise PlanError("this file is not a saved plan", where=where, why=_explain_error(error), mend=_MEND) from None
     if plan.digest != digest:
-        raise PlanError("this plan was changed after it was saved", where=where, mend=_MEND)
+        raise PlanError("this plan was modified after it was saved", where=where, mend=_MEND)
     return plan
 
 
@@ -305,4 +309,4 @@ def _explain_error(error: Exception) -> str:
         return error.strerror or str(error)
     if isinstance(error, json.JSONDecodeError):
         return f"it is not JSON: {error}"
-    return str(error) if isinstance(error, ValueError) else "what it holds does not lie as in a plan"
+    return str(error) if isinstance(error, ValueError) else "its structure is not that of a plan"

@@ -1,4 +1,4 @@
-"""The records of a Plan: its stages, its boundaries, and the parts that run once a step.
+"""The records of a Plan: its stages, its boundaries, and the parts that run once per step.
 
 The scope of a count follows from its name: `step_...` and FLOPs are those of a whole step of the example,
 `activation_bytes` and a boundary's `bytes` those of its first micro-batch.
@@ -89,7 +89,7 @@ class PlanStage:
 class PlanCollective:
     """A collective between the devices of a split stage: `bytes` sent by each device each time, `times` in a step.
     `where` is the part of the step, `tensor` the op that makes the operand. `seconds` is the time of each, None if the
-    line between the cluster's workers is neither configured nor measured.
+    link between the cluster's workers is neither configured nor measured.
     """
 
     kind: str
@@ -103,16 +103,16 @@ class PlanCollective:
 
 @dataclass(frozen=True)
 class PlanBoundary:
-    """One tensor that crosses, with the bytes of a micro-batch; None if known only in a step.
+    """One tensor that crosses, with the bytes of a micro-batch; None if known only at run time.
 
     `maker` is the layer that makes the tensor, or the op if it is in no layer. `step_bytes` and `backward_step_bytes`
-    are the bytes on lines in a step, `seconds` and `backward_seconds` how long they occupy the slowest line; None
-    without a rate. Transfers inside a cluster use no line.
-    `codec_seconds` and `backward_codec_seconds` are the approximate seconds of one core to encode and decode them; None
-    if nothing crosses a line, or for codecs with unknown costs. `encode_seconds` and `backward_encode_seconds` are the
-    sender's part. For a ramp all of this refers to its last precision; `rungs` and `backward_rungs` are the bytes of a
-    micro-batch with each earlier one. `used` and `backward_used` are the part of the codecs that a micro-batch uses, if
-    the whole codec would not make it smaller; see `taken`.
+    are the bytes on links in a step, `seconds` and `backward_seconds` how long they occupy the slowest link; None
+    without a rate. Transfers inside a cluster use no link. `codec_seconds` and `backward_codec_seconds` are the
+    approximate seconds of one core to encode and decode them; None if nothing crosses a link, or for codecs with
+    unknown costs. `encode_seconds` and `backward_encode_seconds` are the sender's part. For a ramp all of this refers
+    to its last precision; `rungs` and `backward_rungs` are the bytes of a micro-batch with each earlier one. `used` and
+    `backward_used` are the part of the codecs that a micro-batch uses, if the whole codec would not make it smaller;
+    see `taken`.
     """
 
     name: str
@@ -150,7 +150,7 @@ class PlanBoundary:
 class PlanLink:
     """The link between two clusters in one direction, with a step's load.
 
-    `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is in bits a second (None: free), `delay`
+    `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is in bits per second (None: free), `delay`
     in seconds. With `at_most` they are upper bounds, as values in the batch decide.
     """
 
@@ -164,13 +164,13 @@ class PlanLink:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds for which a step occupies the line; None without a rate."""
+        """Seconds for which a step occupies the link; None without a rate."""
         return 8 * self.wire_bytes / self.rate if self.rate else None
 
 
 @dataclass(frozen=True)
 class PlanOnce:
-    """The part of a phase that one worker runs once a step: `kind` is whole, prologue or update."""
+    """The part of a phase that one worker runs once per step: `kind` is whole, prologue or update."""
 
     kind: str
     phase: int
@@ -185,8 +185,8 @@ class PlanOnce:
 class PlanTied:
     """A variable that two or more stages use: each holds it, and its gradients are summed.
 
-    `bytes` are those of the variable. Between processes each cluster sends its gradient to the others once a step:
-    `link_bytes` are the bytes by link, and `seconds` how long they occupy the slowest line; with `at_most` they are
+    `bytes` are those of the variable. Between processes each cluster sends its gradient to the others once per step:
+    `link_bytes` are the bytes by link, and `seconds` how long they occupy the slowest link; with `at_most` they are
     upper bounds, as values in the batch decide how many rows are looked up.
     """
 
@@ -226,9 +226,9 @@ class Considered:
 
 @dataclass(frozen=True)
 class RateCurves:
-    """Seconds of a step if all lines were slower or faster.
+    """Seconds of a step if all links were slower or faster.
 
-    `factors` are multiples of the configured rate, which is `rate` in bits a second if all lines have the same one.
+    `factors` are multiples of the configured rate, which is `rate` in bits per second if all links have the same one.
     `best` are the seconds of the best plan at each, named in `best_plans`; `plans` those of the best candidates.
     """
 

@@ -41,7 +41,7 @@ def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]
     shown = held if len(held) == _SHOWN + 1 else held[:_SHOWN]
     yield from ((path, plan.layouts[path]) for path in shown)
     if len(held) > len(shown):
-        yield "in pieces, too", f"{len(held) - len(shown)} variables"
+        yield "also sharded", f"{len(held) - len(shown)} variables"
     own = [each for each in plan.collectives if each.stage == stage.name]
     for kind in dict.fromkeys(each.kind for each in sorted(own, key=lambda each: -each.bytes * each.times)):
         alike = [each for each in own if each.kind == kind]
@@ -50,7 +50,7 @@ def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]
 
 
 def describe_seconds(found: Sequence[PlanCollective], before: str) -> str:
-    """The seconds that collectives take in a step, behind these words; nothing where they are unknown."""
+    """The seconds that collectives take in a step, after these words; nothing where they are unknown."""
     known = [each.seconds * each.times for each in found if each.seconds is not None]
     return f"{before}{duration(sum(known))}" if known and len(known) == len(found) else ""
 
@@ -72,7 +72,7 @@ _NUMBERS: Mapping[str, tuple[str, int]] = {
     "ArgMin": (ALL_GATHER, 1),
     "TopKV2": (ALL_GATHER, 1),
 }
-"""For ops that devices compute together: the collective, and the numbers a row that they exchange."""
+"""For ops that devices compute together: the collective, and the numbers per row that they exchange."""
 
 
 def list_layouts(cut: Cut) -> dict[str, str]:
@@ -91,7 +91,7 @@ def list_collectives(
     cut: Cut, crossed: Crossed, count: int, rings: Mapping[str, Line] | None = None
 ) -> tuple[PlanCollective, ...]:
     """The collectives of stages in a step of `count` micro-batches; for a stage with replicas, those of the replica
-    with most micro-batches. `rings` are the lines between neighbours inside clusters, by cluster.
+    with most micro-batches. `rings` are the links between neighbors inside clusters, by cluster.
     """
     orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
     taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
@@ -120,7 +120,8 @@ def list_notes(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
             times = count if op in fragments and fragments[op].stage is not None else 1
             costs[note] = costs.get(note, 0.0) + sent * times
     return tuple(
-        f"{note}; for that a device sends {size(costs[note])} a step" if note in costs else note for note in cut.notes
+        f"{note}; each device sends {size(costs[note])} per step for that" if note in costs else note
+        for note in cut.notes
     )
 
 

@@ -48,12 +48,12 @@ def plan_text(plan: Plan) -> str:
     """The whole text: a head, and all sections that are not empty."""
     found = [
         f"plan of {plan.name}",
-        f"  digest {plan.digest[:12]}, of the program {plan.program_digest[:12]}",
+        f"  digest {plan.digest[:12]}, program {plan.program_digest[:12]}",
         f"  {micro_batches(plan)}, schedule {plan.schedule}{limit_text(plan)}",
     ]
     if plan.considered:
         taken, binds = duration(plan.considered[0].predicted.seconds), plan.considered[0].binds
-        found.append(f"  chosen by nb.auto_parallel: a step is predicted to take {taken}, and waits for {binds}")
+        found.append(f"  chosen by nb.auto_parallel: predicted step time {taken}, bottleneck {binds}")
     for title, section in {**sections(plan), "schedule": Section(lines=list(_schedule(plan)))}.items():
         found += ["", title, *(f"  {line}".rstrip() for line in section.text())]
     return "\n".join(found)
@@ -63,14 +63,14 @@ def sections(plan: Plan) -> dict[str, Section]:
     """The sections of a plan by title."""
     found = {
         "stages": _stages(plan),
-        "work of a step, and memory": _work(plan),
+        "work per step and memory": _work(plan),
         "boundaries": _boundaries(plan),
         "split stages": _pieces(plan),
-        "between the devices of split stages": _collectives(plan),
-        "what crosses of protected inputs": list_dependences(plan, plan.protected),
+        "collectives of split stages": _collectives(plan),
+        "tensors that depend on protected inputs": list_dependences(plan, plan.protected),
         "links": _links(plan),
         "tied variables": Section(lines=list(_tied_lines(plan))),
-        "once a step": Section(lines=list(_print_once(plan))),
+        "once per step": Section(lines=list(_print_once(plan))),
         "notes": Section(lines=plan.notes),
     }
     return {title: section for title, section in found.items() if section.rows or section.lines}
@@ -80,7 +80,7 @@ def micro_batches(plan: Plan) -> str:
     """The division of the example's batch, in words."""
     rows = sum(plan.rows)
     if len(plan.rows) == 1:
-        few = "" if plan.micro_batch == 1 else f" (of {plan.micro_batch} asked for)"
+        few = "" if plan.micro_batch == 1 else f" (of {plan.micro_batch} requested)"
         return f"1 micro-batch{few} of {rows} row{'s' * (rows != 1)}"
     most, least = max(plan.rows), min(plan.rows)
     each = str(most) if most == least else f"{least} to {most}"
@@ -92,7 +92,7 @@ def limit_text(plan: Plan) -> str:
     return "" if plan.in_flight is None else f", at most {plan.in_flight} in flight"
 
 
-CANDIDATE = ("", "a step", "of best", "micro-batches", "most memory", "on lines", "waits for", "stages")
+CANDIDATE = ("", "step time", "of best", "micro-batches", "peak memory", "on links", "bottleneck", "stages")
 """The columns of the table of the planner's candidates."""
 
 
@@ -115,7 +115,7 @@ def _wrap(lines: Iterable[str]) -> list[str]:
 
 # ---------------------------------------------------------------------- stages
 def _stages(plan: Plan) -> Section:
-    head = ("", "name", "cluster", "worker", "ops forward", "backward", "variables", "parameters", "reads", "gives")
+    head = ("", "name", "cluster", "worker", "ops forward", "backward", "variables", "parameters", "inputs", "outputs")
     rows = []
     for number, stage in enumerate(plan.stages.values()):
         counts = (stage.forward_ops, stage.backward_ops, len(stage.variables), stage.parameters)
@@ -137,7 +137,7 @@ def _share_lines(plan: Plan) -> Iterator[str]:
         yield f"{stage.name}: replicas take {_ratio(shares)} of {count} micro-batches{order}{by}"
         took = times_of_shares(shares, stage.speeds) if stage.speeds else ()
         if waits(took) > WORTH * max(took, default=0.0):
-            idle = f"{100 * waits(took) / max(took):.0f} % of what that takes"
+            idle = f"{100 * waits(took) / max(took):.0f} % of that time"
             yield straggler_text(stage.name, took, idle, mend(stage.speeds, count, rows))
 
 
@@ -156,7 +156,7 @@ def _work(plan: Plan) -> Section:
     stages = plan.stages.values()
     if not any(stage.flops or stage.memory_bytes for stage in stages):
         return Section()
-    head = ("", "FLOPs forward", "backward", "a micro-batch keeps", "variables", "gradients", "slots", "memory")
+    head = ("", "FLOPs forward", "backward", "activations", "variables", "gradients", "slots", "memory")
     rows = []
     for stage in stages:
         kept = f"{size(stage.activation_bytes)} × {stage.in_flight}" if stage.kept_bytes else "-"
@@ -164,7 +164,9 @@ def _work(plan: Plan) -> Section:
         flops = (amount(stage.forward_flops), amount(stage.backward_flops))
         rows.append((stage.name, *flops, kept, *(size(each) if each else "-" for each in parts)))
     loops = sum(stage.open_loops for stage in stages)
-    open_ones = f"{loops} loop{'s' * (loops > 1)} of unknown length count as one turn: there is more to do than that"
+    open_ones = (
+        f"{loops} loop{'s' * (loops > 1)} of unknown length: one iteration is counted, so the actual work is larger"
+    )
     return Section(head, rows, range(1, 8), [open_ones] * bool(loops))
 
 
@@ -178,7 +180,7 @@ def _pieces(plan: Plan) -> Section:
             count = f"{len(held)} of {len(stage.variables)}"
             rows.append((stage.name, str(stage.shards), count, size(stage.variable_bytes), size(stage.shard_bytes)))
             lines += [f"{path} is {layout}" for path, layout in held]
-    head = ("", "devices", "variables in pieces", "variables", "a device holds, with slots")
+    head = ("", "devices", "sharded variables", "variables", "per device, with slots")
     return Section(head, rows, range(1, 5), lines)
 
 
@@ -194,8 +196,8 @@ def _collectives(plan: Plan) -> Section:
     total = sum(each.bytes * each.times for each in found)
     rest = [f"and {len(found) - len(rows)} more"] * (len(found) > len(rows))
     times, takes = sum(each.times for each in found), describe_seconds(found, ", which take ")
-    said = [f"a device sends {size(total)} a step, in {times} collectives{takes}"] * bool(found)
-    head = ("", "in the", "collective", "of", "a device sends", *["each takes"] * timed)
+    said = [f"each device sends {size(total)} per step in {times} collectives{takes}"] * bool(found)
+    head = ("", "part", "collective", "tensor", "sent per device", *["time each"] * timed)
     return Section(head, rows, range(4, len(head)), [*rest, *said])
 
 
@@ -208,7 +210,7 @@ def _shorten(name: str, most: int = 40) -> str:
 def _boundaries(plan: Plan) -> Section:
     phases = len({once.phase for once in plan.once} | {each.phase for each in plan.boundaries}) > 1
     timed = any(each.seconds is not None for each in plan.boundaries)
-    head = ("", "tensor", "made by", "from", "to", "a micro-batch", "its gradient", "on lines a step")
+    head = ("", "tensor", "producer", "from", "to", "per micro-batch", "gradient", "sent per step")
     rows = []
     for each in plan.boundaries:
         name = f"{each.name} (phase {each.phase})" if phases else each.name
@@ -216,7 +218,7 @@ def _boundaries(plan: Plan) -> Section:
         sent = [value for _, value in crossing_facts(each)]
         rows.append((name, str(Spec(each.dtype, each.shape)), *ends, *sent[: 3 + timed]))
     lines = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
-    return Section((*head, *["they are held"] * timed), rows, lines=_wrap(lines))
+    return Section((*head, *["links busy"] * timed), rows, lines=_wrap(lines))
 
 
 def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:
@@ -236,7 +238,7 @@ def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:
 def crossing_facts(each: PlanBoundary) -> list[tuple[str, str]]:
     """Costs of a boundary in both directions."""
     ways = [(each.step_bytes, each.seconds, each.codec)]
-    back = "does not return"
+    back = "not sent"
     if each.backward:
         ways.append((each.backward_step_bytes, each.backward_seconds, each.backward_codec))
         several = " from each" * (len(each.destinations) > 1)
@@ -245,28 +247,28 @@ def crossing_facts(each: PlanBoundary) -> list[tuple[str, str]]:
     most = "at most " * any(has_open_size(codec) for _, _, codec in ways)
     in_step = "?" if None in (count for count, _, _ in ways) else f"{most}{size(total)}" if total else "none"
     return [
-        ("a micro-batch", _describe_sent(each.bytes, each.taken[0])),
-        ("its gradient", back),
-        ("on lines a step", in_step),
-        ("lines held", " + ".join(duration(seconds) for _, seconds, _ in ways if seconds is not None)),
+        ("per micro-batch", _describe_sent(each.bytes, each.taken[0])),
+        ("gradient", back),
+        ("sent per step", in_step),
+        ("links busy", " + ".join(duration(seconds) for _, seconds, _ in ways if seconds is not None)),
     ]
 
 
 def _describe_sent(count: int | None, codec: str) -> str:
-    return describe_bytes("as many bytes as it has" if count is None else size(count), codec)
+    return describe_bytes("known at run time" if count is None else size(count), codec)
 
 
 def codec_lines(each: PlanBoundary) -> Iterator[str]:
-    """Details of a boundary's codec besides its bytes: conditions, content and time."""
+    """Details of a boundary's codec in addition to its bytes: conditions, content and time."""
     rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (each.rungs, each.backward_rungs))
     there, back = details(each.taken[0], rungs=rungs), details(each.taken[1], back=True, rungs=back_rungs)
     if there and there == back:
-        yield f"both ways {there}"
+        yield f"in both directions {there}"
     else:
-        yield from [there] * bool(there) + [f"its gradient {back}"] * bool(back)
+        yield from [there] * bool(there) + [f"gradient {back}"] * bool(back)
     seconds = " + ".join(duration(way) for way in (each.codec_seconds, each.backward_codec_seconds) if way)
     if seconds:
-        yield f"to encode and decode that takes one core about {seconds} a step"
+        yield f"encoding and decoding take about {seconds} per step on one core"
 
 
 def _links(plan: Plan) -> Section:
@@ -275,7 +277,9 @@ def _links(plan: Plan) -> Section:
     for name, link in plan.links.items():
         held = duration(link.seconds) if link.seconds else ""
         rows.append((name, link.line, bytes_on_link(link), *[held] * timed))
-    return Section(("", "line", "tensors a step", *["it is held"] * timed), rows, lines=list(_links_bound(plan)))
+    return Section(
+        ("", "rate and delay", "tensors per step", *["busy per step"] * timed), rows, lines=list(_links_bound(plan))
+    )
 
 
 def bytes_on_link(link: PlanLink) -> str:
@@ -284,25 +288,25 @@ def bytes_on_link(link: PlanLink) -> str:
 
 
 def busiest_line(plan: Plan) -> tuple[str, float] | None:
-    """The line that a step occupies longest, with the seconds; None if none has a rate."""
+    """The link that a step occupies longest, with the seconds; None if none has a rate."""
     held = {name: link.seconds for name, link in plan.links.items() if link.seconds}
     return max(held.items(), key=lambda item: item[1]) if held else None
 
 
 def _links_bound(plan: Plan) -> Iterator[str]:
-    """Sentences on the busiest line, and the speeds of stages above which it is the bottleneck of a step."""
+    """Sentences on the busiest link, and the speeds of stages above which it is the bottleneck of a step."""
     busiest = busiest_line(plan)
     if busiest is None:
         return
     line, held = busiest
     speeds = [f"{s.name} above {amount(s.flops / held)}FLOP/s" for s in plan.stages.values() if s.flops]
     if plan.links[line].at_most:
-        yield f"{line} is the busiest line: a step holds it for at most {duration(held)}"
+        yield f"{line} is the busiest link: busy for at most {duration(held)} per step"
         return
-    said = f"{line} is the busiest line: a step holds it for {duration(held)}, and cannot be shorter than that"
+    said = f"{line} is the busiest link: busy for {duration(held)} per step, so a step cannot be shorter"
     yield f"{said};" if speeds else said
     if speeds:
-        yield "a stage that computes its FLOPs in less time waits for the line:"
+        yield "stages that compute faster than this wait for the link:"
         yield f"  {_list_words(speeds)}"
 
 
@@ -310,14 +314,14 @@ def _tied_lines(plan: Plan) -> Iterator[str]:
     """The variables that several stages hold, and their costs."""
     for each in plan.tied:
         yield f"{each.path} {Spec(each.dtype, each.shape)} is in {' and '.join(each.stages)}:"
-        yield "  each holds it, and once a step its gradients are summed;"
+        yield "  each stage has a copy, and its gradients are summed once per step;"
         sent = " and ".join(f"{size(count)} on {line}" for line, count in each.link_bytes.items())
-        held = "" if each.seconds is None else f", {duration(each.seconds)} of the line"
-        price = f"that puts {'at most ' * each.at_most}{sent}{held}"
-        yield f"  {price if sent else 'no line is needed for that: they are in one cluster'}"
+        held = "" if each.seconds is None else f", link busy {duration(each.seconds)}"
+        price = f"that adds {'at most ' * each.at_most}{sent}{held}"
+        yield f"  {price if sent else 'no link is used: they are in one cluster'}"
 
 
-# ---------------------------------------------------------------------- once a step
+# ---------------------------------------------------------------------- once per step
 _WHEN = {
     "whole": "from the whole batch",
     "prologue": "before the micro-batches",
@@ -338,7 +342,9 @@ def _print_once(plan: Plan) -> Iterator[str]:
 def _writes(each: PlanOnce) -> str:
     counts = {"trained": each.trainable, "other": len(each.writes) - each.trainable}
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
-    return f" write {' and '.join(parts)} variable{'s' * (len(each.writes) > 1)}" if parts else ", which write nothing"
+    return (
+        f" write {' and '.join(parts)} variable{'s' * (len(each.writes) > 1)}" if parts else " that write no variable"
+    )
 
 
 # ---------------------------------------------------------------------- schedule
@@ -357,7 +363,7 @@ def _schedule(plan: Plan) -> Iterator[str]:
 
 
 def _draw_phase(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
-    """Draw a phase: a row for each stage and, with `lines`, for each line."""
+    """Draw a phase: a row for each stage and, with `lines`, for each link."""
     shown = phase.timeline.lines if lines else ()
     own = max([len("stage 0") + 2 * any(stage.replicas > 1 for stage in phase.stages), *map(len, shown)])
     rows = draw(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()

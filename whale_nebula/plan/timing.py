@@ -1,8 +1,8 @@
 """The predicted schedule of a plan, from stated assumptions about speeds that were not measured.
 
-The time of a message is known if a line has a rate or a delay; that of a stage is not. If some line is slow, stages are
-assumed to compute their FLOPs at `SPEED`, and each call to cost `CALL`; if all lines are free a stage takes one unit.
-The seconds of codecs on one core are known (`codec.sizes.cost`), and count if lines take time.
+The time of a message is known if a link has a rate or a delay; that of a stage is not. If some link is slow, stages are
+assumed to compute their FLOPs at `SPEED`, and each call to cost `CALL`; if all links are free a stage takes one unit.
+The seconds of codecs on one core are known (`codec.sizes.cost`), and count if transfers take time.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def coding(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
 
 
 SPEED = 1e12
-"""Floating-point operations a second of an accelerator with small batches."""
+"""Floating-point operations per second of an accelerator with small batches."""
 
 CALL = 0.5e-3
-"""The fixed seconds of calling a forward or a backward."""
+"""The fixed seconds for calling a forward or a backward."""
 
 _BACKWARD = 2.0
 """The assumed ratio of a backward to its forward without known FLOPs: a product has two gradients."""
@@ -65,21 +65,21 @@ _BACKWARD = 2.0
 
 @dataclass(frozen=True)
 class Assumed:
-    """The assumed computing time of a stage for a micro-batch: stages compute at `speed` in FLOPs a second. Without one
-    lines are free, stages are equal, and only proportions count.
+    """The assumed computing time of a stage for a micro-batch: stages compute at `speed` in FLOPs per second. Without
+    one links are free, stages are equal, and only proportions count.
     """
 
     speed: float | None = None
 
     @property
     def timed(self) -> bool:
-        """Whether the drawing is in seconds; else it is in units, and lines are free."""
+        """Whether the drawing is in seconds; else it is in units, and links are free."""
         return self.speed is not None
 
     def __str__(self) -> str:
         if self.speed is not None:
-            return f"assuming that stages compute {speed_text(self.speed)}, and {duration(CALL)} more for each call"
-        return f"assuming equal stages: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
+            return f"assuming that stages compute at {speed_text(self.speed)}, plus {duration(CALL)} for each call"
+        return f"assuming equal stages: forward 1, backward {_BACKWARD:.0f}, transfers 0"
 
 
 def speed_text(speed: float) -> str:
@@ -95,7 +95,7 @@ def speed_text(speed: float) -> str:
 
 
 class Row(NamedTuple):
-    """A row of the drawn schedule: of a replica of a stage, or of a line."""
+    """A row of the drawn schedule: of a replica of a stage, or of a link."""
 
     name: str
     stage: PlanStage | None
@@ -115,7 +115,7 @@ class PhaseTimes:
     delays: tuple[int, ...] = ()
 
     def rows(self, *, lines: bool) -> list[Row]:
-        """The rows of the drawing: one for each replica of a stage and, on request, for each line."""
+        """The rows of the drawing: one for each replica of a stage and, on request, for each link."""
         found = [
             Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.of(place, replica))
             for place, stage in enumerate(self.stages)
@@ -135,19 +135,19 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all phases together, without parts that run once a step."""
+        """Seconds of all phases together, without parts that run once per step."""
         return sum(phase.timeline.seconds for phase in self.phases)
 
 
 def step_text(plan: Plan, given: Assumed | None = None) -> str:
-    """A sentence on the seconds of a step by the drawing, with the exchange between clusters."""
+    """A sentence on the estimated step time, with the exchange between clusters."""
     drawn = times(plan, given).seconds
     codecs = any(map(any, coding(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
-        return f"so a step takes about {duration(drawn)}{', with codecs' * codecs}; updates come on top"
+        return f"estimated step time: {duration(drawn)}{' with codecs' * codecs}, plus updates"
     own = f"{duration(drawn)} {'with codecs' if codecs else 'as drawn'}"
-    both = f"{own}, {duration(plan.exchange_seconds)} for what is exchanged once"
-    return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; updates come on top"
+    both = f"{own}, {duration(plan.exchange_seconds)} for exchanges once per step"
+    return f"estimated step time: {duration(drawn + plan.exchange_seconds)} ({both}), plus updates"
 
 
 def assumptions_of(plan: Plan) -> Assumed:
@@ -156,7 +156,7 @@ def assumptions_of(plan: Plan) -> Assumed:
 
 
 def _takes_time(plan: Plan) -> bool:
-    """Whether the transfer of a micro-batch takes time on any line."""
+    """Whether the transfer of a micro-batch takes time on any link."""
     every = [stage.name for stage in plan.stages.values() if any(stage.runs)]
     ways = [way for hop in _hops(plan, every).values() for way in ((hop.there, hop.forward), (hop.back, hop.backward))]
     return any(line is not None and size and line.delay + line.seconds(size) for line, size in ways)
@@ -264,7 +264,7 @@ def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:
 
 
 def _line(plan: Plan, a: str, b: str) -> Line | None:
-    """The line between the clusters of two stages; none inside a cluster."""
+    """The link between the clusters of two stages; none inside a cluster."""
     clusters = plan.stages[a].cluster, plan.stages[b].cluster
     if clusters[0] == clusters[1]:
         return None

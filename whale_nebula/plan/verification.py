@@ -46,8 +46,8 @@ class Verification:
 
     `comparable` is false if the two must differ (dropout with several micro-batches draws other numbers, and
     `coupled="allow"` separates rows that depend on each other): then no row has a limit, and nothing is verified.
-    `notes` are the reasons (the first `reasons` of them) and remarks, `mends` the changes that allow a verification.
-    `proviso` is a reservation of the headline: half precision. The object is true if `ok` is.
+    `notes` are the reasons (the first `reasons` of them) and remarks, `mends` the changes that make a verification
+    possible. `proviso` is a reservation of the headline: half precision. The object is true if `ok` is.
 
     >>> rows = Row("loss", 0.0, 1e-5), Row("kernel", 2e-3, 1e-5)
     >>> found = Verification(rows, stages=("gpu", "npu"), micro_batches=2)
@@ -94,11 +94,11 @@ class Verification:
         shown = self.rows if every or len(self.rows) <= _FEW else self._select_rows()
         lines += ["     error    limit", *map(_line, shown)]
         rest = len(self.rows) - len(shown)
-        lines += [f"  and {rest} more, further from their limits: to_text(every=True) has them"] * (rest > 0)
+        lines += [f"  and {rest} more with smaller errors: to_text(every=True) lists them"] * (rest > 0)
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes[0 if self.comparable else self.reasons :])])
 
     def _select_rows(self) -> list[Row]:
-        """The rows that differ, with their neighbours, in order."""
+        """The rows that differ, with their neighbors, in order."""
         nearest = sorted(self.rows, key=lambda row: row.badness, reverse=True)[:_FEW]
         return [row for row in self.rows if not row.ok or row in nearest]
 
@@ -111,7 +111,7 @@ class Verification:
             return f"{bad} of {len(self.rows)} tensors differ from the uncut step"
         if not self.comparable:
             return f"not comparable: {self._reason()}"
-        return ", ".join([f"all {len(self.rows)} tensors are those of the uncut step", *filter(None, [self.proviso])])
+        return ", ".join([f"all {len(self.rows)} tensors match the uncut step", *filter(None, [self.proviso])])
 
     def _reason(self) -> str:
         return "; and ".join(self.notes[: self.reasons]) or "the two steps must differ"
@@ -126,9 +126,9 @@ class Verification:
             )
         if not self.ok and self.worst is not None:
             raise VerificationError(
-                "the plan and the uncut step do not agree",
+                "the plan and the uncut step give different results",
                 where=self.worst.name,
-                why=f"it is {self.worst.error:.1e} away, and may be {self.worst.limit:.1e}\n{self}",
+                why=f"the error is {self.worst.error:.1e}, the limit {self.worst.limit:.1e}\n{self}",
             )
         return self
 

@@ -127,7 +127,7 @@ class Holdings:
         return found
 
     def _read(self, piece: StagePhase) -> dict[int, int]:
-        """The variables on which ops of the stage depend, each with its first reader; metrics are left out."""
+        """The variables on which ops of the stage depend, each with its first reader; metrics are omitted."""
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         # without training, variables written outside scopes are metrics
         ignored = {} if self.cut.program.requests else self._only_written
@@ -285,8 +285,8 @@ class Work:
         return max(own, later, key=lambda found: sum(found.values()))
 
     def _kept_for(self, piece: StagePhase, fragment: Fragment | None, before: Collection[int]) -> dict[Value, int]:
-        """The inputs of a function made by ops before it; without a function, the values that backward ops of the only
-        function read from its forward ops.
+        """The inputs of a function computed by ops before it; without a function, the values that backward ops of the
+        only function read from its forward ops.
         """
         program, values = self.cut.program, list[Value]()
         if fragment is not None:

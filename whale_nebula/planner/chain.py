@@ -110,7 +110,7 @@ def layers_of(
     program: Program, rows: int, shapes: Sequence[tuple[int, ...]], beside: Mapping[str, float] | None = None
 ) -> Layers | None:
     """The chain of a program for a batch with these shapes; None if no op of the forward reads a variable. `beside` are
-    the bytes of objects that stand beside variables, by the path of the variable.
+    the bytes of objects that are stored next to variables, by the path of the variable.
     """
     return _Chaining(program, rows, shapes, beside or {}).build()
 
@@ -278,7 +278,7 @@ class _Chaining:
     def _crossing(
         self, order: Sequence[int], starts: Sequence[int], weighted: Mapping[int, Sequence[tuple[str, int]]]
     ) -> tuple[Array, Array, np.ndarray, tuple[tuple[Tensor, ...], ...]]:
-        """By cut: bytes a row in both directions, whether a cut is allowed, and the tensors that cross."""
+        """By cut: bytes per row in both directions, whether a cut is allowed, and the tensors that cross."""
         place = {op: number for number, op in enumerate(order)}
         trained = self._find_trained(order)
         size = len(order) + 1
@@ -320,8 +320,8 @@ class _Chaining:
         sizes: tuple[Array, Array],
         tensors: list[tuple[Tensor, ...]],
     ) -> None:
-        """Count at a cut what crosses at the one before it, and the variables that are read between them, where that
-        is less: `passes.label` then runs these ops after the cut, such as a normalisation whose input crosses as well.
+        """Count at a cut what crosses at the one before it, and the variables that are read between them, where that is
+        less: `passes.label` then runs these ops after the cut, such as a normalization whose input crosses as well.
         """
         there, back = sizes
         known = {v.path: v for v in self.program.variables}
@@ -380,15 +380,15 @@ class _Chaining:
         return found
 
     def _list_beside(self, variables: Sequence[Sequence[tuple[str, int]]]) -> Array | None:
-        """By block, the bytes of objects beside its variables; None if there are none."""
+        """By block, the bytes of objects next to its variables; None if there are none."""
         found = [sum(self.beside.get(path, 0.0) for path in {path for path, _ in own}) for own in variables]
         return np.array(found) if self.beside else None
 
     def _held(self, homes: Mapping[int, int], count: int) -> tuple[Array, Array]:
-        """Two numbers of bytes a row for each block: what its backward keeps of its forward, and the most that one of
-        its ops needs in addition (two of the forward's largest tensors, or the intermediates of a gradient).
-        Tensors that share memory count once. A tensor is not kept if only its shape is read, or if only dead ops read
-        it, such as the gradient of a constant.
+        """Two numbers of bytes per row for each block: what its backward keeps of its forward, and the most that one of
+        its ops needs in addition (two of the forward's largest tensors, or the intermediates of a gradient). Tensors
+        that share memory count once. A tensor is not kept if only its shape is read, or if only dead ops read it, such
+        as the gradient of a constant.
         """
         held, transient = np.zeros(count), np.zeros(count)
         asked = [value.op for request in self.program.requests for part in request.parts for value in part.values]
@@ -446,7 +446,7 @@ class _Chaining:
 
     def _list_updates(self, variables: Sequence[Sequence[tuple[str, int]]]) -> dict[int, int]:
         """The ops of updates with the block of their variable: the one connected to them by tensors other than scalars,
-        as slots are. Ops that several blocks share are left out.
+        as slots are. Ops that several blocks share are omitted.
         """
         first: dict[str, int] = {}
         for block, own in enumerate(variables):
@@ -509,7 +509,7 @@ class _Chaining:
         return later, parted
 
     def _find_put_off(self, homes: Mapping[int, int], later: Collection[int], count: int) -> Array:
-        """By block, bytes a row of the deferred ops' inputs from other ops, which are kept until they run."""
+        """By block, bytes per row of the deferred ops' inputs from other ops, which are kept until they run."""
         found, seen = np.zeros(count), set[tuple[int, Value]]()
         for op in later:
             for value in self.graph.ops[op].inputs if self.graph.ops[op].type not in SHAPES else ():

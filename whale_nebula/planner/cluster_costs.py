@@ -35,14 +35,14 @@ from whale_nebula.spec import Spec, Value
 OP_SECONDS = 5e-6
 """Seconds of overhead for each op, to schedule and to call it."""
 MEMORY_RATE = 2e10
-"""The default memory bandwidth of a device in bytes a second."""
+"""The default memory bandwidth of a device in bytes per second."""
 EMPTY_CALL = 2.5e-5
 """The default seconds of calling an empty function."""
 STAGE_CALL, MESSAGE, CROSSING, STEP, VARIABLE = 40.0, 25.0, 8e-5, 150.0, 4.0
-"""The overhead of a processor's core besides the functions of stages, in multiples of an empty call: for each call of a
-function, to collect its inputs and outputs; for each tensor that is sent or received, and for each of its bytes, to
-copy, seal, write or read it; for each step, to announce it and to assemble its results; and for each variable that is
-updated.
+"""The overhead of a processor's core in addition to the functions of stages, in multiples of an empty call: for each
+call of a function, to collect its inputs and outputs; for each tensor that is sent or received, and for each of its
+bytes, to copy, seal, write or read it; for each step, to announce it and to assemble its results; and for each variable
+that is updated.
 """
 
 
@@ -180,8 +180,8 @@ def code_crossings(
 ) -> tuple[Coded, ...]:
     """The codecs from which the planner may choose, the least lossy first; empty if nothing is to be encoded.
 
-    `tensors` are those of each cut, for this number of rows. `measured` are seconds a byte, to encode and to decode, by
-    codec; other codecs have the costs of `codec.sizes.cost`, which were measured on one machine.
+    `tensors` are those of each cut, for this number of rows. `measured` are seconds per byte, to encode and to decode,
+    by codec; other codecs have the costs of `codec.sizes.cost`, which were measured on one machine.
     """
     if compress is None:
         return ()
@@ -276,7 +276,7 @@ class MeasuredBlocks:
 
     @classmethod
     def from_plain(cls, plain: Any, count: int) -> MeasuredBlocks:
-        """Parse the result of `to_plain`, or a peer's message; invalid entries are left out."""
+        """Parse the result of `to_plain`, or a peer's message; invalid entries are omitted."""
         made = {kind: np.full((2, count + 1), np.nan) for kind in KINDS}
         for kind, own in made.items():
             given = plain.get(kind) if isinstance(plain, dict) else None
@@ -325,9 +325,7 @@ class Subgraph:
 
 
 def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
-    """The subgraphs of a program's blocks, and of all together; one with an effect on more than variables is left
-    out.
-    """
+    """The subgraphs of a program's blocks, and of all together, without those with effects on more than variables."""
     making = _Making(program, ops)
     for kind, blocks in zip(_APART, (ops.forward, ops.backward, ops.update), strict=True):
         every = tuple(sorted(op for own in blocks for op in own))

@@ -133,8 +133,8 @@ class Decision:
         if program == self.program:
             return self
         return Unplanned(
-            f"This step runs in the stages that nb.auto_parallel at {self.where} has found for "
-            f"{self.program}, which has the same variables: the plan of that one explains them."
+            f"This step runs with the stages that nb.auto_parallel at {self.where} chose for "
+            f"{self.program}, which has the same variables. The plan of that program explains them."
         )
 
     def with_whole_batch(self) -> Decision:
@@ -166,7 +166,7 @@ class Decision:
         return "\n".join(explain(self))
 
     def curves(self) -> RateCurves | None:
-        """Seconds of a step by the rate of the lines, for the best candidates; None if all lines are free."""
+        """Seconds of a step by the rate of the links, for the best candidates; None if all links are free."""
         return draw_rates(self)
 
 
@@ -207,19 +207,19 @@ class Unplanned:
 
 
 def describe_excess(excess: Excess | None, problem: Problem, whole: bool = False) -> tuple[str, str, str]:
-    """What, why and mend of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
+    """What, why and fix of the error if no plan fits; without an excess, no order of clusters satisfies the scopes.
     `whole` is set if the batch cannot be cut.
     """
     said = [each.said for each in problem.fixed]
     if excess is None:
-        return "no plan keeps to what the scopes say", "; ".join(said), "leave a cluster, or a count, to the planner"
+        return "no plan satisfies the scopes", "; ".join(said), "let the planner choose a cluster or a count"
     names = short_names(problem.chain.names)
     first, last = names[excess.begin], names[excess.end - 1]
     inside = [each.said for each in problem.fixed if excess.begin <= each.begin and each.end <= excess.end]
-    needs = f"{size(int(excess.needed))} on a worker of {excess.cluster}, {size(int(excess.allowed))} allowed"
+    needs = f"{size(int(excess.needed))} on a worker of {excess.cluster}, but {size(int(excess.allowed))} is the limit"
     what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
     need = f"the layer {first!r} needs" if first == last else f"the layers from {first!r} to {last!r} need"
-    why = f"that is what {need} in the plan that comes closest"
+    why = f"in the best plan found, {need} this much"
     return what, why, _describe_ways_out(problem, excess, whole)
 
 
@@ -243,7 +243,7 @@ def _describe_ways_out(problem: Problem, excess: Excess, whole: bool) -> str:
     if 1 < count <= workers:
         name = short_names(chain.names)[largest]
         axis = ", axis=0" if chain.single[largest] else ""
-        ways.append(f"nb.split({count}{axis}) around {name!r}, of which {count} workers then hold a piece each")
+        ways.append(f"nb.split({count}{axis}) around {name!r}, so that {count} workers hold a piece each")
     return "; ".join(ways) + "; or a smaller batch"
 
 
@@ -254,7 +254,7 @@ BETTER = 0.05
 @dataclass(frozen=True)
 class Observed:
     """Measurements of a step: its seconds, the computing seconds of each stage for a micro-batch (empty if stages are
-    not timed separately), and the lines between two clusters, by their numbers.
+    not timed separately), and the links between two clusters, by their numbers.
     """
 
     seconds: float

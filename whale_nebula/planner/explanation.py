@@ -26,9 +26,10 @@ WIDTH = 112
 SLOWER = 3.0
 """The factor over the best candidate up to which candidates are listed."""
 DRAWN = 3
-"""The number of candidates that are drawn over the lines' rate."""
+"""The number of candidates that are drawn over the links' rate."""
 FACTORS = tuple(2.0 ** (step / 4) for step in range(-12, 13))
-"""Multiples of the lines' rate at which candidates are scored; at every fourth of them the best plan is searched."""
+"""Multiples of the links' rate at which candidates are scored; at every fourth of them the best plan is searched."""
+_MEASURE = "; run whale-nebula measure for more accurate predictions"
 _CODECS = ((0.5, "half", "fp16"), (0.25, "a quarter of", "int8"))
 
 
@@ -46,13 +47,13 @@ def explain(decision: Decision) -> Iterator[str]:
 def _paragraphs(decision: Decision) -> Iterator[str]:
     problem, chosen = decision.problem, decision.chosen
     who = ", ".join(f"{cluster} runs {layers}" for cluster, layers in _clusters_and_layers(problem, chosen.parts))
-    again = ", forwards are computed again in the backward" * chosen.shape.recompute
+    again = ", forwards are recomputed in the backward" * chosen.shape.recompute
     held = "" if chosen.in_flight is None else f", at most {chosen.in_flight} in flight"
     how = "uncut" if decision.uncut else f"{batches(chosen.shape.micro_batches)}, {chosen.schedule}{held}{again}"
     yield f"chosen: {who} ({how})"
-    yield f"A step is predicted to take {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
+    yield f"Predicted step time: {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
     if decision.seconds_here > chosen.seconds:
-        yield f"Here the clusters share the cores of one process, and it takes about {duration(decision.seconds_here)}."
+        yield f"In this process all clusters share its cores, so a step takes about {duration(decision.seconds_here)}."
     yield from _codecs_text(problem, chosen)
     yield _memory_text(problem, chosen)
     yield _grounds_text(decision.grounds)
@@ -69,7 +70,7 @@ def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tu
         replicas = {part.replicas for part in own}
         copies = f" of {max(replicas)} replicas" if max(replicas) > 1 else ""
         stages = f" in {len(own)} stages{copies}" if len(own) > 1 else f" in {max(replicas)} replicas" * bool(copies)
-        stages += f" split over {pieces} workers" * (pieces > 1)
+        stages += f" sharded over {pieces} workers" * (pieces > 1)
         yield problem.clusters[cluster].name, (first if first == last else f"{first} to {last}") + stages
 
 
@@ -80,16 +81,16 @@ def _binding_text(problem: Problem, chosen: Candidate) -> str:
         part = chosen.parts[place]
         busy = math.ceil(chosen.shape.micro_batches / part.replicas) * chosen.compute[place]
         name = stage_names(problem, chosen.parts)[place]
-        return f"It waits for stage {name}, which computes for {duration(busy)} of it."
+        return f"The bottleneck is stage {name}, which computes for {duration(busy)} of it."
     if kind == "line":
         lines = problem.named_lines
         if line not in lines or line not in chosen.bytes:
-            return f"It waits for {line}, between workers of one cluster."
+            return f"The bottleneck is {line}, between workers of one cluster."
         held = lines[line].seconds(chosen.bytes[line])
-        return f"It waits for the line {line}: {size(chosen.bytes[line])} hold it for {duration(held)}."
+        return f"The bottleneck is link {line}: {size(chosen.bytes[line])} take {duration(held)}."
     if kind == "updates":
-        return "More than half of it are updates and sums of gradients, once a step."
-    return "Nothing is busy for most of it: it waits for micro-batches on their way."
+        return "More than half of it is spent on updates and sums of gradients, once per step."
+    return "No stage or link is busy for most of it: the latency of micro-batches determines it."
 
 
 def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
@@ -98,10 +99,12 @@ def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
         return
     names = stage_names(problem, chosen.parts)
     codecs = list_codecs(problem, chosen).items()
-    texts = (f"{names[place - 1]} to {names[place]} {codec.replace('none', 'as it is')}" for place, codec in codecs)
+    texts = (f"{names[place - 1]} to {names[place]} {codec.replace('none', 'uncompressed')}" for place, codec in codecs)
     chosen_one = len(problem.chain.coded) > 1 and any(chosen.parts[place].codec for place in chosen.crossed)
-    milder = f"; with a milder one a step would take over {problem.options.slack:.0%} longer than with the best"
-    yield f"What crosses: {', '.join(texts)}{milder * chosen_one}."
+    milder = (
+        f"; with a more accurate codec a step would be over {problem.options.slack:.0%} slower than with the fastest"
+    )
+    yield f"Codecs: {', '.join(texts)}{milder * chosen_one}."
 
 
 def list_codecs(problem: Problem, candidate: Candidate) -> dict[int, str]:
@@ -119,22 +122,24 @@ def _memory_text(problem: Problem, chosen: Candidate) -> str:
         said.append(
             f"{size(most)} in {problem.clusters[cluster].name}{f' (has {size(has)})' if has < math.inf else ''}"
         )
-    unknown = "; what it has is not known" * all(problem.clusters[cluster].memory == math.inf for cluster in needed)
-    return f"A worker needs {', '.join(said)}{unknown}."
+    unknown = "; the available memory is unknown" * all(
+        problem.clusters[cluster].memory == math.inf for cluster in needed
+    )
+    return f"Memory of a worker: {', '.join(said)}{unknown}."
 
 
 def _grounds_text(grounds: Grounds) -> str:
     """The sources of the predicted seconds.
 
     >>> _grounds_text(Grounds(0.25, 0.0, 0.0, 0.75))
-    'Seconds of blocks: 25% measured, 75% guessed; whale-nebula measure finds rates to go by.'
+    'Sources of compute times: 25% measured, 75% estimated; run whale-nebula measure for more accurate predictions.'
     """
     shares = (
-        (grounds.measured, "measured"), (grounds.fitted, "by measured rates"),
-        (grounds.said, "by what the config says"), (grounds.guessed, "guessed"),
+        (grounds.measured, "measured"), (grounds.fitted, "from measured rates"),
+        (grounds.said, "from the config"), (grounds.guessed, "estimated"),
     )  # fmt: skip
     said = ", ".join(f"{share:.0%} {how}" for share, how in shares if share >= 0.005)
-    return f"Seconds of blocks: {said}{'; whale-nebula measure finds rates to go by' * (grounds.guessed > 0.5)}."
+    return f"Sources of compute times: {said}{_MEASURE * (grounds.guessed > 0.5)}."
 
 
 # ---------------------------------------------------------------------- the candidates
@@ -143,7 +148,7 @@ def _candidate_lines(decision: Decision) -> Iterator[str]:
     listed = [each for each in decision.considered if each.predicted.seconds <= SLOWER * best]
     yield from _table((CANDIDATE, *candidate_rows(listed)))
     if left := len(decision.considered) - len(listed):
-        yield f"{left} more would take over {SLOWER:g} times as long"
+        yield f"{left} more candidate{'s' * (left > 1)} would take over {SLOWER:g} times as long"
 
 
 def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -158,12 +163,12 @@ def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 # ---------------------------------------------------------------------- what would change them
 def what_if(decision: Decision) -> Iterator[str]:
-    """Sensitivity of the best step: slower and faster lines, fewer bytes at crossings, one worker more in a cluster."""
+    """Sensitivity of the best step: slower and faster links, fewer bytes at crossings, one worker more in a cluster."""
     problem, chosen = decision.problem, decision.chosen
     changes: list[tuple[str, Problem]] = []
     if has_slow_lines(problem):
         for factor, said in ((0.25, "a quarter of"), (0.5, "half"), (2.0, "twice"), (4.0, "4 times")):
-            changes.append((f"lines at {said} their rate", scale_rate(problem, factor)))
+            changes.append((f"links at {said} their rate", scale_rate(problem, factor)))
         changes += [
             (f"{said} the bytes at boundaries ({codec})", scale_crossing(problem, f))
             for f, said, codec in (() if problem.chain.coded else _CODECS)
@@ -172,13 +177,13 @@ def what_if(decision: Decision) -> Iterator[str]:
         clusters = list(problem.clusters)
         clusters[number] = replace(cluster, workers=cluster.workers + 1)
         changes.append((f"one more worker in {cluster.name}", replace(problem, clusters=tuple(clusters))))
-    rows, same = [("what if", "a step", "of now", "then the best plan is")], []
+    rows, same = [("what if", "step time", "relative", "best plan")], []
     for what, changed in changes:
         best = next(iter(search(changed, most=1).candidates), None)
         if best is not None and best.shape == chosen.shape and abs(best.seconds / chosen.seconds - 1) < 0.005:
             same.append(what)
         elif best is not None:
-            found = "this one" if best.shape == chosen.shape else describe_shape(changed, best.shape)
+            found = "unchanged" if best.shape == chosen.shape else describe_shape(changed, best.shape)
             rows.append((f"  {what}", duration(best.seconds), f"{best.seconds / chosen.seconds:.2f}", found))
     yield from _table(rows) if len(rows) > 1 else ["what if"]
     if same:
@@ -186,7 +191,7 @@ def what_if(decision: Decision) -> Iterator[str]:
 
 
 def has_slow_lines(problem: Problem) -> bool:
-    """Whether some line between clusters has a finite rate."""
+    """Whether some link between clusters has a finite rate."""
     return any(line.rate < math.inf for line in problem.lines.values())
 
 
@@ -197,9 +202,7 @@ def scale_crossing(problem: Problem, factor: float) -> Problem:
 
 
 def draw_rates(decision: Decision) -> RateCurves | None:
-    """Seconds of the best candidates and of the best plan as functions of the lines' rate; None if all lines are
-    free.
-    """
+    """Seconds of the best candidates and of the best plan by the links' rate; None if all links are free."""
     problem = decision.problem
     if not has_slow_lines(problem):
         return None
@@ -281,4 +284,4 @@ def describe_shape(problem: Problem, shape: Shape) -> str:
 
 def batches(count: int) -> str:
     """The division of a batch, in words."""
-    return f"{count} micro-batches" if count > 1 else "the batch whole"
+    return f"{count} micro-batches" if count > 1 else "undivided batch"

@@ -1,4 +1,4 @@
-"""The planning problem as arrays: a chain of blocks, clusters, lines between them, and limits.
+"""The planning problem as arrays: a chain of blocks, clusters, links between them, and limits.
 
 A block is a sequence of ops that is never cut. Blocks are in the order of the data flow; a cut is a place between two
 of them. Seconds and bytes that grow with the rows of a micro-batch are given as two numbers: the cost of a call, and
@@ -29,10 +29,10 @@ class ClusterCosts:
 
     `forward` and `backward` are seconds of each block on one worker: a row for a call and a row for each row of the
     micro-batch. `call` are the seconds of calling a stage's forward or backward, `update` those of a block's update
-    once a step, `adding` those of accumulating a byte of a gradient over micro-batches. If forward and backward are one
-    function they take `fused` times as long as separately. At either end a tensor that crosses takes `message` seconds
-    of computing, and each of its bytes `crossing`; a step takes `step` seconds in addition. `inside` is the line
-    between the cluster's workers. `later` is the part of `backward` for gradients of weights alone.
+    once per step, `adding` those of accumulating a byte of a gradient over micro-batches. If forward and backward are
+    one function they take `fused` times as long as separately. At either end a tensor that crosses takes `message`
+    seconds of computing, and each of its bytes `crossing`; a step takes `step` seconds in addition. `inside` is the
+    link between the cluster's workers. `later` is the part of `backward` for gradients of weights alone.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Coded:
-    """Costs of crossing at each cut with a codec: bytes a row `there` and `back`, and `seconds` a row of one core for
+    """Costs of crossing at each cut with a codec: bytes per row `there` and `back`, and `seconds` a row of one core for
     four operations: to encode and to decode the activation, and to encode and to decode the gradient.
     """
 
@@ -74,14 +74,14 @@ class Coded:
 class Chain:
     """The blocks of a program.
 
-    By block: bytes of `weights`, of the optimizer's `slots` for them, of their `gradients`; bytes a row that are kept
+    By block: bytes of `weights`, of the optimizer's `slots` for them, of their `gradients`; bytes per row that are kept
     from the forward for the backward (`held`), and that a running op needs in addition (`transient`); bytes of the
-    `largest` gradient of one variable, and bytes a row that deferred gradients of weights read (`put_off`). By cut,
-    one before each block and one at the end: bytes a row that cross `there` and `back`, bytes that cross once a step
-    for weights on both sides (`tied`), and whether a cut is allowed; the number of tensors `sent` and `returned`.
+    `largest` gradient of one variable, and bytes per row that deferred gradients of weights read (`put_off`). By cut,
+    one before each block and one at the end: bytes per row that cross `there` and `back`, bytes that cross once per
+    step for weights on both sides (`tied`), and whether a cut is allowed; the number of tensors `sent` and `returned`.
     `apart` are the bytes of a block's gradients that are computed separately from the gradient that is sent back.
-    `coded` are the codecs that may be chosen between clusters, the mildest first; empty: no codec. `beside` are bytes
-    of a block that are no variables (rows of a table), of which there are no replicas.
+    `coded` are the codecs that may be chosen between clusters, the most accurate first; empty: no codec. `beside` are
+    bytes of a block that are not variables (rows of a table), of which there are no replicas.
     """
 
     names: tuple[str, ...]
@@ -185,18 +185,18 @@ class Problem:
     bound: tuple[Bound, ...] = ()
 
     def line(self, source: int, destination: int) -> Line:
-        """The line from one cluster to another; one that takes no time if none is known."""
+        """The link from one cluster to another; one without transfer time if none is known."""
         if source == destination:
             return self.clusters[source].inside
         return self.lines.get((source, destination), Line())
 
     def name_line(self, source: int, destination: int) -> str:
-        """The name of the line from one cluster to another, as in reports: "gpu->npu"."""
+        """The name of the link from one cluster to another, as in reports: "gpu->npu"."""
         return f"{self.clusters[source].name}->{self.clusters[destination].name}"
 
     @property
     def named_lines(self) -> dict[str, Line]:
-        """The known lines between clusters by name."""
+        """The known links between clusters by name."""
         return {self.name_line(*ends): line for ends, line in self.lines.items()}
 
     def rows_of(self, micro_batches: int) -> int:
@@ -330,8 +330,8 @@ class Candidate:
     """A plan with its predicted costs.
 
     `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch without those of
-    crossings; `bytes` the load of each line in a step.
-    `binds` is its bottleneck. `in_flight` limits the micro-batches that a stage holds, if memory requires it.
+    crossings; `bytes` the load of each link in a step. `binds` is its bottleneck. `in_flight` limits the micro-batches
+    that a stage holds, if memory requires it.
     """
 
     shape: Shape

@@ -1,6 +1,4 @@
-"""Predicted costs of a candidate: seconds of a step by simulation, memory by worker, bytes by line,
-and the bottleneck.
-"""
+"""Predicted costs of a candidate: simulated seconds of a step, memory by worker, bytes by link, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -141,7 +139,7 @@ def _add_coding(work: Work, crossing: Sequence[Crossing], place: int, handling: 
 
 
 def _hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_back: float, costs: Costs) -> Hop:
-    """The hop between two consecutive stages; within a cluster each pair of stages has a line of its own."""
+    """The hop between two consecutive stages; within a cluster each pair of stages has its own link."""
     one, other = parts[place : place + 2]
     back_size = size_back if costs.trains else None
     if one.cluster == other.cluster and problem.line(one.cluster, one.cluster) == Line():
@@ -228,7 +226,7 @@ def _fit_in_memory(
 
 
 def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
-    """Seconds to exchange tied weights between the stages that share them, once a step."""
+    """Seconds to exchange tied weights between the stages that share them, once per step."""
     size = float(problem.chain.tied[other.begin])
     if not size or one.cluster == other.cluster:
         return 0.0
@@ -237,7 +235,7 @@ def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
 
 
 def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> dict[str, float]:
-    """Bytes of a step by line."""
+    """Bytes of a step by link."""
     found: dict[str, float] = {}
     for (one, other), (there, back, _) in zip(pairwise(shape.parts), crossing, strict=True):
         if one.cluster == other.cluster:
@@ -250,6 +248,6 @@ def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> d
 
 
 def scale_rate(problem: Problem, factor: float) -> Problem:
-    """The problem with the rates of lines between clusters multiplied by a factor."""
+    """The problem with the rates of links between clusters multiplied by a factor."""
     lines = {pair: replace(line, rate=line.rate * factor) for pair, line in problem.lines.items()}
     return replace(problem, lines=lines)

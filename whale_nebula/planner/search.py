@@ -1,8 +1,8 @@
 """Search for a plan: dynamic programming over cuts and clusters proposes shapes, and the simulator ranks them.
 
 Let T(i) be the seconds from the arrival of the first micro-batch at block i until the last gradient leaves it. A stage
-that takes the blocks from i to j in t seconds a micro-batch, with m micro-batches and a trip of h to the next stage and
-back, gives
+that takes the blocks from i to j in t seconds per micro-batch, with m micro-batches and a trip of h to the next stage
+and back, gives
 
     T(i) = max(m * t,  t + h + T(j))
 
@@ -233,8 +233,8 @@ class _Search:
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
     def _count_updates(self, cluster: int) -> dict[Way, Array]:
-        """Seconds that a stage computes once a step, by number of replicas: the update, and the
-        all-reduce of gradients.
+        """Seconds that a stage computes once per step, by number of replicas: the update, and the all-reduce of
+        gradients.
         """
         updates = self.costs.updates[cluster]
         update = updates[None, :] - updates[:, None]
@@ -243,7 +243,7 @@ class _Search:
 
     def _trip(self, source: int, destination: int) -> list[tuple[Array, Array]]:
         """For each codec and cut: the round-trip seconds of a micro-batch, and the seconds for which it occupies the
-        line or the encoder and decoder.
+        link or the encoder and decoder.
         """
         there, back = self.problem.line(source, destination), self.problem.line(destination, source)
         chain, rows, found = self.problem.chain, self.costs.rows, []
@@ -470,7 +470,7 @@ class _Ranking:
         return sorted(known, key=_preference)
 
     def _improve(self, best: Candidate, simulated: bool) -> None:
-        """Hill climbing: move to the best neighbour until none is better."""
+        """Hill climbing: move to the best neighbor until none is better."""
         for _ in range(24):
             near = filter(self.problem.keeps, self.moves.list_near(best))
             found = [self.score(shape, simulated) for shape in near if not simulated or self._affords(shape)]

@@ -1,5 +1,5 @@
 """The search space: blocks grouped so that the search is fast, the possible orders of clusters along the chain, within
-the constraints of stages that the user has written, and the neighbourhood of a plan in the local search.
+the constraints of stages that the user has written, and the neighborhood of a plan in the local search.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WIDEST = 72
 
 
 def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
-    """Merge neighbouring blocks where no cut is allowed and, in a long chain, the cheapest ones; also gives the block
-    at which each group begins, and the end.
+    """Merge neighboring blocks where no cut is allowed and, in a long chain, the cheapest ones; also gives the block at
+    which each group begins, and the end.
     """
     chain = problem.chain
     starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
@@ -131,8 +131,8 @@ def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
 
 
 def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection[str]]) -> Problem:
-    """Add that blocks which read an input run in a cluster that has it. `homes` are the clusters by the number of the
-    input, for those that some have not.
+    """Constrain blocks that read an input to clusters that have it. `homes` are the clusters by the number of the
+    input, for inputs that some clusters lack.
     """
     names, allowed = [cluster.name for cluster in problem.clusters], dict[int, set[str]]()
     for number, own in homes.items():
@@ -143,8 +143,8 @@ def bind_blocks(problem: Problem, layers: Layers, homes: Mapping[int, Collection
         if not each.clusters:
             raise PlanError(
                 f"no cluster has all inputs that {layers.chain.names[each.block]!r} reads",
-                why=f"the planner may give stages to {', '.join(names)}",
-                mend="yield these inputs in one of them",
+                why=f"the planner may use the clusters {', '.join(names)}",
+                mend="provide these inputs in one of them",
             )
     return replace(problem, bound=tuple(sorted(bound)))
 
@@ -154,9 +154,9 @@ def _find_clusters(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
     found = tuple(names.index(name) for name in stage.clusters if name in names)
     if stage.clusters and not found:
         raise PlanError(
-            f"{stage.said} is on a cluster that takes no part: {' or '.join(stage.clusters)}",
-            why=f"the planner may give stages to {', '.join(names)}",
-            mend="add it to clusters= of nb.auto_parallel and to nb.cluster, or leave its name out of the stage",
+            f"{stage.said} is on a cluster that is not used: {' or '.join(stage.clusters)}",
+            why=f"the planner may use the clusters {', '.join(names)}",
+            mend="add it to clusters= of nb.auto_parallel and to nb.cluster, or remove cluster= from the stage",
         )
     return found
 
@@ -169,7 +169,7 @@ Order = tuple[int, ...]
 def list_orders(problem: Problem) -> list[Order]:
     """All possible orders of clusters along the chain, the short ones first.
 
-    For a few clusters, all orders of all subsets; for many, from each first cluster the order over the best lines, and
+    For a few clusters, all orders of all subsets; for many, from each first cluster the order over the best links, and
     one that prefers fast clusters. Of interchangeable clusters only the first is used.
     """
     clusters = range(len(problem.clusters))
@@ -222,7 +222,7 @@ def _speed(cluster: ClusterCosts) -> float:
 
 
 def _follow(problem: Problem, first: int, fast: bool) -> Order:
-    """A greedy order: from each cluster to the one with the best line or, with equal lines, the fastest."""
+    """A greedy order: from each cluster to the one with the best link or, with equal links, the fastest."""
     order, left = [first], set(range(len(problem.clusters))) - {first}
     while left:
 
@@ -242,13 +242,13 @@ FAR = 8
 
 @dataclass(frozen=True)
 class Moves:
-    """A generator of the neighbours of a candidate; `kinds` are the equivalence classes of clusters."""
+    """A generator of the neighbors of a candidate; `kinds` are the equivalence classes of clusters."""
 
     problem: Problem
     kinds: Sequence[int]
 
     def list_near(self, candidate: Candidate) -> Iterator[Shape]:
-        """All neighbours: a cut moved, added or removed; a replica more or less; a replicated body with a sharded head;
+        """All neighbors: a cut moved, added or removed; a replica more or less; a replicated body with a sharded head;
         another cluster; another codec; the next number of micro-batches.
         """
         shape, parts = candidate.shape, candidate.parts

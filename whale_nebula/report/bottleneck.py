@@ -1,7 +1,7 @@
 """Name the bottleneck of a step in a sentence, from measurements and from simulations based on them.
 
-The step is simulated with one change at a time: lines without transfer time, numbers sent in fewer bytes, more
-micro-batches. Every statement is computed, and only options that would be accepted are advised.
+The step is simulated with one change at a time: links without transfer time, numbers sent in fewer bytes, more
+micro-batches. Every statement is computed, and only options that would be accepted are recommended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DIMS = (1024, 1024)  # large enough that the scales of blocks have their share 
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """A codec that may be advised, with its bytes a number for a tensor and for its gradient.
+    """A codec that may be recommended, with its bytes per number for a tensor and for its gradient.
 
     >>> EACH_WAY[1].line, EACH_WAY[2].widths
     ('nb.compress(fp16=True)', (1.03125, 1.03125))
@@ -40,7 +40,7 @@ class Advised:
 
     @property
     def widths(self) -> tuple[float, float]:
-        """Bytes a number, overhead included, for a tensor and for its gradient."""
+        """Bytes per number, overhead included, for a tensor and for its gradient."""
         count = _DIMS[0] * _DIMS[1]
         there, back = (sum(part.nbytes for part in way.parts(_DIMS, "float32")) for way in (self.there, self.back))
         return there / count, back / count
@@ -61,11 +61,11 @@ EACH_WAY = (
     Advised("nb.compress(int8=True)", INT8(), INT8()),
     Advised("nb.compress(int4=True)", INT4(), INT8()),
 )
-"""The codecs, mildest first; by default gradients are int8."""
+"""The codecs, the most accurate first; by default gradients are int8."""
 
 
 def advisable(basis: Basis) -> tuple[Advised, ...]:
-    """The codecs that a step may use, mildest first; without a backward none is for gradients."""
+    """The codecs that a step may use, the most accurate first; without a backward none is for gradients."""
     back = any(hop.backward is not None for phase in basis.phases for hop in phase.hops.values())
     return EACH_WAY if back else EACH_WAY[1:]
 
@@ -74,14 +74,17 @@ NOTHING = 0.05
 """A change of less than this share of the step is not mentioned."""
 
 SMALL_CALLS = 0.2
-"""More micro-batches are advised only if they would save this share, as each call has a fixed cost."""
+"""More micro-batches are recommended only if they would save this share, as each call has a fixed cost."""
 
 FAR_OFF = 0.3
 """If measured and predicted differ by more than this share, the text states that the simulation is incomplete."""
 
 _PARTS = (2, 4, 8)
 _MEASURED = 2
-_LOCAL = 'over free links a step is one local function, not timed apart; nb.init(links="60mbit,20ms") emulates a line'
+_LOCAL = (
+    'with free links a step runs as one function, and stages are not timed; nb.init(links="60mbit,20ms") emulates a '
+    "slow link"
+)
 
 
 def describe_bottleneck(report: Report) -> str:
@@ -91,18 +94,18 @@ def describe_bottleneck(report: Report) -> str:
     if report.basis is not None and report.prediction is not None:
         return _Simulated(report, report.basis, report.prediction).describe()
     if len(report.stages) == 1 and not report.links:
-        return "there is one stage, and nothing crosses a link"
+        return "there is only one stage, so no data crosses a link"
     waits = _waits(report)
     if waits:
         stage = max(waits, key=lambda name: waits[name])
         said = f"stage {stage} waits {_percent(waits[stage])} of the step"
         if report.step > _MEASURED:
-            return f"{said}; what for is not known, because the size of what crosses is only known when it does"
-        return f"{said}; what for, the simulator says once two steps have been measured"
+            return f"{said}; the cause is unknown, because the sizes of some tensors are known only at run time"
+        return f"{said}; the cause is simulated after two measured steps"
     clusters = {stage.cluster for stage in report.stages.values()}
     if len(clusters) == 1 and clusters != {""}:
         many = "both" if len(report.stages) == 2 else f"all {len(report.stages)}"
-        return f"{many} stages are in cluster {min(clusters)}: nothing crosses a link"
+        return f"{many} stages are in cluster {min(clusters)}, so no data crosses a link"
     return _LOCAL
 
 
@@ -137,78 +140,82 @@ class _Simulated:
         simulation.
         """
         took = self.report.step_seconds
-        apart = f"this step took {duration(took)}, the simulator says {duration(self.whole)}"
+        apart = f"this step took {duration(took)}, the simulation predicts {duration(self.whole)}"
         if took < (1.0 - FAR_OFF) * self.whole:
-            return f"not known: {apart}"
+            return f"unknown: {apart}"
         if self.is_shorter(self.without_lines.seconds):
             said = self._describe_crossing()
         elif self.basis.once > 0.5 * self.whole:
             share = _percent(self.basis.once / self.whole)
-            said = f"what runs once a step (updates, metrics, results) takes {share} of it"
+            said = f"updates, metrics and results, computed once per step, take {share} of the step"
         else:
             said = self._describe_computing()
-        return said if self.whole >= (1.0 - FAR_OFF) * took else f"{said} ({apart}: something else takes time too)"
+        return said if self.whole >= (1.0 - FAR_OFF) * took else f"{said} ({apart}, so there is another cause)"
 
     # -------------------------------------------------------------------------- the line
     def _describe_crossing(self) -> str:
-        """A text on the crossings during computing, those once a step, or both, as far as they are significant."""
+        """A text on the crossings during computing, those once per step, or both, as far as they are significant."""
         exchange = self.basis.exchange_seconds
         if exchange <= NOTHING * self.whole:
             return f"{self._describe_waiting()}; {self._advise_codec()}"
         words = list(dict.fromkeys(chain.from_iterable(one.what for each in self.basis.exchange for one in each)))
-        what = f"{' and '.join(words)}, sent once a step, hold" if words else "what clusters exchange once a step holds"
+        what = (
+            f"{' and '.join(words)}, sent once per step, take"
+            if words
+            else "exchanges between clusters once per step take"
+        )
         share = _percent(exchange / self.whole)
         if self.whole - self.without_lines.seconds - exchange <= NOTHING * self.whole:
-            return f"{what} the step for {share}, and no codec touches that"
-        return f"{self._describe_waiting()}, and {what} it for {share}; {self._advise_codec()}"
+            return f"{what} {share} of the step, and no codec applies to them"
+        return f"{self._describe_waiting()}, and {what} {share} of it; {self._advise_codec()}"
 
     def _describe_waiting(self) -> str:
-        """A text on the stage that waits most for lines by the simulation, and its measured waiting time."""
+        """A text on the stage that waits most for links in the simulation, and its measured waiting time."""
         alone = self.without_lines.stages
         lost = {name: own.wait_seconds - alone[name].wait_seconds for name, own in self.prediction.stages.items()}
         stage = max(lost, key=lambda name: lost[name])
         waits, part = _waits(self.report).get(stage), lost[stage] / self.whole
         if waits is not None and part >= (1.0 - 2 * NOTHING) * waits:
             return f"stage {stage} waits {_percent(waits)} of the step for {self._name_lines()}"
-        return f"stage {stage} waits for {self._name_lines()}: {_percent(part)} of the step, by the simulator"
+        return f"stage {stage} waits {_percent(part)} of the step (simulated) for {self._name_lines()}"
 
     def _name_lines(self) -> str:
-        """The name of the line with the longest transfer of a micro-batch, or of several equal ones."""
+        """The name of the link with the longest transfer of a micro-batch, or of several equal ones."""
         away: dict[str, float] = {}
         for hop in (hop for phase in self.basis.phases for hop in phase.hops.values()):
             for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
                 if line is not None and size is not None:
                     away[line.name] = away.get(line.name, line.delay) + line.seconds(size)
         worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))
-        return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {', '.join(worst[:-1])} and {worst[-1]}"
+        return f"link {worst[0]}" if len(worst) == 1 else f"links {', '.join(worst[:-1])} and {worst[-1]}"
 
     def _advise_codec(self) -> str:
-        """Advise the mildest codec after which a stronger one, or an unlimited rate, would save no significant time."""
+        """Recommend the most accurate codec after which a stronger one, or an unlimited rate, would save no significant
+        time.
+        """
         if not self.is_shorter(seconds(self.basis.over(wide))):
             more = self._advise_micro_batches()
-            return f"the delay costs that, not the rate{f'; {more}' if more else ', and no codec shortens it'}"
+            return f"the cause is the delay, not the rate{f'; {more}' if more else ', so a codec would not help'}"
         taken = {each.line: seconds(each.apply_to(self.basis)) for each in advisable(self.basis)}
         best = min(taken.values())
         if not self.is_shorter(best):
             return "no codec would help"
         line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
         hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
-        return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._compare(taken[line])}"
+        return f"{line} would {'hide the transfers' if hides else 'shorten the wait'}: {self._compare(taken[line])}"
 
     # -------------------------------------------------------------------------- computing
     def _describe_computing(self) -> str:
         stages = self.prediction.stages
         busiest = max(stages, key=lambda name: stages[name].compute_seconds + stages[name].codec_seconds)
         busy, codecs = duration(stages[busiest].compute_seconds), stages[busiest].codec_seconds
-        said = (
-            f"computing, not the line: stage {busiest} computes {busy} of the {duration(self.whole)} that are foretold"
-        )
-        said += f", and its codecs {duration(codecs)}" if codecs > NOTHING * self.whole else ""
+        said = f"computation, not links: stage {busiest} computes for {busy} of the predicted {duration(self.whole)}"
+        said += f", its codecs for {duration(codecs)}" if codecs > NOTHING * self.whole else ""
         more = self._advise_micro_batches()
         return f"{said}; {more}" if more else said
 
     def _advise_micro_batches(self) -> str:
-        """Advise more micro-batches for more overlap, as far as there are rows; not if rows depend on each other."""
+        """Recommend more micro-batches for more overlap, as far as there are rows; not if rows depend on each other."""
         tries = [parts for parts in _PARTS if parts <= self.basis.rows and self.basis.divides]
         taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
         best = min(taken.values(), default=self.whole)
@@ -216,10 +223,10 @@ class _Simulated:
             return ""
         enough = next(parts for parts, took in taken.items() if took <= (1.0 + NOTHING) * best)
         many = enough * self.basis.micro_batches
-        return f"{many} micro-batches would make it {self._compare(taken[enough])}, if computing divides evenly"
+        return f"{many} micro-batches would help, if computation divides evenly: {self._compare(taken[enough])}"
 
     def _compare(self, other: float) -> str:
-        return f"{duration(other)} a step instead of {duration(self.whole)}"
+        return f"{duration(other)} per step instead of {duration(self.whole)}"
 
 
 def _percent(share: float) -> str:
@@ -234,7 +241,7 @@ HELD = 0.1
 
 
 def waits(seconds: Sequence[float]) -> float:
-    """The average idle time of each replica but the slowest.
+    """The average idle time of each replica except the slowest.
 
     >>> waits([3.0, 1.0, 2.0]), waits([1.0])
     (1.5, 0.0)
@@ -245,13 +252,13 @@ def waits(seconds: Sequence[float]) -> float:
 def straggler_text(stage: str, seconds: Sequence[float], waiting: str, mend: str = "") -> str:
     """A sentence on the slowest replica, for which the others wait.
 
-    >>> straggler_text("npu", [0.08, 0.068], "12 ms of 80 ms", "micro_batch=3 would let shares follow speed")
-    'npu.0 is the slowest of npu: npu.1 waits 12 ms of 80 ms; micro_batch=3 would let shares follow speed'
+    >>> straggler_text("npu", [0.08, 0.068], "12 ms of 80 ms", "with micro_batch=3 shares could match speeds")
+    'npu.0 is the slowest of npu: npu.1 waits 12 ms of 80 ms; with micro_batch=3 shares could match speeds'
     """
     slowest = max(range(len(seconds)), key=lambda replica: (seconds[replica], -replica))
     others = [row_name(stage, len(seconds), each) for each in range(len(seconds)) if each != slowest]
     who = f"{others[0]} waits" if len(others) == 1 else "the others wait"
-    each = " each, on the average" * (len(others) > 1)
+    each = " each on average" * (len(others) > 1)
     sentence = f"{row_name(stage, len(seconds), slowest)} is the slowest of {stage}: {who} {waiting}{each}"
     return f"{sentence}; {mend}" if mend else sentence
 
@@ -261,12 +268,12 @@ def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -
     few rows.
 
     >>> mend([1, 2], 2), mend([1, 2], 3), mend([1, 2], 2, rows=2)
-    ('micro_batch=3 would let shares follow speed', '', '')
+    ('with micro_batch=3 shares could match speeds', '', '')
     """
     wanted = enough([speeds], micro_batches)
     helps = excess(speeds, wanted) * NEAR < excess(speeds, micro_batches)
     fits = rows is None or wanted <= rows
-    return f"micro_batch={wanted} would let shares follow speed" if helps and fits else ""
+    return f"with micro_batch={wanted} shares could match speeds" if helps and fits else ""
 
 
 def describe_straggler(report: Report) -> str:
@@ -300,5 +307,5 @@ def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
     speeds = [share / took for share, took in zip(own, computed, strict=True)]
     if max(times_of_shares(shares(speeds, count), speeds)) < (1.0 - HELD) * max(computed):
         ratio = " : ".join(f"{speed / min(speeds):.2g}" for speed in speeds)
-        return f"seen speeds are {ratio}: the config should say so, workers: [{{address: ..., speed: ...}}]"
+        return f"measured speeds are {ratio}; set them in the config: workers: [{{address: ..., speed: ...}}]"
     return mend(speeds, count, basis.rows * count) if basis.divides else ""

@@ -42,7 +42,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """An exchange between clusters once a step, over one line: its bytes, and its content in words."""
+    """An exchange between clusters once per step, over one link: its bytes, and a description of its content."""
 
     line: Line
     bytes: float
@@ -73,7 +73,7 @@ class Basis:
     """A step as input of the simulator.
 
     With `paced` in-flight limits follow the actual pace (in one process), not a cautious one; `once` are the seconds of
-    what runs once a step, and `exchange` its transfers, round by round (without codecs). `rows` are those of a
+    what runs once per step, and `exchange` its transfers, round by round (without codecs). `rows` are those of a
     micro-batch, `bytes` the load of each link, and `at_most` the links that may carry less, depending on values in the
     batch. `divides` is whether more micro-batches would give the same step, as no row depends on another. With
     `recompute` forwards are computed again.
@@ -100,7 +100,7 @@ class Basis:
 
     @property
     def lines(self) -> frozenset[str]:
-        """The names of all lines in use; transfers inside a cluster have none."""
+        """The names of all links in use; transfers inside a cluster have none."""
         ways = (line for phase in self.phases for hop in phase.hops.values() for line in (hop.there, hop.back))
         joined = {line.name for line in ways if line is not None}
         ends = (each.line.name for together in self.exchange for each in together)
@@ -121,7 +121,7 @@ class Basis:
         )
 
     def over(self, change: Callable[[Line], Line]) -> Basis:
-        """The step with changed lines."""
+        """The step with changed links."""
 
         def changed(hop: Hop) -> Hop:
             there, back = (None if line is None else change(line) for line in (hop.there, hop.back))
@@ -141,17 +141,17 @@ class Basis:
 
 
 def rounds_seconds(rounds: Iterable[Iterable[Carried]]) -> float:
-    """Seconds of exchanges between clusters round by round, each as long as its slowest line."""
+    """Seconds of exchanges between clusters, round by round; each round is as long as its slowest link."""
     return sum(max(each.seconds for each in together) for together in rounds)
 
 
 def free(line: Line) -> Line:
-    """The line with unlimited rate and no delay."""
+    """The link with unlimited rate and no delay."""
     return Line(line.name)
 
 
 def wide(line: Line) -> Line:
-    """The line with unlimited rate and the same delay."""
+    """The link with unlimited rate and the same delay."""
     return Line(line.name, delay=line.delay)
 
 
@@ -200,7 +200,7 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """Predicted load of a link: bytes, and seconds for which they occupy the line. With `at_most` they are upper
+    """Predicted load of a link: bytes, and seconds for which they occupy the link. With `at_most` they are upper
     bounds, as they depend on values in the batch.
     """
 
@@ -283,7 +283,7 @@ class PlannedReport:
     """A step of a plan by `nb.auto_parallel`: the prediction before the run, with the medians of the `steps` measured
     since it was compiled.
 
-    `stages` are the seconds that each computes a step, `links` those for which a step occupies each line, `memory` the
+    `stages` are the seconds that each computes a step, `links` those for which a step occupies each link, `memory` the
     bytes that a worker needs by the plan, with the peak memory of its process, Python and TensorFlow included. `offer`
     describes a better plan, if the measurements show one.
     """
@@ -327,28 +327,28 @@ class PlannedReport:
         'stage gpu computes 0.300 s of it (predicted 0.200 s)'
         """
         terms = [(each, f"stage {name} computes", "of it") for name, each in self.stages.items()]
-        terms += [(each, f"line {name} is held for", "of it") for name, each in self.links.items()]
+        terms += [(each, f"link {name} is busy for", "of it") for name, each in self.links.items()]
         gap, verb, end = max(terms, key=lambda term: abs(term[0].gap), default=(Beside(0.0), "", ""))
         measured, predicted = duration(gap.measured), duration(gap.predicted or 0.0)
         if abs(gap.gap) >= _TELLING * abs(self.seconds.gap):
             return f"{verb} {measured} {end} (predicted {predicted})"
-        return "no stage and no line is that far off: it is updates, calls and waiting"
+        return "no single stage or link explains the difference: the rest is updates, calls and waiting"
 
 
 def planned_lines(planned: PlannedReport) -> Iterator[str]:
     r"""The lines of a report.
 
     >>> print("\n".join(planned_lines(PlannedReport(8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, offer="..."))))
-    planned: 0.400 s, 33 % more than the 0.300 s that nb.auto_parallel predicted (the middle of 8 steps)
+    planned: 0.400 s, 33 % more than the 0.300 s that nb.auto_parallel predicted (median of 8 steps)
       stage gpu: computes 0.300 s (predicted 0.200 s)
       better: ...
     """
-    yield f"planned: {planned.headline} (the middle of {planned.steps} step{'s' * (planned.steps != 1)})"
+    yield f"planned: {planned.headline} (median of {planned.steps} step{'s' * (planned.steps != 1)})"
     yield from (f"  stage {name}: computes {each.text(duration)}" for name, each in planned.stages.items())
     if not planned.stages:
-        yield "  its stages run as one function here, and are not timed apart"
-    yield from (f"  line {name}: held for {each.text(duration)}" for name, each in planned.links.items())
+        yield "  its stages run as one function here and are not timed separately"
+    yield from (f"  link {name}: busy for {each.text(duration)}" for name, each in planned.links.items())
     for name, each in planned.memory.items():
-        yield f"  worker {name}: its process has had {each.text(size, ' for what the plan holds')}"
+        yield f"  worker {name}: peak memory of its process {each.text(size, ' for the plan')}"
     if planned.offer:
         yield f"  better: {planned.offer}"

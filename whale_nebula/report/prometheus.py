@@ -80,16 +80,28 @@ def _read_own(key: str) -> Callable[[Document], Iterator[Sample]]:
 
 
 METRICS = (
-    Metric("steps_total", "counter", "Steps since this start.", lambda r: [Sample(r["run"]["steps"], {})]),
-    Metric("step_seconds", "gauge", "The last step.", lambda r: [Sample(r["step_seconds"], _name_program(r))]),
-    Metric("step_number", "gauge", "Its number in its program.", lambda r: [Sample(r["step"], _name_program(r))]),
-    Metric("report_timestamp_seconds", "gauge", "When it ended, since 1970.", lambda r: [Sample(r["time"], {})]),
-    Metric("time_seconds_total", "counter", "What the time of the run went to, over all starts.", _read_time),
-    Metric("stage_seconds", "gauge", "What a stage did in the last step.", _read_stages),
-    Metric("link_bytes_total", "counter", "Bytes sent since this start.", _read_links),
+    Metric("steps_total", "counter", "Steps since the process was started.", lambda r: [Sample(r["run"]["steps"], {})]),
+    Metric(
+        "step_seconds", "gauge", "Duration of the last step.", lambda r: [Sample(r["step_seconds"], _name_program(r))]
+    ),
+    Metric(
+        "step_number",
+        "gauge",
+        "Number of the last step in its program.",
+        lambda r: [Sample(r["step"], _name_program(r))],
+    ),
+    Metric(
+        "report_timestamp_seconds",
+        "gauge",
+        "Unix time at which the last step ended.",
+        lambda r: [Sample(r["time"], {})],
+    ),
+    Metric("time_seconds_total", "counter", "Time of the run by purpose, over all starts.", _read_time),
+    Metric("stage_seconds", "gauge", "Time of a stage in the last step by activity.", _read_stages),
+    Metric("link_bytes_total", "counter", "Bytes sent since the process was started.", _read_links),
     Metric("scalar", "gauge", "Loss and metrics of the last step.", _read_scalars),
-    Metric("variable_bytes", "gauge", "Variables that the worker holds.", _read_own("variable_bytes")),
-    Metric("peak_bytes", "gauge", "The most memory that the process has had.", _read_own("peak_bytes")),
+    Metric("variable_bytes", "gauge", "Bytes of the variables that the worker holds.", _read_own("variable_bytes")),
+    Metric("peak_bytes", "gauge", "Peak memory of the process.", _read_own("peak_bytes")),
 )
 
 
@@ -163,14 +175,14 @@ def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
     class MetricsHandler(Handler):
         def do_GET(self) -> None:
             found = self.path.partition("?")[0] in ("/metrics", "/")
-            self.send(200 if found else 404, CONTENT_TYPE, render() if found else "there is GET /metrics\n")
+            self.send(200 if found else 404, CONTENT_TYPE, render() if found else "only GET /metrics is served\n")
 
     place = split_address(address)
     if place[1] < 0:
         raise ConfigError(
-            f"{address!r} is not an address to serve metrics at",
+            f"{address!r} is not a valid address for metrics",
             where=str(script_site()),
-            why="it is a host and a port",
+            why="the address consists of a host and a port",
             mend="127.0.0.1:9464",
         )
     try:
@@ -180,7 +192,7 @@ def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
             "metrics cannot be served",
             where=address,
             why=error.strerror or str(error),
-            mend="a free port; the workers of a launcher are served by it: whale-nebula run --metrics 127.0.0.1:9464",
+            mend="use a free port; a launcher serves all its workers: whale-nebula run --metrics 127.0.0.1:9464",
         ) from None
     server.daemon_threads = True
     with serve_in_thread(server, "nebula-metrics"):

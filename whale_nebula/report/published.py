@@ -67,7 +67,9 @@ def publish(report: Report) -> Report:
 
 
 def note_skipped(program: str) -> None:
-    """Record that a step of a program was not run, as it was before the run went on from a checkpoint."""
+    """Record that a step of a program was not run, because it had run before the checkpoint from which the run
+    resumed.
+    """
     _published.skipped = program
 
 
@@ -100,7 +102,7 @@ def watch(audience: Sequence[Audience]) -> None:
 
 
 def forget() -> None:
-    """Reset totals and watchers, as a run was opened or closed."""
+    """Reset totals and watchers when a run is opened or closed."""
     global _published
     with _LOCK:
         _published = _Published()
@@ -139,10 +141,10 @@ def _nothing(plain: str, skipped: str) -> StateError:
     """The error if there is no report: nothing ran, or only steps without scopes, or all had run in earlier starts."""
     if skipped:
         return StateError(
-            "no step has run in this start of the run, so there is no report",
+            "there is no report: no step has run since this start of the run",
             where=str(calling_site()),
-            why=f"it goes on from a checkpoint, and all steps of {skipped} that it was to do were done before",
-            mend="`except nb.errors.StateError:` where the script is started again after its end",
+            why=f"the run resumed from a checkpoint, and all its steps of {skipped} had already been completed",
+            mend="catch nb.errors.StateError if the script may be restarted after it has finished",
         )
     if not plain:
         return StateError(
@@ -151,11 +153,11 @@ def _nothing(plain: str, skipped: str) -> StateError:
             mend="run a step first: model.fit(...), or a function under @nb.function",
         )
     return StateError(
-        "no step has run by a plan, so there is no report",
+        "there is no report: no step has run with a plan",
         where=str(calling_site()),
-        why=f"{plain} ran uncut: no scope was in what it traced",
+        why=f"{plain} ran uncut: its trace contained no scope",
         mend='with nb.stage(cluster="gpu"): where layers are called, while the model is built or in its call; '
-        "around compile, fit or the making of a layer it catches nothing",
+        "around compile, fit or the creation of a layer it has no effect",
     )
 
 
@@ -164,9 +166,9 @@ def _find_program(program: str, names: Sequence[str]) -> str:
     found = [name for name in names if isinstance(program, str) and name.endswith(program)]
     if not program or not found:
         raise StateError(
-            f"no step of a program called {program!r} has run",
+            f"no step of program {program!r} has run",
             where=str(calling_site()),
-            why=f"those that have are {', '.join(map(repr, names))}",
+            why=f"programs with steps: {', '.join(map(repr, names))}",
             mend=did_you_mean(str(program), [*names, *(name.rpartition(".")[2] for name in names)]),
         )
     return program if program in found else found[-1]

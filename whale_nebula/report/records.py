@@ -66,7 +66,7 @@ class WorkerReport:
 @dataclass(frozen=True)
 class Span:
     """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
-    that occupied a line, or a part that runs once a step.
+    that occupied a link, or a part that runs once per step.
 
     `lane` is the name of the stage or link ("gpu->npu"), or `ONCE`; `micro_batch` may be None, `bytes` are those of a
     message.
@@ -131,7 +131,7 @@ def busiest(replicas: Sequence[StageReport]) -> StageReport:
 class LinkReport:
     """Everything that workers of one cluster sent to workers of another in a step.
 
-    `seconds` is how long that occupied the line: by the rate for an emulated line, by the time of writing for a socket.
+    `seconds` is how long that occupied the link: by the rate for an emulated link, by the time of writing for a socket.
 
     >>> LinkReport(payload_bytes=50, bytes=60, raw_bytes=120).ratio
     0.5
@@ -272,10 +272,10 @@ class MeetingsReport:
 
     def sentence(self) -> str:
         """A sentence on the overhead, and how to reduce it."""
-        said = f"{100 * self.share:.0f} % of the time so far was waited for {', '.join(self.others)}"
+        said = f"{100 * self.share:.0f} % of the time so far was spent waiting for {', '.join(self.others)}"
         if self.share < _WORTH:
-            return f"the cluster's own computing; {said}"
-        return f"{said}; a smaller codec, a larger sync_every or delay, or speeds in the config would hide more of it"
+            return f"the cluster's own computation; {said}"
+        return f"{said}; a stronger codec, a larger sync_every or delay, or speeds in the config would reduce it"
 
     def __str__(self) -> str:
         waited = f"waited {duration(self.waited_seconds)} of {duration(self.seconds)}"
@@ -319,11 +319,11 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
     """The line of a report.
 
     >>> print(*goodput_lines(Goodput(100.0, steps=80.0, saving=1.0, lost=4.0, recovery=5.0)))
-    goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, starting again 5.000 s
+    goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, restarts 5.000 s
     """
     parts = f"saving {duration(goodput.saving)}"
     if goodput.lost or goodput.recovery:
-        parts += f", lost steps {duration(goodput.lost)}, starting again {duration(goodput.recovery)}"
+        parts += f", lost steps {duration(goodput.lost)}, restarts {duration(goodput.recovery)}"
     yield f"goodput: {100 * goodput.share:.1f} % of {duration(goodput.total)}; {parts}"
 
 

@@ -1,4 +1,4 @@
-"""The report of a step: seconds by stage, bytes by link, the totals of the run, and what the step has cost."""
+"""The report of a step: seconds by stage, bytes by link, the totals of the run, and the cost of the step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Timeline(tuple["Span", ...]):
 
     def __str__(self) -> str:
         if not self:
-            return "nothing was timed: over free links a step is one local function"
+            return "nothing was timed: with free links a step runs as one function"
         whole = max(span.end for span in self) or 1.0
         lanes = list(dict.fromkeys(span.lane for span in self))
         letters = _letters(dict.fromkeys(_word(span) for span in self))
@@ -207,10 +207,10 @@ class Report:
         """A sentence on the bottleneck of the step, and how to relieve it, from measurements and simulations only.
 
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).bottleneck
-        'there is one stage, and nothing crosses a link'
+        'there is only one stage, so no data crosses a link'
         """
         said = describe_bottleneck(self)
-        return said if self.worker == ALONE else f"as {self.worker} sees it, {said}"
+        return said if self.worker == ALONE else f"measured by {self.worker}: {said}"
 
     @cached_property
     def straggler(self) -> str:
@@ -260,7 +260,9 @@ class Report:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Report], int]:
-    """The reports in a file, one or many, and the number of invalid lines, such as when a process died."""
+    """The reports in a file, one or many, and the number of invalid lines, such as an incomplete line of a process that
+    died.
+    """
     return saved.read(Report, path)
 
 
@@ -293,8 +295,8 @@ class StepCost:
         return self.total / self.rows if self.rows else 0.0
 
     def __str__(self) -> str:
-        share = f" ({100 * self.links / self.total:.0f} % of it for what crosses)" if self.links else ""
-        return f"{self.total:.3g} a step{share}, {1e6 * self.per_sample:.3g} for a million samples"
+        share = f" ({100 * self.links / self.total:.0f} % of it for transfers)" if self.links else ""
+        return f"{self.total:.3g} per step{share}, {1e6 * self.per_sample:.3g} per million samples"
 
 
 @dataclass(frozen=True)

@@ -72,13 +72,15 @@ def read(kind: type[Report], path: str | os.PathLike[str]) -> tuple[list[Report]
         raise _no_report(path, f"{type(error).__name__}: {error}") from None
     broken = len(found) - len(reports)
     if not reports:
-        raise _no_report(path, "it is empty" if not broken else f"none of its {broken} lines is a report")
+        raise _no_report(path, "the file is empty" if not broken else f"none of its {broken} lines is a report")
     return reports, broken
 
 
 def _no_report(path: str | os.PathLike[str], why: str) -> StateError:
-    mend = 'nb.last_report().save("step.json") writes one, nb.init(metrics="run.jsonl") a line for each step'
-    return StateError("this file holds no report", where=str(path), why=why, mend=mend)
+    mend = (
+        'write one with nb.last_report().save("step.json"), or a line for each step with nb.init(metrics="run.jsonl")'
+    )
+    return StateError("this file contains no report", where=str(path), why=why, mend=mend)
 
 
 def _documents(text: str) -> list[dict[str, Any]]:
@@ -148,7 +150,7 @@ class Program:
         return [self.of_stage(stage, key) for key in _TIMED]
 
     def carries(self, link: str) -> Beside:
-        """Bytes of a link in a step."""
+        """Bytes of a link per step."""
         return self._compare(
             lambda report: report.links.get(link, LinkReport()).bytes,
             lambda predicted: float(predicted.links[link].bytes) if link in predicted.links else None,
@@ -218,12 +220,12 @@ def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
     if len(reports) > 1:
         for program in programs(reports):
             lines += [*_program(program), ""]
-        lines.append("the last step:")
+        lines.append("last step:")
     lines.append(report_text(reports[-1], bottleneck=len(reports) == 1))
     if runs(reports) > 1:
-        lines.append(f"earlier runs in this file, left out here: {runs(reports) - 1}")
+        lines.append(f"earlier runs in this file, not shown: {runs(reports) - 1}")
     if broken:
-        lines.append(f"lines that hold no report, left out: {broken} (a process that died may cut its last one short)")
+        lines.append(f"invalid lines, ignored: {broken} (the last line of a process that died may be incomplete)")
     return "\n".join(lines)
 
 
@@ -234,7 +236,7 @@ def _program(program: Program) -> Iterator[str]:
     yield f"{program.program} in {program.worker}: {many}, {program.seconds().text(duration)} each{rate}"
     for name in last.scalars:
         values = [report.scalars[name] for report in program.reports if name in report.scalars]
-        yield f"  {name}: {values[0]:.4g} at first, {values[-1]:.4g} at last"
+        yield f"  {name}: {values[0]:.4g} first, {values[-1]:.4g} last"
     for name in last.stages:
         found = program.of_stage_timed(name)
         computes, waits = (each and each.text(duration, describe_stage(last, name)) for each in found)
@@ -242,7 +244,7 @@ def _program(program: Program) -> Iterator[str]:
             yield f"  stage {name}: computes {computes}, waits {waits}"
     for name in last.links:
         a_step = program.carries(name).text(size, describe_link(last, name))
-        yield f"  link {name}: {a_step} a step, {size(program.carried(name))} in all"
+        yield f"  link {name}: {a_step} per step, {size(program.carried(name))} total"
     yield f"  bottleneck: {typical.bottleneck}"
     if typical.straggler:
         yield f"  straggler: {typical.straggler}"

@@ -53,9 +53,9 @@ def describe_crossing(name: str, each: BoundaryReport) -> str:
     """A short text on a direction.
 
     >>> describe_crossing("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
-    'b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)'
+    'b0 gpu->npu as int8 1.2 KiB (29.7 %, error 0.0093)'
     """
-    off = "" if each.error is None else f", off by {each.error:.2g}"
+    off = "" if each.error is None else f", error {each.error:.2g}"
     return f"{name} as {each.codec or _NOTHING} {size(each.wire_bytes)} ({100 * each.ratio:.3g} %{off})"
 
 
@@ -113,7 +113,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     step 2 of fit: 0.500 s, 2 micro-batches
       stage gpu: computes 0.200 s, waits 0.300 s
       link gpu->npu: 2.1 KiB (52 % of the tensors)
-      bottleneck: stage gpu waits 60 % of the step; what for, the simulator says once two steps have been measured
+      bottleneck: stage gpu waits 60 % of the step; the cause is simulated after two measured steps
     """
     whose = report.program if report.worker == ALONE else f"{report.program} in {report.worker}"
     many = f"{report.micro_batches} micro-batch{'es' * (report.micro_batches != 1)}"
@@ -122,7 +122,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
         lines.append(f"  returned: {scalars_text(report)}")
     prediction = report.prediction
     if prediction is not None:
-        lines.append(f"  predicted: {duration(prediction.seconds)}, by the simulator from the pace of the steps before")
+        lines.append(f"  predicted: {duration(prediction.seconds)} (simulated from earlier steps)")
     stages = prediction.stages if prediction is not None else {}
     links = prediction.links if prediction is not None else {}
     lines += [
@@ -142,7 +142,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     lines += [f"  {line}" for line in (goodput_lines(report.goodput) if report.goodput is not None else ())]
     lines += [f"  {line}" for line in (planned_lines(report.planned) if report.planned is not None else ())]
     if (once := _describe_once(report)) is not None:
-        lines.append(f"  {ONCE} ({_UPDATES}): {once}")
+        lines.append(f"  once per step ({_UPDATES}): {once}")
     if bottleneck:
         lines.append(f"  bottleneck: {report.bottleneck}")
     if report.straggler:
@@ -157,7 +157,7 @@ def scalars_text(report: Report) -> str:
 
 def _stage(stage: StageReport, predicted: StagePrediction | None, whose: str) -> str:
     if stage.compute_seconds is None or stage.wait_seconds is None:
-        return f"part of one local function, not timed apart{_copies(stage)}"
+        return f"part of one function, not timed separately{_copies(stage)}"
     computes = _predicted_text(None if predicted is None else predicted.compute_seconds, whose)
     waits = _predicted_text(None if predicted is None else predicted.wait_seconds, whose)
     said = f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
@@ -171,19 +171,19 @@ def _copies(stage: StageReport) -> str:
 
     >>> from whale_nebula.report.records import busiest
     >>> _copies(busiest([StageReport(3.0), StageReport(1.0)])), _copies(StageReport(replicas=None, copies=2))
-    ('; 2 replicas, which stand idle 2.000 s in all for the slowest', '; 2 replicas')
+    ('; 2 replicas, idle 2.000 s in total while waiting for the slowest', '; 2 replicas')
     """
     if stage.copies < 2:
         return ""
     idle = stage.idle_seconds
-    said = "" if idle is None else f", which stand idle {duration(idle)} in all for the slowest"
+    said = "" if idle is None else f", idle {duration(idle)} in total while waiting for the slowest"
     return f"; {stage.copies} replicas{said}"
 
 
 def _link(link: LinkReport, predicted: LinkPrediction | None, whose: str) -> str:
     parts = [f"{size(link.bytes)} ({100 * link.ratio:.0f} % of the tensors{_explain_overhead(link)})"]
     if link.seconds:
-        parts.append(f"holds the line {duration(link.seconds)}")
+        parts.append(f"link busy {duration(link.seconds)}")
     if predicted is not None:
         most = "at most " if predicted.at_most else ""
         parts.append(f"predicted {most}{size(predicted.bytes)}, {duration(predicted.seconds)}{whose}")
@@ -191,12 +191,13 @@ def _link(link: LinkReport, predicted: LinkPrediction | None, whose: str) -> str
 
 
 def _explain_overhead(link: LinkReport) -> str:
-    """A note on clearly more bytes than those of the tensors: frames have headers, and control messages are counted.
+    """A note if clearly more bytes were sent than those of the tensors: frames have headers, and control messages
+    count.
 
     >>> _explain_overhead(LinkReport(payload_bytes=8, bytes=144, raw_bytes=8, frames=1))
-    ': the header of 1 frame, 136 B with control messages, outweighs them'
+    '; the header of 1 frame, 136 B with control messages, is larger than the tensors'
     >>> _explain_overhead(LinkReport(payload_bytes=1024, bytes=1160, raw_bytes=1024, frames=1))
-    ': the header of 1 frame adds 136 B, with control messages'
+    '; the header of 1 frame adds 136 B, including control messages'
     """
     extra = link.bytes - link.payload_bytes
     if link.ratio < _FAR_ABOVE or not link.frames:
@@ -204,12 +205,12 @@ def _explain_overhead(link: LinkReport) -> str:
     one = link.frames == 1
     headers = "the header of 1 frame" if one else f"the headers of {link.frames} frames"
     if extra > link.payload_bytes:
-        return f": {headers}, {size(extra)} with control messages, outweigh{'s' * one} them"
-    return f": {headers} add{'s' * one} {size(extra)}, with control messages"
+        return f"; {headers}, {size(extra)} with control messages, {'is' if one else 'are'} larger than the tensors"
+    return f"; {headers} add{'s' * one} {size(extra)}, including control messages"
 
 
 def _describe_once(report: Report) -> str | None:
-    """The parts that ran once a step, if timed."""
+    """The parts that ran once per step, if timed."""
     own = [span for span in report.spans if span.lane == ONCE]
     took = sum(span.end - span.start for span in own if span.what != EXCHANGE)
     waited = sum(span.end - span.start for span in own if span.what == EXCHANGE)
@@ -255,7 +256,7 @@ class Rate:
 
 
 def gap(before: Report | None, report: Report) -> float | None:
-    """Seconds from the end of the step before to the end of this one, if both are of one program."""
+    """Seconds from the end of the previous step to the end of this one, if both are of one program."""
     if before is None or before.program != report.program or report.time <= before.time:
         return None
     return report.time - before.time
@@ -265,9 +266,9 @@ def per_second(rate: float) -> str:
     """A rate in words; it includes the time between steps.
 
     >>> per_second(1.904)
-    '1.9 steps/s with what lies between'
+    '1.9 steps/s overall'
     """
-    return f"{rate:.3g} steps/s with what lies between"
+    return f"{rate:.3g} steps/s overall"
 
 
 EVERY_SECONDS = 10.0
@@ -328,7 +329,7 @@ def step_line(report: Report, rate: float | None) -> str:
     >>> from whale_nebula.report.records import LinkReport, StageReport
     >>> links = {"gpu->npu": LinkReport(2048, 2176, 2048, 1)}
     >>> step_line(Report("fit", 9, 0.5, 4, {"a": StageReport(0.2, 0.3, in_flight=3)}, links), 1.9)
-    'step 9 of fit: 0.500 s, 1.9 steps/s with what lies between; a computes 0.200 s, waits 0.300 s, 3 in flight; ...'
+    'step 9 of fit: 0.500 s, 1.9 steps/s overall; a computes 0.200 s, waits 0.300 s, 3 in flight; ...'
     """
     head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}"]
     head += [] if rate is None else [per_second(rate)]

@@ -1,7 +1,7 @@
-"""Watchers of steps, among them the live table of a terminal, called from a thread of their own; the training thread
-only queues the report.
+"""Watchers of steps, among them the live table of a terminal, called from a separate thread; the training thread only
+queues the report.
 
-So a slow terminal or disk does not delay a step, and numbers on a device are fetched concurrently with training.
+A slow terminal or disk therefore does not delay a step, and numbers on a device are fetched concurrently with training.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ class Watcher(Protocol):
         """Handle a finished step."""
 
     def tick(self) -> None:
-        """Handle the passing of a quarter of a second."""
+        """Handle a tick, every quarter of a second."""
 
     def close(self) -> None:
         """Write what is deferred, as the run ends."""
 
 
 class Watching:
-    """Passes reports to watchers by a thread. A watcher that fails is logged and dropped; training continues."""
+    """Passes reports to watchers in a separate thread. A watcher that fails is logged and removed; training
+    continues.
+    """
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
@@ -68,7 +70,7 @@ class Watching:
         self._queued.put(report)
 
     def close(self) -> None:
-        """Pass on all queued reports, and end."""
+        """Pass on all queued reports, and stop."""
         self._queued.put(None)
         self._thread.join(_PATIENCE)
 
@@ -90,11 +92,11 @@ class Watching:
                 act(watcher)
             except Exception as failure:
                 self._watchers.remove(watcher)
-                log.warning("%s is not told of steps any more: %s", watcher, failure)
+                log.warning("%s receives no more steps: %s", watcher, failure)
 
 
 class MetricsFile:
-    """A file with a line for every step. An incomplete line of a process that died is ended before a new one."""
+    """A file with a line for every step. An incomplete line of a process that died is terminated before a new one."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -102,10 +104,10 @@ class MetricsFile:
             self._file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as error:
             raise ConfigError(
-                "the metrics cannot be written",
+                "cannot write the metrics file",
                 where=f"{self.path}, {script_site()}",
                 why=error.strerror,
-                mend='make the folder first, or give another path: nb.init(metrics="run.jsonl")',
+                mend='create the folder first, or use another path: nb.init(metrics="run.jsonl")',
             ) from None
         self._end_last_line()
 
@@ -115,7 +117,7 @@ class MetricsFile:
             self._append(b"\n")
 
     def step(self, report: Report) -> None:
-        """Append a line; it is passed to the operating system before this returns."""
+        """Append a line; the operating system has it when this returns."""
         self._append(line(report).encode() + b"\n")
 
     def _append(self, data: bytes) -> None:
@@ -158,16 +160,16 @@ class Seen:
         >>> Seen("life").checked()
         Traceback (most recent call last):
         ...
-        whale_nebula.errors.OptionError: NB-104 show='life' is not known
-          why: it is 'none', 'lines' or 'live'
+        whale_nebula.errors.OptionError: NB-104 show='life' is not a valid value
+          why: show= is 'none', 'lines' or 'live'
           mend: did you mean 'live'?
         """
         if self.show not in SHOWS:
-            why, mend = "it is 'none', 'lines' or 'live'", did_you_mean(str(self.show), SHOWS)
-            raise OptionError(f"show={self.show!r} is not known", where=site, why=why, mend=mend)
+            why, mend = "show= is 'none', 'lines' or 'live'", did_you_mean(str(self.show), SHOWS)
+            raise OptionError(f"show={self.show!r} is not a valid value", where=site, why=why, mend=mend)
         for name, path in self.outputs.items():
             if name not in OUTPUTS:
-                raise OptionError(f"no output is called {name!r}", where=site, mend=did_you_mean(name, OUTPUTS))
+                raise OptionError(f"there is no output {name!r}", where=site, mend=did_you_mean(name, OUTPUTS))
             if not (isinstance(path, str | os.PathLike) and str(path)):
                 mend = f'nb.init(outputs={{"{name}": "a/path"}})'
                 raise OptionError(f"{name}={path!r} is not a path", where=site, mend=_WRITTEN.get(name, mend))
@@ -212,7 +214,7 @@ _WIDTHS = (12, 9, 9, 9, _BAR_COLUMNS, 9)
 def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bottleneck: str = "") -> RenderableType:
     """A table of a step, as wide as the terminal.
 
-    `rate` is steps a second (None: not known yet), `doing` each stage's current activity.
+    `rate` is steps per second (None: not known yet), `doing` each stage's current activity.
     """
     title = Text(f"{report.program}, step {report.step}", style="bold")
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
@@ -227,7 +229,7 @@ def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bot
 
 def _head(report: Report, rate: float | None) -> Text:
     head = Text(f"{scalars_text(report)} · " if report.scalars else "", style="green")
-    head.append(f"{duration(report.step_seconds)} a step", style="default")
+    head.append(f"{duration(report.step_seconds)} per step", style="default")
     if report.prediction is not None:
         head.append(f", predicted {duration(report.prediction.seconds)}", style="default dim")
     if report.planned is not None and report.planned.seconds.predicted is not None:
@@ -249,7 +251,7 @@ def _stages(report: Report, doing: Mapping[str, str]) -> Table:
     for name, stage in report.stages.items():
         table.add_row(_name(name, stage), *_stage(report, stage), doing.get(name, ""))
     for name, stage in report.elsewhere.stages.items():
-        table.add_row(_name(name, stage), *_stage(report, stage), Text("the step before", style="dim"))
+        table.add_row(_name(name, stage), *_stage(report, stage), Text("previous step", style="dim"))
     return table
 
 
@@ -260,7 +262,7 @@ def _name(name: str, stage: StageReport) -> Text:
 
 def _stage(report: Report, stage: StageReport) -> list[RenderableType]:
     if stage.compute_seconds is None or stage.wait_seconds is None:
-        return ["", "", "", Text("one local function, not timed apart", style="dim")]
+        return ["", "", "", Text("one function, not timed separately", style="dim")]
     whole = max(report.step_seconds, 1e-9)
     bar = _bar([(stage.compute_seconds / whole, "green"), (stage.wait_seconds / whole, "yellow")])
     return [duration(stage.compute_seconds), duration(stage.wait_seconds), str(stage.in_flight or ""), bar]
@@ -275,7 +277,7 @@ def _bar(parts: list[tuple[float, str]]) -> Text:
 
 
 def _links(report: Report) -> Table:
-    table = _table("link", "a step", "of raw", "in all", "of the step", "line held")
+    table = _table("link", "per step", "of raw", "total", "of the step", "link busy")
     for name, link in {**report.links, **report.elsewhere.links}.items():
         table.add_row(Text(name), *_link(report, name, link))
     return table
@@ -292,7 +294,7 @@ def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
 
 def _boundaries(boundaries: Mapping[str, BoundaryReport]) -> Table:
     """Crossings by direction, without errors that were not measured here."""
-    table = _table("boundary", "a step", "of raw", "error", "as", "codec takes")
+    table = _table("boundary", "per step", "of raw", "error", "codec", "codec time")
     for name, each in boundaries.items():
         error = "" if each.error is None else f"{each.error:.2g}"
         took = each.encode_seconds + each.decode_seconds
@@ -357,4 +359,4 @@ class Live:
         return "".join(lines[: max(size.lines - 1, 1)])
 
     def __str__(self) -> str:
-        return "the table on the terminal"
+        return "the live table"

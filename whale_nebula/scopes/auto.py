@@ -14,7 +14,7 @@ from whale_nebula.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The options of `nb.auto_parallel`, and where it was written. None leaves a choice to the planner."""
+    """The options of `nb.auto_parallel`, and where it was written. None means that the planner chooses."""
 
     site: Site
     clusters: tuple[str, ...] | None = None
@@ -67,7 +67,7 @@ def _check_clusters(given: Iterable[str]) -> tuple[str, ...] | None:
     """Validate names of clusters, each once; None for all."""
     if given in ("all", ["all"]):
         return None
-    mend = "clusters=['gpu', 'npu'], or leave it out for all clusters"
+    mend = "clusters=['gpu', 'npu'], or remove clusters= to use all clusters"
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise values.refuse(f"clusters={given!r} is not a list of cluster names", mend=mend)
     names = tuple(values.cluster_name("clusters", each) for each in given)

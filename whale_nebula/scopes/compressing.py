@@ -119,7 +119,7 @@ def _codec(option: str, value: Any) -> Codec:
         raise values.refuse(f"{option}={value!r} is not a codec", mend=f"{option}=nb.codec.FP16()")
     if codec.lossless:
         why = "integers are always packed into as few bits as they need"
-        raise values.refuse(f"{option}={value!r} cannot be chosen", why=why, mend="leave it out")
+        raise values.refuse(f"{option}={value!r} cannot be chosen", why=why, mend=f"remove {option}=")
     if not codecs.is_built(codec):
         why = f"other processes find codecs by name, and {str(codec)!r} is not registered"
         raise values.refuse(

@@ -26,9 +26,9 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The stages entered in one run of a `cluster` block: their number, and which they are.
+    """The stages entered in one run of a `cluster` block: how many there are, and which.
 
-    Stages outside any block (`open`) may belong to several programs: only their number is recorded.
+    Stages outside any block (`open`) may belong to several programs, so only their number is recorded.
     """
 
     open: bool = False
@@ -70,7 +70,7 @@ class Recorder(Protocol):
     """Records the scopes and calls of a script, instead of running them."""
 
     def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
-        """A scope was entered; `missing` names a feature that has no engine yet."""
+        """A scope was entered; `missing` names a feature that is not implemented yet."""
 
     def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
         """A public function other than a scope was called."""
@@ -137,7 +137,7 @@ def keep_stack() -> Iterator[None]:
 
 
 def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
-    """Open exactly these frames, as they are: not checked, not counted, not numbered again.
+    """Open exactly these frames, unchanged: without checks, counting or new numbers.
 
     A scope that is entered inside, in a layer's `call`, overrides them: see `scope.settle`.
     """
@@ -178,7 +178,7 @@ AROUND = ("cluster", "replica", "pipeline", "compress")
 
 
 def describe_open_scopes() -> tuple[tuple[str, str], ...]:
-    """The open scopes as they affect a step that is called in them, in a form that can be compared."""
+    """The open scopes as far as they affect a step that is called in them, in a form that can be compared."""
     return tuple((frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in AROUND)
 
 

@@ -1,6 +1,6 @@
-"""Detect scopes that were created and never entered, such as `nb.stage(cluster="gpu")` without `with`.
+"""Detect scopes that were created but never entered, such as `nb.stage(cluster="gpu")` without `with`.
 
-The warning is given when a model or a step is about to run: the scope is certainly missing by then.
+The warning is given when a model or a step is about to run: if the scope was meant to be used, it is missing by then.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def warn_idle(frame: Frame, written: str) -> None:
 def _warn(so: str) -> None:
     for site, written in list(_waiting.items()):
         note_entered(site)
-        around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may enclose a whole step, too
+        around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may also enclose an entire step
         warn_at(
             site,
             f"{written} is never entered",

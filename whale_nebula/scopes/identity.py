@@ -60,7 +60,8 @@ def find_own_home(frames: Sequence[Frame]) -> str:
 
 
 def is_single(clusters: Sequence[str]) -> bool:
-    """Whether a step whose layout names these clusters, or none, has one cluster: then all of the run count.
+    """Whether a step whose layout lists these clusters, or none, has one cluster. If it lists none, all of the run
+    count.
 
     >>> is_single(["gpu"]), is_single(["gpu", "npu"])
     (True, False)
@@ -172,7 +173,7 @@ def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> 
 
 
 def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb.stage") -> None:
-    """Refuse a stage on a cluster that is not in the layout of the block around it."""
+    """Refuse a stage on a cluster that the layout of the enclosing block does not list."""
     layout = _layout(around)
     if around is not None and layout and cluster not in layout:
         raise StageIdentityError(

@@ -14,7 +14,7 @@ from whale_nebula.scopes import hints
 
 
 class PlanShown(BaseException):
-    """Ends a script once the requested plan has been made.
+    """Ends a script when the requested plan has been made.
 
     It is not an Exception, so that neither Keras nor a script that catches errors handles it.
     """
@@ -24,10 +24,10 @@ class Observer(Protocol):
     """Plans the steps of a script instead of running them."""
 
     def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
-        """The config and links to open a run with, in place of the script's."""
+        """The config and links with which to open a run, instead of the script's."""
 
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
-        """Observe a call of a step; returns (a substitute for its results,), or None if it is to run as it is."""
+        """Observe a call of a step; returns (a substitute for its results,), or None if it is to run normally."""
 
     def begins(self) -> None:
         """A model is about to train or to be evaluated; its callbacks have not run yet."""

@@ -23,7 +23,7 @@ _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_signature(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, but a call that does not fit its signature ends in an error with the call to write instead."""
+    """The same function, except that a call that does not fit its signature raises an error with a correct call."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -38,12 +38,12 @@ def check_signature(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def scope(function: Callable[P, T]) -> Callable[P, T]:
-    """A checked function that opens a scope: `with` around it, but without its parentheses, is refused."""
+    """A checked function that opens a scope: using it in `with` without parentheses is refused."""
     return _Opener(function)
 
 
 class _Opener(Generic[P, T]):
-    """The function of a scope, as an object whose `__enter__` raises an error that explains a missing call."""
+    """The function of a scope, as an object with an `__enter__` that raises an error explaining the missing call."""
 
     def __init__(self, function: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
@@ -101,7 +101,7 @@ def _misfit(
 
 
 def _bare(signature: inspect.Signature) -> str:
-    """A signature as it is written in a call: without types."""
+    """A signature as it is written in a call, without types."""
     empty = inspect.Parameter.empty
     parameters = [each.replace(annotation=empty) for each in signature.parameters.values()]
     return str(inspect.Signature(parameters))
@@ -116,7 +116,7 @@ def refuse(what: str, *, mend: str, why: str | None = None) -> OptionError:
 
 
 def integer(option: str, value: object) -> int:
-    """Validate an integer, of numpy too, but not a bool."""
+    """Validate an integer; numpy integers are accepted, a bool is not."""
     try:
         if isinstance(value, bool):
             raise TypeError

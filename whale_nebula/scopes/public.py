@@ -53,25 +53,26 @@ def replica(
 ) -> Opens:
     """Replicate the stages inside; each replica works on its share of the micro-batches.
 
-    It encloses a whole model, a pipeline, or single stages, each with its own count. Without a count there are as
-    many replicas as the cluster has workers for the stages inside; with an `nb.split(count)` inside, a replica takes
+    It encloses an entire model, a pipeline, or single stages, each with its own count. Without a count there are as
+    many replicas as the cluster has workers for the stages inside; with an `nb.split(count)` inside, a replica uses
     `count` of them. A batch is divided into at least as many micro-batches as there are replicas.
 
     With `shard="optimizer"` each replica holds a part of the optimizer's slots, receives that part of the summed
-    gradients, updates that part of the weights, and sends it to the others: the same numbers and bytes, with less
-    memory. `shard="gradients"` does so for gradients of weights without slots, too.
+    gradients, updates that part of the weights, and sends it to the others: the results and the bytes sent are the
+    same, with less memory. `shard="gradients"` also does so for gradients of weights without slots.
 
-    With `sync_every` each *cluster* of the layout trains its own copy, on its share of each batch, and sends the others
-    its weight differences only every so many steps; `count` then is the number of replicas within each. `outer` is the
-    optimizer that applies their mean: "average", "nesterov", or an object of `nb.outer`. `nb.compress` around it is the
-    codec of the differences, with error feedback. They are sent in `fragments` by turns, each with `delay` steps to
-    arrive. With `mode="async"` a server in the first cluster applies each difference as it arrives; no cluster is more
-    than `staleness` rounds ahead of the slowest. `sync_every="auto"` is the smallest number of steps behind which the
-    exchange hides, from the seconds of a step and the rate, delay and codec of the lines, up to 500; `nb.plan` says it.
+    With `sync_every` each *cluster* of the layout trains its own copy on its share of each batch, and sends its weight
+    differences to the others only once in so many steps. `count` is then the number of replicas within each cluster.
+    `outer` is the optimizer that applies the mean of the differences: "average", "nesterov", or an object of
+    `nb.outer`. `nb.compress` around it is the codec of the differences, with error feedback. They are sent in
+    `fragments`, one after the other, each with `delay` steps to arrive. With `mode="async"` a server in the first
+    cluster applies each difference as it arrives; no cluster is more than `staleness` rounds ahead of the slowest.
+    `sync_every="auto"` is the smallest number of steps, up to 500, that hides the exchange, computed from the seconds
+    of a step and the rate, delay and codec of the links; `nb.plan` shows it.
 
-    With `exchange="1bit"` each cluster trains a copy, too, and all exchange the momenta of their optimizers after each
-    step, at one bit a number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`. If there is one
-    cluster, each of its workers does so.
+    With `exchange="1bit"` each cluster also trains a copy, and all exchange the momenta of their optimizers after each
+    step, at one bit per number after the warm-up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`. If there is only
+    one cluster, each of its workers trains a copy.
 
     >>> import whale_nebula as nb
     >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]
@@ -88,8 +89,8 @@ def replica(
 def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
     """A part of the model that one cluster runs.
 
-    Its identity is its `name`, else its `cluster`; entering the same one again continues it. With neither it
-    is `stage<n>`, the n-th entry in its `nb.cluster` block.
+    Its identity is its `name`, otherwise its `cluster`; entering the same one again continues it. Without either it is
+    `stage<n>`, the n-th entry in its `nb.cluster` block.
 
     >>> import whale_nebula as nb
     >>> nb.stage(cluster="npu", name="decoder")
@@ -113,9 +114,9 @@ def pipeline(
 ) -> Opens:
     """Divide each batch into `micro_batch` micro-batches, so that the stages inside work at the same time.
 
-    Without a number the batch stays whole, or, under `nb.auto_parallel`, the planner chooses. `schedule` is "gpipe",
-    "1f1b", "eager-1f1b" or "zero-bubble"; `in_flight` limits the micro-batches that a stage holds; `recompute` saves
-    memory by computing a stage's forward again; `coupled="allow"` lets the rows of a batch depend on each other within
+    Without a number the batch is not divided or, under `nb.auto_parallel`, the planner chooses. `schedule` is "gpipe",
+    "1f1b", "eager-1f1b" or "zero-bubble". `in_flight` limits the micro-batches that a stage holds. `recompute` saves
+    memory by computing a stage's forward again. `coupled="allow"` lets the rows of a batch depend on each other within
     a micro-batch.
 
     >>> import whale_nebula as nb
@@ -173,15 +174,15 @@ def compress(
     """Compress the tensors that cross boundaries inside.
 
     Flags define one codec: at most one structure (svd, rank, topk), then at most one precision (fp16, bf16, int8,
-    int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient is projected to the same
-    subspace or positions; `backward` is its precision (int8 by default, None: unchanged), and a codec object there
-    replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
+    int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient is projected to the same subspace
+    or positions. `backward` is its precision (int8 by default; None: unchanged), or a codec that replaces all of it.
+    `forward` is the codec of steps without a gradient, "none" for none.
 
-    The codec is used from `start_step` on. `ramp` begins with milder precisions and continues with the next as soon as
-    its relative error is below a bound. `mask` names the input that marks the rows to send, or is True for Keras's mask
-    of a tensor. `delta` names the input with the ids of samples: both sides cache up to 1 GiB of samples a boundary and
-    send differences to them. `zstd` compresses the bytes if that makes them fewer. `nonfinite` is the reaction
-    to a NaN that would enter a codec's state: "raise", or "skip" the step in all processes.
+    The codec is used from `start_step` on. `ramp` begins with more accurate precisions and continues with the next as
+    soon as its relative error is below a bound. `mask` names the input that marks the rows to send, or is True for
+    Keras's mask of a tensor. `delta` names the input with the ids of samples: both sides cache up to 1 GiB of samples
+    per boundary and send differences to them. `zstd` compresses the bytes if that makes them fewer. `nonfinite` is the
+    reaction to a NaN that would enter a codec's state: "raise", or "skip" the step in all processes.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(fp16=True) as frame:
@@ -203,19 +204,18 @@ def auto_parallel(
     recompute: bool | None = None,
     replan: bool = False,
 ) -> AutoParallel:
-    """Let the planner choose the stages of steps: one line before the model. Scopes of a script are kept, and
-    completed.
+    """Let the planner choose the stages of steps: one line before the model. Scopes of a script are kept and completed.
 
-    The planner chooses all that is None: which `clusters` take part, the numbers of micro-batches and of replicas of a
-    stage, whether its variables are sharded over workers instead, and whether forwards are recomputed to save memory.
-    `memory` ("16GiB", or bytes) is the limit of a worker, or the config's if that is smaller. By default nothing is
-    lossy: `compress` is the codec of boundaries, as in `nb.compress` ("auto": for each boundary the mildest codec whose
-    time hides behind computation), and a batch is divided only if that gives the same numbers.
+    The planner chooses all options that are None: which `clusters` are used, the numbers of micro-batches and of
+    replicas of a stage, whether its variables are sharded over workers instead, and whether forwards are recomputed to
+    save memory. `memory` ("16GiB", or bytes) is the limit of a worker, or the config's if that is smaller. By default
+    no lossy codec is chosen: `compress` is the codec of boundaries, as in `nb.compress` ("auto": for each boundary the
+    most accurate codec that computation hides), and a batch is divided only if that gives the same numbers.
 
     If steps take much longer or shorter than predicted, a warning is given once, with a better plan if measurements
-    show one; with `replan` the run changes to it between two steps, and the numbers stay the same.
+    show one. With `replan` the run changes to that plan between two steps, and the numbers stay the same.
 
-    It is in effect until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)`
+    It is in effect until `nb.shutdown()` or, as a context manager, until the end of its block. `nb.plan(model, x, y)`
     shows the choice, and `.explain()` of that plan the reasons.
 
     >>> import whale_nebula as nb

@@ -111,7 +111,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         return f"nb.{self.kind}({', '.join(said)})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise: a scope is not a decorator, it applies to the code inside its block."""
+        """Raise: a scope is not a decorator, but applies to the code inside its block."""
         hints.note_entered(self._made)  # this error replaces the warning that it was never entered
         raise no_decorator(self.kind)
 

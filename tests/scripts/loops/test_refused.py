@@ -24,11 +24,11 @@ X, Y = rows(1)[0]
 COUPLED = {
     "tapes.jacobian_across_stages": "the batch is repeated along its axis",
     "edited.gradient_in_a_cond": "mixed with a number of rows",
-    "forwards.scan_over_rows": "as long as the batch",
+    "forwards.scan_over_rows": "as many elements as the batch has rows",
     "forwards.map_over_rows": "once for each row",
-    "forwards.cond_on_the_batch": "different ways at a condition",
+    "forwards.cond_on_the_batch": "different branches of a condition",
     "forwards.batch_norm_by_hand": "mixed with a mean",
-    "forwards.memory_bank": "beside a tensor that is not part",
+    "forwards.memory_bank": "combined with a tensor that is not part",
     "forwards.hard_examples": "TopKV2 over the batch",
     "forwards.extremes_returned": "over the batch",
 }
@@ -100,7 +100,7 @@ def test_an_inner_step_goes_back_to_the_first_stage() -> None:
             loss = mse(y, chain(cut, x, fast))
         return outer.gradient(loss, w)
 
-    with pytest.raises(StageOrderError, match="comes before it") as caught:
+    with pytest.raises(StageOrderError, match="comes after it") as caught:
         step(X, Y)
     assert "name=" in caught.value.mend
 

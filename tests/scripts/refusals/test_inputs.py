@@ -68,7 +68,11 @@ def test_strings_may_be_given_and_worked_on() -> None:
 
 
 def test_strings_do_not_cross_and_the_plan_says_so() -> None:
-    said = ("a string would cross from stage 'a' to stage 'b'", "move StringLower into 'b'", "StringLookup")
+    said = (
+        "a tensor of type string would cross from stage 'a' to stage 'b'",
+        "move StringLower into 'b'",
+        "StringLookup",
+    )
     told(PlanError, lambda: spelled("a"), *said, at=marked("string"))
 
 

@@ -30,7 +30,7 @@ def test_python_in_a_stage_learns_the_same(middle: Any) -> None:
     same_training(sub(middle), sub(middle, scoped=False))
     called, mark = ("tf.py_function", marked("py")) if middle is cubed else ("tf.numpy_function", marked("numpy"))
     assert nb.last_report().notes == (
-        f"{called} at {mark} cannot be moved out of stage 'b': it runs Python, in the process of cluster 'b'",
+        f"{called} at {mark} cannot be moved out of stage 'b': it runs Python in the process of cluster 'b'",
     )
 
 
@@ -123,7 +123,7 @@ def test_a_histogram_is_written_uncut(tmp_path: Path) -> None:
 
 
 def test_a_histogram_of_rows_cannot_be_put_together_from_micro_batches(tmp_path: Path) -> None:
-    said = ("what the step writes", "micro_batch=1")
+    said = ("a variable that the step writes", "micro_batch=1")
     told(BatchCoupledError, lambda: trained(tmp_path, drawn, micro=2), *said, at=marked("histogram"))
 
 
@@ -164,8 +164,8 @@ class Largest(keras.metrics.Metric):
 
 def test_a_metric_of_ones_own_is_named_with_its_line() -> None:
     model = functional(micro=2, metrics=[Largest()])
-    said = ("what the step writes into metric 'largest'", "Max over the batch is neither a sum nor a mean")
-    mend = "leave 'largest' out of model.compile(metrics=[...])"
+    said = ("the value of metric 'largest'", "Max over the batch is neither a sum nor a mean")
+    mend = "remove 'largest' from model.compile(metrics=[...])"
     told(BatchCoupledError, lambda: fit(model), *said, mend, at=marked("max"))
     told(BatchCoupledError, lambda: nb.plan(model, *batch()), *said, mend, at=marked("max"))
 
@@ -175,7 +175,7 @@ def test_one_of_keras_is_named(weighted: bool) -> None:
     """A correlation along the batch."""
     option = "weighted_metrics" if weighted else "metrics"
     model = functional(micro=2, **{option: [keras.metrics.PearsonCorrelation(axis=0, name="pearson")]})
-    told(BatchCoupledError, lambda: fit(model), "into metric 'pearson'", "leave 'pearson' out of")
+    told(BatchCoupledError, lambda: fit(model), "metric 'pearson'", "remove 'pearson' from")
 
 
 def test_without_it_or_with_one_micro_batch_all_is_well() -> None:
@@ -192,4 +192,4 @@ def test_other_writes_are_not_called_metrics() -> None:
             seen.assign(tf.reduce_max(x * weight))
             return x + 1.0
 
-    told(BatchCoupledError, lambda: step(tf.ones([4, 2])), "what the step writes: ", "micro_batch=1")
+    told(BatchCoupledError, lambda: step(tf.ones([4, 2])), "a variable that the step writes: ", "micro_batch=1")

@@ -208,7 +208,7 @@ ATTACKS = {
     "another plan": NOTHING._replace(
         said="micro_batch is 2 here, 1 in the approved plan", begun=True, env={"MICRO_BATCHES": "2"}
     ),
-    "another step": NOTHING._replace(said="the steps that were approved are", begun=True, env={"NAME": "other"}),
+    "another step": NOTHING._replace(said="approved steps:", begun=True, env={"NAME": "other"}),
     "a swapped plan": Attack(swap_plan, "its digest differs", begun=True),
 }
 SAMPLE = ("one module more", "another build", "a changed package", "another plan", "another step")

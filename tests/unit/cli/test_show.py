@@ -380,7 +380,7 @@ def test_files_that_runs_have_left(metrics: Path, tmp_path: Path, capsys: Captur
     assert main(["--report", str(metrics)]) == arguments.DONE
     said = capsys.readouterr().out
     assert said.startswith("fit in gpu/0: 3 steps, ")
-    assert "the last step:\nstep 3 of fit in gpu/0: " in said
+    assert "last step:\nstep 3 of fit in gpu/0: " in said
     assert main(["--report", str(metrics), "--json"]) == arguments.DONE
     assert json.loads(capsys.readouterr().out)["programs"][0]["steps"] == 3
 
@@ -388,7 +388,7 @@ def test_files_that_runs_have_left(metrics: Path, tmp_path: Path, capsys: Captur
 def test_what_is_no_report_says_so(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").write_text("{}")
     assert main(["--report", str(tmp_path / "file")]) == arguments.NO_DATA
-    assert "holds no report" in capsys.readouterr().err
+    assert "contains no report" in capsys.readouterr().err
     assert main(["--report", "nothing.jsonl"]) == arguments.NO_FILE
     said = capsys.readouterr().err
     assert "there is no file 'nothing.jsonl'" in said and "show --report FILE reads what a run has left" in said

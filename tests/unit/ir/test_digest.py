@@ -193,13 +193,13 @@ def test_an_op_is_named_before_the_numbers_that_follow_from_it() -> None:
 
 def test_one_that_goes_on_where_the_other_ends() -> None:
     assert first_difference(["returns (%1)"], ["returns (%1)", "weights (%2)"]) == (
-        "the loss weights ((%2)) is there only"
+        "the loss weights ((%2)) exists only there"
     )
 
 
 def test_different_kinds_of_things_are_both_named() -> None:
     assert first_difference(["stage 1 b cluster=b"], ["input x float32[?] batched"]) == (
-        "stage 1 (b cluster=b) stands here where input x (float32[?] batched) stands there"
+        "stage 1 (b cluster=b) here is in the position of input x (float32[?] batched) there"
     )
 
 

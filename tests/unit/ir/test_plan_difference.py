@@ -56,12 +56,12 @@ EXACTLY = [
         "stage 'npu' is on cluster 'npu' here, on cluster 'tpu' there",
     ),
     ({"places": {"a": "npu", "b": "gpu"}}, "the order of the stages is gpu, npu here, npu, gpu there"),
-    ({"places": {"a|norm|b": "gpu"}}, "stage 'npu' exists here, and not there"),
+    ({"places": {"a|norm|b": "gpu"}}, "stage 'npu' exists here, but not there"),
     ({"micro_batch": 2}, "micro_batch is 1 here, 2 there"),
     ({"inputs": 5}, "input x is float32[?,4] batched here, float32[?,5] batched there"),
     ({"width": 7}, "boundary b0, from gpu to npu, is float32[?,6] here, float32[?,7] there"),
     ({"fp16": True}, "the codec of boundary b0, from gpu to npu, is none here, fp16 there"),
-    ({"metrics": ["mae"]}, "variable mean_absolute_error/count exists there, and not here"),
+    ({"metrics": ["mae"]}, "variable mean_absolute_error/count exists there, but not here"),
 ]
 OPS = [
     ({"activation": "tanh"}, "Relu", "Tanh"),
@@ -85,7 +85,7 @@ def test_the_first_difference_is_told(base: nb.Plan, other: dict[str, Any], said
 
 def test_a_cut_at_another_layer_is_told_by_the_layers() -> None:
     before, after = (plan(places={first: "gpu", second: "npu"}) for first, second in (("a|norm", "b"), ("a", "norm|b")))
-    assert (before.difference(after) or "").startswith("boundary b0 is made by 'norm' here, 'a' there; op ")
+    assert (before.difference(after) or "").startswith("boundary b0 is produced by 'norm' here, 'a' there; op ")
 
 
 @pytest.mark.parametrize(("other", "ours", "theirs"), OPS, ids=[" ".join(each[0]) for each in OPS])
@@ -113,4 +113,4 @@ def test_versions_threads_and_workers(base: nb.Plan) -> None:
     assert base.difference(apart) is None
     assert apart.difference(moved) == "the worker of stage 'gpu' is gpu/0 here, gpu/1 there"
     found = base.difference(replace(base, in_flight=None, lines=(base.lines[0], "%9 = ???")), ("now", "then"))
-    assert found is not None and found.endswith(" exists now, and not then")
+    assert found is not None and found.endswith(" exists now, but not then")

@@ -51,7 +51,7 @@ def test_the_text_fits_a_page(name: str) -> None:
 
 def test_its_repr_is_a_line() -> None:
     said = re.sub(r"\b[0-9a-f]{12}\b", "", repr(plan("tied")))
-    assert re.fullmatch(r"<plan  of \w+: \d stages? and \d boundar(y|ies); print\(\) tells it>", said), said
+    assert re.fullmatch(r"<plan  of \w+: \d stages? and \d boundar(y|ies); print\(\) shows it>", said), said
 
 
 def over_a_line(name: str) -> nb.Plan:
@@ -149,7 +149,7 @@ def test_it_is_well_formed_and_says_everything(name: str) -> None:
         assert boundary.name in page.words
     assert given.digest[:12] in page.words
     assert all(
-        text in page.words for text in ("Schedule", "Work of a step, and memory", "Once a step")[: 2 + bool(given.once)]
+        text in page.words for text in ("Schedule", "Work per step and memory", "Once per step")[: 2 + bool(given.once)]
     )
 
 

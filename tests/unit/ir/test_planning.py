@@ -165,7 +165,7 @@ def test_a_plan_that_was_changed_in_its_file_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(PlanError) as caught:
         nb.Plan.load(path)
-    assert "changed after it was saved" in caught.value.what
+    assert "modified after it was saved" in caught.value.what
 
 
 def test_the_graph_of_a_stage() -> None:

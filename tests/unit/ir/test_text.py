@@ -78,12 +78,12 @@ def test_numbers_with_gaps_are_made_dense() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("%0 = Neg(%7) float32[]", "%7 is read, but no line makes it"),
+        ("%0 = Neg(%7) float32[]", "%7 is read, but no line defines it"),
         ("%0 = Neg\n%0 = Neg", "two ops have the same number"),
-        ("%0 Neg", "line 1 cannot be read: '%0 Neg'"),
-        ("%0 = Neg {a=maybe}", "attributes cannot be read: 'a=maybe'"),
-        ("%0 = Neg ;", "line 1 cannot be read: '%0 = Neg ;'"),
-        ("\nreturn %0 extra", "line 2 cannot be read: 'return %0 extra'"),
+        ("%0 Neg", "cannot parse line 1: '%0 Neg'"),
+        ("%0 = Neg {a=maybe}", "cannot parse attributes: 'a=maybe'"),
+        ("%0 = Neg ;", "cannot parse line 1: '%0 = Neg ;'"),
+        ("\nreturn %0 extra", "cannot parse line 2: 'return %0 extra'"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(text: str, why: str) -> None:

@@ -40,7 +40,7 @@ def plan(rate: float | None, delay: float = 0.0, *, count: int = 4, schedule: st
 
 def test_free_lines_take_nothing_and_stages_are_equal() -> None:
     found = times(plan(None))
-    assert str(found.assumed) == "assuming equal stages: a forward takes 1, a backward 2, and lines nothing"
+    assert str(found.assumed) == "assuming equal stages: forward 1, backward 2, transfers 0"
     assert found.seconds == (4 + 1) * 3
 
 
@@ -49,7 +49,7 @@ def test_stages_on_a_slow_line_compute_at_a_speed_that_is_said() -> None:
     taken = 8 * wire_bytes(SIZE) / rate
     found = times(plan(rate, delay))
     assert found.assumed == Assumed(SPEED)
-    assert str(found.assumed) == "assuming that stages compute 1 TFLOP/s, and 500 µs more for each call"
+    assert str(found.assumed) == "assuming that stages compute at 1 TFLOP/s, plus 500 µs for each call"
     works = 4 * CALL  # of both stages, forward and backward, where a few FLOPs are nothing
     assert found.seconds == pytest.approx(4 * taken + taken + 2 * delay + works, rel=1e-6), "it waits for the line"
 
@@ -77,9 +77,9 @@ def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
 def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
     given = plan(None, 0.05)
     drawn = times(given).seconds
-    assert step_text(given) == f"so a step takes about {duration(drawn)}; updates come on top"
+    assert step_text(given) == f"estimated step time: {duration(drawn)}, plus updates"
     said = step_text(replace(given, exchange_seconds=0.05))
-    assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, 50 ms for ")
+    assert said.startswith(f"estimated step time: {duration(drawn + 0.05)} ({duration(drawn)} as drawn, 50 ms for ")
 
 
 def test_what_is_held_follows_the_schedule() -> None:
@@ -145,6 +145,6 @@ def test_the_drawing_and_the_step_count_it_where_lines_take_time() -> None:
     assert after.timeline.busy(0) == pytest.approx(before.timeline.busy(0) + 4 * (0.15 + 0.075))
     assert after.timeline.busy(1) == pytest.approx(before.timeline.busy(1) + 4 * (0.05 + 0.025))
     assert times(coded(slow)).seconds > times(slow).seconds
-    assert ", with codecs; " in step_text(coded(slow)) and "codecs" not in step_text(slow)
+    assert " with codecs, " in step_text(coded(slow)) and "codecs" not in step_text(slow)
     assert times(coded(free)).seconds == times(free).seconds and not assumptions_of(free).timed
     assert " with codecs, " in step_text(replace(coded(slow), exchange_seconds=0.1))

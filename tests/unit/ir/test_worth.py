@@ -120,11 +120,11 @@ def test_a_plan_warns_with_the_line_to_change_and_says_what_codecs_take() -> Non
     assert boundary.codec_seconds and boundary.codec_seconds > 0.1
     assert boundary.backward_codec_seconds and boundary.backward_codec_seconds < boundary.codec_seconds
     (warning,) = [note for note in given.notes if note.startswith("warning: ")]
-    assert " without svd: " in warning and f"leave it out, {__file__}:" in warning
+    assert " without svd; " in warning and f"remove it at {__file__}:" in warning
     text = given.to_text()
     assert warning in text and "as svd(0.9) >> fp16" in text and "as int8" in text
-    assert "b0: to encode and decode that takes one core about 289 ms + 31.4 ms a step" in text
-    assert "svd(0.9)" in given.to_html() and "one core about" in given.to_html()
+    assert "b0: encoding and decoding take about 289 ms + 31.4 ms per step on one core" in text
+    assert "svd(0.9)" in given.to_html() and "on one core" in given.to_html()
     assert '"float32[?,64,768] as svd(0.9) #gt;#gt; fp16"' in given.to_mermaid()
 
 
@@ -149,7 +149,7 @@ def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
     assert (both < alone) is worth
     assert len(warnings) == (not worth)
     for warning in warnings:
-        assert f"a step takes {duration(both)}, and {duration(alone)} without svd: leave it out, " in warning
+        assert f"a step takes {duration(both)}, or {duration(alone)} without svd; remove it at " in warning
 
 
 def test_one_line_of_code_is_warned_of_once() -> None:
@@ -167,8 +167,8 @@ def test_one_line_of_code_is_warned_of_once() -> None:
         given = nb.plan(model, keras.KerasTensor((16, 64, 768)), keras.KerasTensor((16, 64, 1)))
     (warning,) = [note for note in given.notes if note.startswith("warning: ")]
     assert (
-        warning.endswith((" (for b1, too)", " (for b0, too)"))
-        and f" without nb.compress: leave it out, {__file__}:" in warning
+        warning.endswith((" (also for b1)", " (also for b0)"))
+        and f" without nb.compress; remove it at {__file__}:" in warning
     )
 
 
@@ -177,7 +177,7 @@ def test_a_mask_reads_well() -> None:
     text = given.to_text()
     assert "as none" not in text
     assert "at most 6.2 MiB as int8" in text and "at most 12.4 MiB" in text
-    assert "b1: both ways only marked rows" in text
+    assert "b1: in both directions only marked rows" in text
     assert all(link.at_most for link in given.links.values())
     assert "at most 6.2 MiB" in given.to_svg() and given.to_html().count("at most 12.4 MiB") == 2
 
@@ -185,13 +185,13 @@ def test_a_mask_reads_well() -> None:
 @pytest.mark.parametrize(
     ("mask", "why"),
     [
-        (True, 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'),
-        ("x", "'x' is float32[?,64,768], which has no value for each row of float32[?,64,768]"),
+        (True, 'mask=True, but Keras computed no mask for it; mask="x/mask" uses an input'),
+        ("x", "'x' is float32[?,64,768], which does not have one value per row of float32[?,64,768]"),
     ],
 )
 def test_what_no_mask_marks_crosses_whole_and_the_plan_says_so(mask: bool | str, why: str) -> None:
     given, plain = planned(int8=True, mask=mask), planned(int8=True)
-    assert given.notes[0] == f"b0: all its rows cross: {why}"
+    assert given.notes[0] == f"b0: all rows are sent: {why}"
     assert given.boundaries[0].codec == "int8" and given.links == plain.links
 
 
@@ -214,6 +214,6 @@ def test_a_ramp_tells_its_ladder_with_what_each_rung_takes() -> None:
     assert boundary.backward_rungs == boundary.rungs[:1]
     text = " ".join(given.to_text().split())
     assert "at first" not in text and "b0: first 12.0 MiB as fp16, then 6.2 MiB as int8, each until" in text
-    assert "then int4 (the size shown)" in text and "its gradient first 12.0 MiB as fp16, each until" in text
+    assert "then int4 (the size shown)" in text and "gradient first 12.0 MiB as fp16, each until" in text
     assert planned(int4=True).boundaries[0].rungs == ()
     assert directions("int4, ramp fp16 below 0.05", spec=Spec("float32", None))[0].rungs == ()

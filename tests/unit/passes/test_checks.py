@@ -104,7 +104,7 @@ def test_each_micro_batch_asserts_what_holds_of_all_where_it_holds_of_each(condi
 def test_rows_are_not_sent_to_be_printed_by_an_assertion_of_all_of_them() -> None:
     graph = from_text(ALONE.replace("CONDITION", "9, %4"))
     once, (refused,) = split_assertions(graph, {16}, fold(graph, {0: 0}, checks={16}))
-    assert not once and "says something of each" in refused.reason
+    assert not once and "reports values of each row" in refused.reason
 
 
 # -------------------- The order of stages within a phase
@@ -121,10 +121,10 @@ def test_going_back_to_an_earlier_stage_names_both_and_the_mend() -> None:
     program = program_of(BACK_AND_FORTH)
     with pytest.raises(StageOrderError) as caught:
         check_order(program.graph, program.labels, program.stages, where=lambda op: f"train.py:{op}")
-    assert caught.value.what == "stage 'b' feeds stage 'a', which comes before it"
+    assert caught.value.what == "stage 'a' reads from stage 'b', which comes after it"
     assert caught.value.where == "train.py:3"
     assert "'last/Sin' (Sin) of 'a' reads 'middle/Neg' of 'b'" in caught.value.why
-    assert caught.value.mend == "give the second a name: nb.stage(cluster='a', name='a_2')"
+    assert caught.value.mend == "give the second one its own name: nb.stage(cluster='a', name='a_2')"
 
 
 def test_without_a_line_the_op_is_named() -> None:
@@ -149,7 +149,7 @@ def test_what_nb_place_gave_names_its_layers() -> None:
     """)
     with pytest.raises(StageOrderError) as caught:
         check_order(program.graph, program.labels, program.stages)
-    assert caught.value.why.endswith("nb.place gives layer 'z' to 'a' by 'z' and layer 'y' to 'npu' by 'y'")
+    assert caught.value.why.endswith("nb.place assigns layer 'z' to 'a' by 'z' and layer 'y' to 'npu' by 'y'")
     assert caught.value.mend.endswith("name='a_2') in the map of nb.place")
 
 
@@ -238,14 +238,14 @@ def test_a_generator_moves_on_by_what_each_micro_batch_draws() -> None:
     program = counted("Shape(%0) int32[2] @a")
     assert cut_program(program, alone(program)).phases
     program = counted("Const {value=(8, 4)} int32[2]")
-    with pytest.raises(BatchCoupledError, match="its seed is the same"):
+    with pytest.raises(BatchCoupledError, match="the seed is the same"):
         cut_program(program, alone(program))
 
 
 def test_replicas_in_several_processes_cannot_count_one_anothers_draws() -> None:
     program = counted("Shape(%0) int32[2] @a")
     (worker,) = alone(program)
-    with pytest.raises(BatchCoupledError, match="each replica would count its own draws alone") as caught:
+    with pytest.raises(BatchCoupledError, match="each replica would count only its own draws") as caught:
         cut_program(program, [worker, replace(worker, name="local/1")])
     assert "SeedGenerator" in caught.value.mend
 
@@ -255,7 +255,7 @@ def test_a_seed_that_all_micro_batches_share_is_refused(after: str) -> None:
     one = program_of(drawing(after=after).replace("micro 3", "micro 1"))
     assert cut_program(one, alone(one)).phases
     program = program_of(drawing(after=after))
-    with pytest.raises(BatchCoupledError, match="its seed is the same") as caught:
+    with pytest.raises(BatchCoupledError, match="the seed is the same") as caught:
         cut_program(program, alone(program))
     assert "SeedGenerator" in caught.value.mend
 

@@ -74,7 +74,7 @@ def test_ids_may_lie_in_a_column() -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(OptionError, match=r"nb.compress\(delta='idz'\) names no input of this step") as caught:
+    with pytest.raises(OptionError, match=r"nb.compress\(delta='idz'\): the step has no input 'idz'") as caught:
         plan(program(way="int8, delta idz"))
     assert caught.value.why == "its inputs are x, y, ids" and "'ids'" in caught.value.mend
     with pytest.raises(OptionError) as caught:
@@ -83,14 +83,14 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 
 
 def test_a_part_of_an_input_is_named_with_its_argument() -> None:
-    with pytest.raises(OptionError, match="names no input") as caught:
+    with pytest.raises(OptionError, match="the step has no input") as caught:
         plan(program(IDS.replace("input ids", "input x/ids")))
     assert caught.value.mend == 'delta="x/ids"'
 
 
 @pytest.mark.parametrize("spec", ["float32[?]", "int64[?,2]", "bool[?]", "int64[]"])
 def test_what_holds_no_ids_is_refused(spec: str) -> None:
-    with pytest.raises(OptionError, match=r"names an input .*, which holds no ids"):
+    with pytest.raises(OptionError, match=r"input .* does not contain ids"):
         plan(program(IDS.replace("int64[?]", spec)))
 
 
@@ -141,16 +141,16 @@ def last(rows: Any) -> Any:
 
 def test_one_around_the_consumer_gives_way_with_both_lines() -> None:
     there, here = line(both, "int8"), line(both, "fp16")
-    assert notes(both) == [f"b0: nb.compress at {there} does not count: what makes the tensor stands in one, at {here}"]
+    assert notes(both) == [f"b0: nb.compress at {there} is ignored: the tensor is produced in nb.compress at {here}"]
     assert notes(nested) == [
-        f"b0: nb.compress at {line(nested, 'int4')} does not count: "
-        f"what makes the tensor stands in one, at {line(nested, 'fp16')}"
+        f"b0: nb.compress at {line(nested, 'int4')} is ignored: "
+        f"the tensor is produced in nb.compress at {line(nested, 'fp16')}"
     ]
 
 
 def test_one_that_nothing_crosses_under_says_so() -> None:
     where = line(last, "bf16")
-    assert notes(last) == [f"nb.compress at {where} changes nothing: no tensor that crosses comes under it"]
+    assert notes(last) == [f"nb.compress at {where} has no effect: it contains no tensor that crosses"]
 
 
 def test_one_that_counts_says_nothing() -> None:
@@ -176,7 +176,7 @@ def test_what_remembers_nothing_needs_no_note(codec: str) -> None:
 def test_a_basis_is_that_of_two_workers() -> None:
     assert notes_on_lanes("rank(4) none", ALONE) == []
     assert notes_on_lanes("rank(4) none", SEVERAL) == [
-        "b0: each pair of workers has a basis of its own, so results depend on how many workers there are"
+        "b0: each pair of workers has its own basis, so results depend on the number of workers"
     ]
 
 

@@ -254,9 +254,11 @@ def test_branches_are_not_given_a_variable_in_pieces() -> None:
         np.testing.assert_allclose(step(x), x @ np.asarray(table) * (2 if x[0, 0] > 0 else 3))
     captured = step._step.last.captured
     cut = cut_program(captured.program, [Worker(f"c/{number}", "c", (0,)) for number in range(2)])
-    with pytest.raises(NotYetError, match=r"nb\.split of 'table' between processes, where If is given") as caught:
+    with pytest.raises(
+        NotYetError, match=r"nb\.split of 'table' between processes, if If has it as an input"
+    ) as caught:
         check_devices(cut, lambda op: captured.program.graph.ops[op].type, collectives=True)
-    assert caught.value.where == "If" and "leave it out of nb.split" in str(caught.value.mend)
+    assert caught.value.where == "If" and "exclude it from nb.split" in str(caught.value.mend)
 
 
 @pytest.mark.grid
@@ -273,7 +275,7 @@ def test_what_a_loop_is_given_stays_whole_beside_what_is_divided() -> None:
     x, y = draw.standard_normal((ROWS, 5, WIDTH)).astype("float32"), draw.integers(0, CLASSES, ROWS)
     plan = nb.plan(model, x, y)
     parts = ("bias", "kernel", "recurrent_kernel")
-    assert {*plan.notes} >= {f"gru/gru_cell/{part} is not divided: While needs all of it" for part in parts}
+    assert {*plan.notes} >= {f"gru/gru_cell/{part} is not sharded: While needs all of it" for part in parts}
     assert plan.layouts["dense/kernel"] == "split(1)"
     assert nb.verify(model, x, y).ok
 

@@ -38,14 +38,14 @@ def with_forward(**changed: object) -> Compilation:
 
 
 SPOILT: dict[str, Callable[[], Compilation]] = {
-    "op 3 Exp reads %9, which is not made before it": lambda: with_op(3, inputs=(Value(9),)),
-    "op 2 MatMul reads %3, which is not made before it": lambda: with_op(2, inputs=(Value(0), Value(3))),
+    "op 3 Exp reads %9, which is not computed before it": lambda: with_op(3, inputs=(Value(9),)),
+    "op 2 MatMul reads %3, which is not computed before it": lambda: with_op(2, inputs=(Value(0), Value(3))),
     "op 3 has the number 7": lambda: with_op(3, index=7),
     "op 3 is labelled with stage 5 of 2": lambda: replace(GIVEN, program=replace(GIVEN.program, labels={3: 5})),
-    "%9 is named, and not there": lambda: replace(GIVEN, program=replace(GIVEN.program, returns=(Value(9),))),
+    "%9 is named, but does not exist": lambda: replace(GIVEN, program=replace(GIVEN.program, returns=(Value(9),))),
     "the forward of stage 0 in phase 0 on local/0 reads %0 for op 2": lambda: with_forward(feeds=()),
-    "the forward of stage 0 in phase 0 on local/0 gives %3": lambda: with_forward(fetches=(Value(3),)),
-    "the forward of stage 0 in phase 0 on mars/0 runs on mars/0, which there is not": lambda: with_forward(
+    "the forward of stage 0 in phase 0 on local/0 returns %3": lambda: with_forward(fetches=(Value(3),)),
+    "the forward of stage 0 in phase 0 on mars/0 runs on mars/0, which does not exist": lambda: with_forward(
         worker="mars/0"
     ),
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(

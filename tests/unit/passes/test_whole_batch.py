@@ -46,7 +46,7 @@ def opened(*scopes: Any) -> Iterator[None]:
 
 def test_replicas_are_what_to_leave_out() -> None:
     alone, allow, *_ = mends_of(nb.replica(2))
-    assert alone == "nb.replica(1), or leave nb.replica out"
+    assert alone == "nb.replica(1), or remove nb.replica"
     assert allow.startswith('nb.pipeline(coupled="allow") inside nb.replica')
 
 
@@ -69,7 +69,7 @@ def test_a_loss_that_couples_the_rows_says_so_too() -> None:
             loss = tf.reduce_max(tf.sort(x, axis=0)[0] * weight)
         return tape.gradient(loss, weight)
 
-    assert mends_of(function=step)[0] == "nb.replica(1), or leave nb.replica out"
+    assert mends_of(function=step)[0] == "nb.replica(1), or remove nb.replica"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_batch_size_that_is_baked_in() -> None:
         with nb.replica(2), nb.stage(name="all"):
             return tf.reduce_mean(layer(x) + tf.zeros([8, 4]))
 
-    with pytest.raises(StaticBatchError, match=re.escape("or nb.replica(1), or leave nb.replica out")):
+    with pytest.raises(StaticBatchError, match=re.escape("or nb.replica(1), or remove nb.replica")):
         nb.plan(step, X)
 
 

@@ -121,7 +121,8 @@ def test_of_its_own_it_takes_the_mildest_that_hides(line: str, expected: set[str
     assert {codec for codec, _ in codecs(plan)} <= expected and all(there == back for there, back in codecs(plan))
     said = " ".join(plan.explain().split())
     assert all(
-        (f"{e.source} to {e.destinations[0]} {e.codec}".replace("none", "as it is")) in said for e in plan.boundaries
+        (f"{e.source} to {e.destinations[0]} {e.codec}".replace("none", "uncompressed")) in said
+        for e in plan.boundaries
     )
 
 

@@ -72,7 +72,7 @@ def test_it_is_told_in_a_paragraph_a_table_and_what_would_change_it(request: pyt
     check_golden(request, "explanations.txt", "\n\n".join(f"== {name}\n{text}" for name, text in texts.items()))
     told = decisions["candidates that are far slower"]
     assert [each.predicted.seconds > 3 * told.predicted.seconds for each in told.considered] == [False, True, False]
-    assert "\n1 more would take over 3 times as long" in told.explain()
+    assert "\n1 more candidate would take over 3 times as long" in told.explain()
 
 
 def test_half_the_bytes_cost_half_the_line() -> None:
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     found = search(problem)
     assert not found.candidates
     what, why, mend = describe_excess(found.excess, problem)
-    assert what == "no plan fits: 48.0 MiB on a worker of npu, 30.0 MiB allowed"
+    assert what == "no plan fits: 48.0 MiB on a worker of npu, but 30.0 MiB is the limit"
     assert "the layer 'embedding' needs" in why
     assert mend == "48.0 MiB of memory for each worker of npu; or a smaller batch"
     roomy = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     tried = "one more worker in npu; recompute=True; more micro-batches"
     _, _, whole = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy, whole=True)
     assert "micro-batches" not in whole
-    split = "nb.split(2) around 'embedding', of which 2 workers then hold a piece each"
+    split = "nb.split(2) around 'embedding', so that 2 workers hold a piece each"
     assert mend == f"20.0 MiB of memory for each worker of npu; {tried}; {split}; or a smaller batch"
 
 
@@ -124,4 +124,4 @@ def test_a_stage_of_the_user_that_does_not_fit_is_named() -> None:
     said = "nb.stage(cluster='gpu') at train.py:12"
     problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, said),))
     what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)
-    assert what == f"{said} needs 3.0 MiB on a worker of gpu, 2.0 MiB allowed"
+    assert what == f"{said} needs 3.0 MiB on a worker of gpu, but 2.0 MiB is the limit"

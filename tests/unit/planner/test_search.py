@@ -177,7 +177,7 @@ def test_a_step_that_follows_another_one_has_no_seconds_of_it(made: list[str]) -
         plan = nb.plan(found, X)
     assert plan.predicted is None and "predicted" not in plan.to_text()
     said = " ".join(plan.explain().split())
-    assert "runs in the stages that" in said and "train_step, which has the same variables" in said
+    assert "runs with the stages that" in said and "train_step, which has the same variables" in said
 
 
 # -------------------- A replicated body and a sharded head on the same workers, as the planner finds them

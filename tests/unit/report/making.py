@@ -73,6 +73,6 @@ def full() -> Report:
         time=1000.5,
         planned=PlannedReport(
             8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, {THERE: Beside(0.02, 0.01)},
-            {"gpu/0": Beside(2.0**29, 2.0**24)}, "npu, the batch whole would take 0.100 s instead of 0.400 s",
+            {"gpu/0": Beside(2.0**29, 2.0**24)}, "npu, undivided batch would take 0.100 s instead of 0.400 s",
         ),
     )  # fmt: skip

@@ -20,8 +20,8 @@ from whale_nebula.runtime.run import _watch_steps
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"show": "life"}, "show='life' is not known"),
-        ({"show": 3}, "show=3 is not known"),
+        ({"show": "life"}, "show='life' is not a valid value"),
+        ({"show": 3}, "show=3 is not a valid value"),
         ({"metrics": 3}, "metrics=3 is not a path"),
         ({"metrics": ""}, "metrics='' is not a path"),
         ({"tensorboard": True}, "tensorboard=True is not a path"),
@@ -36,7 +36,7 @@ def test_what_cannot_be_meant_is_refused(options: dict, what: str) -> None:
 
 
 def test_a_file_that_cannot_be_written_opens_no_run(tmp_path: Path) -> None:
-    with pytest.raises(nb.errors.ConfigError, match="metrics cannot be written") as caught:
+    with pytest.raises(nb.errors.ConfigError, match="cannot write the metrics file") as caught:
         nb.init(metrics=tmp_path / "none" / "run.jsonl")
     assert "test_audience.py:" in caught.value.where
     nb.init()

@@ -117,19 +117,19 @@ def test_the_weakest_codec_that_hides_the_line_is_named(size: float, which: int,
     given = basis(gpu=(0.1, 0.2), npu=0.3, size=size, rate=1e5, micro_batches=64)
     assert seconds(given.numbers_of(*widths)) <= (1 + NOTHING) * seconds(given.over(wide))
     line, changed = EACH_WAY[which].line, EACH_WAY[which].apply_to(given)
-    assert told(given).endswith(f"; {line} would hide it: {instead(given, changed)}")
+    assert told(given).endswith(f"; {line} would hide the transfers: {instead(given, changed)}")
     assert seconds(changed) > seconds(given.numbers_of(*widths)), "a codec computes, too"
 
 
 def instead(given: Basis, changed: Basis) -> str:
-    return f"{duration(seconds(changed))} a step instead of {duration(seconds(given))}"
+    return f"{duration(seconds(changed))} per step instead of {duration(seconds(given))}"
 
 
 CHANGED: dict[str, Callable[[Basis], Basis]] = {
     "a line that no codec hides": EACH_WAY[3].apply_to,
     "nothing comes back": EACH_WAY[3].apply_to,
     "more micro-batches overlap more": lambda given: given.divided(
-        int(re.search(r"; (\d+) micro-batches would make it", told(given))[1])
+        int(re.search(r"; (\d+) micro-batches would help", told(given))[1])
     ),
 }
 

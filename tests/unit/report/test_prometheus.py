@@ -78,5 +78,5 @@ def test_a_launcher_reads_the_last_reports_of_its_workers(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1", "host:port", "host:70000"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="no address at which metrics can be served"):
+    with pytest.raises(ConfigError, match="not a valid address for metrics"):
         Prometheus(address)

@@ -67,7 +67,7 @@ def test_of_many_lines_the_last_is_loaded_and_a_cut_one_is_counted(tmp_path: Pat
 )
 def test_what_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
-    with pytest.raises(StateError, match="holds no report") as refused:
+    with pytest.raises(StateError, match="contains no report") as refused:
         Report.load(tmp_path / "file")
     assert str(tmp_path / "file") in refused.value.where
     assert "save" in refused.value.mend

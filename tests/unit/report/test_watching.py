@@ -67,7 +67,7 @@ def test_who_fails_is_named_and_the_others_go_on(caplog: pytest.LogCaptureFixtur
     assert [told[0] for told in broken.told] == [1]
     assert [told[0] for told in sound.told[:-1]] == [1, 2, 3]
     assert [record.getMessage() for record in caplog.records] == [
-        "the notes is not told of steps any more: no space left on device"
+        "the notes receives no more steps: no space left on device"
     ]
 
 

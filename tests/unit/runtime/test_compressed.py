@@ -113,7 +113,7 @@ def test_the_report_says_what_was_used(name: str, there: str, back: str) -> None
 
 
 def test_a_codec_that_would_not_shrink_is_not_used_and_the_plan_says_so() -> None:
-    plan, why = left("falls back").plan, "would not be fewer bytes"
+    plan, why = left("falls back").plan, "would not make it smaller"
     assert plan is not None
     assert f"b0 [3, {LENGTH}, {WIDTH}] crosses as int4: topk(0.9) >> int4 {why}" in plan.notes
     assert f"b0 gradient [3, {LENGTH}, {WIDTH}] crosses as int8: topk(0.9) >> int8 {why}" in plan.notes

@@ -314,10 +314,14 @@ def test_a_rule_about_no_input_of_a_step_that_trains_is_told(rules: list[str], s
 
 
 RULES: Mapping[str, tuple[Callable[[], Callable[..., Any]], Any, str]] = {
-    "a gradient tells": (at_home, "y -> npu", "gradient of b1, gpu -> npu: a gradient, which depends on y"),
+    "a gradient tells": (at_home, "y -> npu", "gradient of b1, gpu -> npu: a gradient that depends on y"),
     "and so does a number": (at_home, {"input": "y", "cluster": "npu", "allow": "gradient"}, "single numbers"),
     "unless both may": (at_home, {"input": "y", "cluster": "npu", "allow": ["gradient", "number"]}, ""),
-    "any input": (at_home, {"input": "*", "cluster": "npu", "allow": ["gradient", "number"]}, "made of x and weights"),
+    "any input": (
+        at_home,
+        {"input": "*", "cluster": "npu", "allow": ["gradient", "number"]},
+        "computed from x and weights",
+    ),
     "what is hidden": (
         labels_are_hidden,
         {"input": "y", "cluster": "npu", "allow": "derived"},

@@ -104,7 +104,7 @@ def test_what_values_decide_is_said_to_be_at_most() -> None:
     plan, report = ran(each_once, looked_up, 16, 1)
     assert plan.links["x->y"].at_most and plan.tied[0].at_most and not plan.links["y->x"].at_most
     assert re.search(r"x->y +1000mbit, 1ms +at most 1.8 KiB", plan.to_text())
-    assert "that puts at most 640 B on y->x and 1.6 KiB on x->y" in plan.to_text()
+    assert "that adds at most 640 B on y->x and 1.6 KiB on x->y" in plan.to_text()
     assert report.links["x->y"].bytes < plan.links["x->y"].wire_bytes
 
 

@@ -61,7 +61,7 @@ def seen() -> Iterator[tuple[nb.Report, nb.Report, list[tf.compat.v1.Event]]]:
 
 def test_the_first_steps_are_measured_before_anything_is_predicted(seen) -> None:
     assert seen[0].prediction is None
-    assert "what for, the simulator says once two steps have been measured" in seen[0].bottleneck
+    assert "the cause is simulated after two measured steps" in seen[0].bottleneck
     assert seen[1].prediction is not None
 
 
@@ -176,14 +176,14 @@ def test_where_a_size_is_known_too_late_nothing_is_predicted() -> None:
     assert report.links["gpu->npu"].payload_bytes == 4 * ROWS * WIDTH
     assert report.prediction is None
     assert report.bottleneck.endswith(
-        "; what for is not known, because the size of what crosses is only known when it does"
+        "; the cause is unknown, because the sizes of some tensors are known only at run time"
     )
 
 
 def test_without_lines_nothing_is_timed_apart_and_nothing_is_claimed() -> None:
     report = run(2)
     assert report.prediction is None
-    assert report.bottleneck.startswith("over free links a step is one local function")
+    assert report.bottleneck.startswith("with free links a step runs as one function")
     assert [stage.cluster for stage in report.stages.values()] == ["gpu", "npu"]
 
 

@@ -66,7 +66,7 @@ def test_the_plan_says_who_takes_what_and_who_waits() -> None:
     assert "c1: replicas take 1 : 2 of 3 micro-batches, in the order 1 0 1 (speeds 1 : 2)" in three.to_text()
     assert "slowest" not in three.to_text()
     assert "replicas take 1 : 2 of 3 micro-batches" in three.to_html()
-    said = "c1.0 is the slowest of c1: c1.1 waits 50 % of what that takes; micro_batch=3 would let shares follow speed"
+    said = "c1.0 is the slowest of c1: c1.1 waits 50 % of that time; with micro_batch=3 shares could match speeds"
     assert said in " ".join(two.to_text().split())
 
 

@@ -62,7 +62,7 @@ def test_replicas_with_several_micro_batches_are_refused() -> None:
     error = refused(nb.replica(2), nb.pipeline(6), nb.stage(name="all"))
     assert "the synchronized moments of BatchNormalization" in error.what
     assert "stage 'all' has 6 micro-batches for 2 replicas" in str(error)
-    assert error.mends[0] == "nb.pipeline(micro_batch=2), as many as there are replicas"
+    assert error.mends[0] == "use nb.pipeline(micro_batch=2), one for each replica"
     assert any('coupled="allow"' in mend for mend in error.mends)
 
 
@@ -70,7 +70,7 @@ def test_a_pipeline_without_replicas_is_refused() -> None:
     error = refused(nb.pipeline(4), nb.stage(name="all"))
     assert "has 4 micro-batches for 1 replica" in str(error)
     assert error.mends[:2] == (
-        "nb.replica(4) around stage 'all', which gives each one micro-batch",
+        "use nb.replica(4) around stage 'all', so each replica has one micro-batch",
         "nb.pipeline(micro_batch=1)",
     )
 
@@ -173,13 +173,13 @@ def test_a_worker_without_collectives_is_refused(engine: Engine) -> None:
     cut = between(engine, "c0/0", "c0/1")
     check_hosts(cut, "c0/0", str, collectives=True)
     check_hosts(cut, "c1/0", str, collectives=False)
-    with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before anything that makes a tensor"):
+    with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before anything that creates a tensor"):
         check_hosts(cut, "c0/0", str, collectives=False)
 
 
 def test_a_worker_with_two_replicas_is_refused(engine: Engine) -> None:
     assert sums_of(engine.captured.program).keys() == {0}
-    with pytest.raises(BatchCoupledError, match=r"each needs a worker of its own, and there are 1"):
+    with pytest.raises(BatchCoupledError, match=r"which need a worker each, but 1 worker"):
         check_hosts(between(engine, "c0/0"), "c0/0", str, collectives=True)
 
 

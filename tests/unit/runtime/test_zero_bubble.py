@@ -119,15 +119,15 @@ def test_nothing_goes_back_from_the_first_stage_so_it_is_as_it_was() -> None:
 def test_a_stage_without_weights_stays_whole_and_says_so() -> None:
     found, notes = runs("no weights")
     assert found["c1"] == ("FB",)
-    assert notes == ["the backward of stage 'c1' stays in one piece: it has no weights"]
+    assert notes == ["the backward of stage 'c1' is not divided: the stage has no weights"]
 
 
 def test_an_op_that_makes_both_is_named_with_its_line() -> None:
     found, notes = runs("recurrent")
     assert found["c1"] == ("FB",) and found["c2"] == ("FBW",)
     (note,) = notes
-    assert note.startswith("the backward of stage 'c1' stays in one piece: ") and " at " in note
-    assert note.endswith(" makes gradients of its weights together with what goes back")
+    assert note.startswith("the backward of stage 'c1' is not divided: ") and " at " in note
+    assert note.endswith(" computes the gradients of its weights together with the values sent back")
 
 
 def letters(span: Span) -> str:

@@ -164,13 +164,13 @@ def said(**options: Any) -> str:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"sync_every": 100}, "they meet every 100 steps and have 10 steps for it, int4, average"),
-        ({"sync_every": 1, "outer": "nesterov"}, "they meet every step, int4, nesterov"),
-        ({"sync_every": 8, "fragments": 2}, "every 8 steps in 2 fragments that each have 1 step to arrive in"),
-        ({"sync_every": 8, "delay": 0}, "they meet every 8 steps, int4"),
+        ({"sync_every": 100}, "differences are exchanged every 100 steps with 10 steps to arrive, int4, average"),
+        ({"sync_every": 1, "outer": "nesterov"}, "differences are exchanged every step, int4, nesterov"),
+        ({"sync_every": 8, "fragments": 2}, "every 8 steps in 2 fragments with 1 step each to arrive"),
+        ({"sync_every": 8, "delay": 0}, "differences are exchanged every 8 steps, int4"),
         ({"sync_every": "auto"}, 'each cluster trains a copy, sync_every="auto", int4, average'),
         ({"sync_every": 8, "outer": nb.outer.Nesterov(rate=1.0)}, "Nesterov(rate=1.0, momentum=0.9)"),
-        ({"sync_every": 8, "mode": "async"}, "each pushes its difference every 8 steps, at most 1 rounds ahead"),
+        ({"sync_every": 8, "mode": "async"}, "each sends its difference every 8 steps, at most 1 rounds ahead"),
         ({"sync_every": 8, "mode": "async", "staleness": 3}, "at most 3 rounds ahead, int4, average"),
     ],
 )  # fmt: skip

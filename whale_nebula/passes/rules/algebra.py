@@ -101,7 +101,7 @@ def pack_entries(node: Node, parts: tuple[Fold, ...]) -> Fold:
 
 
 def move_by_wholes(node: Node, folds: Sequence[Fold]) -> Fold:
-    """Entries of the first operand are moved, left out or repeated by whole indices: its state is kept."""
+    """Entries of the first operand are moved, omitted or repeated by whole indices: its state is kept."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].bare
     return node.nonlinear(folds)
@@ -132,7 +132,7 @@ def _join(node: Node, left: Fold, right: Fold) -> Fold:
             return node.couple(str(error))
         return both if left.per == right.per else both._replace(per=UNKNOWN)
     if ROWS in (left.kind, right.kind):
-        return node.couple(f"one case gives {left.spoken}, and another {right.spoken}")
+        return node.couple(f"one case gives {left.spoken}, the other {right.spoken}")
     if left.kind == right.kind == COUNT:
         return count(UNKNOWN)
     return add_folds(node, [left, right])

@@ -1,14 +1,14 @@
 """Axis descriptions of ops: one for each op type, with labels as in an einsum.
 
 Equal labels are the same axis. A label that no output has is folded; one that no input has is new. An axis in `mixed`
-cannot be cut, as results depend on neighbours along it.
+cannot be cut, as results depend on neighbors along it.
 
     MatMul       mk, kn -> mn            k folded by sum
     Softmax      nc -> nc                c mixed
     Conv2D       nhwi, xyio -> nhwo      i folded by sum; h, w, x, y mixed
     Max          nc -> n                 c folded by max
 
-`RULES` has the description of an op type beside its rule. The folding of micro-batches follows only the batch axis
+`RULES` has the description of an op type next to its rule. The folding of micro-batches follows only the batch axis
 (`fold_axes`); layouts of split tensors follow all axes.
 """
 
@@ -36,8 +36,8 @@ from whale_nebula.passes.rules.registry import (
     rule,
 )
 
-TWO_AXES = "every row meets every other row: the batch lies along two axes"
-APART = "a tensor that is not part of the batch lies along the batch axis"
+TWO_AXES = "every row is combined with every other row: the batch is along two axes"
+APART = "a tensor that is not part of the batch has entries along the batch axis"
 
 
 def axes(
@@ -89,7 +89,7 @@ def fold_axes(
     check_mixed([node.folds[place] for place, _ in operands])
     rows = [(node.folds[place], labels) for place, labels in operands if node.folds[place].kind == ROWS]
     if not rows:
-        return node.couple(f"{node.op.type} with operands made of the batch")
+        return node.couple(f"{node.op.type} with operands computed from the batch")
     batch = rows[0][1][rows[0][0].axis]
     if any(labels[fold.axis] != batch for fold, labels in rows):
         return node.couple(_explain_two_axes(node, found, operands))
@@ -100,7 +100,7 @@ def fold_axes(
     if batch in found.mixed:
         return node.couple(found.mixed[batch])
     if any(fold.kind != WHOLE for fold in node.folds[len(found.inputs) :]):
-        return node.couple(f"{node.op.type} with operands made of the batch")
+        return node.couple(f"{node.op.type} with operands computed from the batch")
     gone = over or _fold_away
     outputs = [list(labels or ()) for labels in found.outputs]
     return tuple(
@@ -140,8 +140,8 @@ def _explain_two_axes(node: Node, found: Axes, operands: Sequence[tuple[int, Lab
             size = node.size(other, axis) if axis != node.folds[other].axis else None
             if size is not None and size > 1:
                 return (
-                    f"{TWO_AXES}, and along one of them a tensor has {size} entries, so without micro-batches it is an "
-                    f"error of shapes unless a batch has {size} rows: micro_batch=1 shows it"
+                    f"{TWO_AXES}, and a tensor has {size} entries along one of them, so without micro-batches shapes "
+                    f"do not match unless a batch has {size} rows: micro_batch=1 shows it"
                 )
     return TWO_AXES
 
@@ -151,7 +151,7 @@ def match_rows(left: Fold, right: Fold) -> Fold:
     if left.axis != right.axis:
         raise Undecided(TWO_AXES)
     if left.order != right.order or left.ragged != right.ragged:
-        raise Undecided("the rows of two tensors do not lie in the same order")
+        raise Undecided("the rows of two tensors are in different orders")
     per = left.per if left.per == right.per else max(left.per, right.per)
     position = left.position or right.position
     if left.position and right.position and left.position != right.position:

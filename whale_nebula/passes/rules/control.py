@@ -33,7 +33,11 @@ def branch(node: Node) -> Result:
     """The states of a conditional's results; every micro-batch must take the same branch."""
     test, arguments = node.folds[0], _forget_sources(node.folds[1:])
     if test.kind != WHOLE:
-        return test.bare if test.kind == COUPLED else node.couple("micro-batches may go different ways at a condition")
+        return (
+            test.bare
+            if test.kind == COUPLED
+            else node.couple("micro-batches may take different branches of a condition")
+        )
     found = _run(node, node.op.functions[0], arguments, len(node.op.outputs))
     for name in node.op.functions[1:]:
         other = _run(node, name, arguments, len(found))
@@ -53,7 +57,7 @@ def loop(node: Node) -> Result:
             break
         state = found
     else:
-        return _spoilt(node, state, "a loop whose folds do not settle")
+        return _spoilt(node, state, "a loop whose values depend on the batch differently in each iteration")
     end = _run(node, test, state, 1)[0]
     if end.kind == WHOLE:
         return state
@@ -64,8 +68,8 @@ def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
     """Why micro-batches may differ in their number of iterations."""
     if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
         return BY_ROW
-    why = end.reason if end.kind in (AFTER, COUPLED) else f"its end hangs on {end.spoken}"
-    return f"micro-batches may turn a loop differently often: {why}"
+    why = end.reason if end.kind in (AFTER, COUPLED) else f"its condition depends on {end.spoken}"
+    return f"micro-batches may run different numbers of loop iterations: {why}"
 
 
 def _spoilt(node: Node, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:
@@ -90,7 +94,9 @@ def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
 @rule("TensorListReserve", "EmptyTensorList", literal=True)
 def fresh(node: Node) -> Result:
     """An empty list, whose elements are not yet known."""
-    return Fold(EMPTY) if node.folds[1].kind == WHOLE else node.couple("a list is as long as the batch")
+    return (
+        Fold(EMPTY) if node.folds[1].kind == WHOLE else node.couple("a list has as many elements as the batch has rows")
+    )
 
 
 @rule("TensorListFromTensor")
@@ -99,7 +105,11 @@ def taken_apart(node: Node) -> Result:
     data = node.folds[0]
     if data.kind != ROWS:
         return data.bare
-    return data._replace(axis=data.axis - 1).bare if data.axis else node.couple("the batch is looped over row by row")
+    return (
+        data._replace(axis=data.axis - 1).bare
+        if data.axis
+        else node.couple("a loop iterates over the rows of the batch")
+    )
 
 
 @rule("TensorListSetItem", "TensorListPushBack", raw=True)
@@ -142,21 +152,25 @@ def pop(node: Node) -> Result:
 @rule("TensorListResize")
 def resize_list(node: Node) -> Result:
     """The same elements, fewer or more."""
-    return node.folds[0].bare if node.folds[1].kind == WHOLE else node.couple("a list is as long as the batch")
+    return (
+        node.folds[0].bare
+        if node.folds[1].kind == WHOLE
+        else node.couple("a list has as many elements as the batch has rows")
+    )
 
 
 @rule("TensorListLength", "TensorListElementShape")
 def length(node: Node) -> Result:
     """The length of a list, which is the same in every micro-batch."""
     if node.op.type == "TensorListElementShape" and node.folds[0].kind == ROWS:
-        return node.couple("the shape of a list's elements is asked for")
+        return node.couple("the shape of a list's elements is read")
     return whole()
 
 
 @rule("TensorListConcat", "TensorListConcatV2")
 def put_behind(node: Node) -> Result:
     """The elements concatenated."""
-    return node.couple("rows of a list are put behind each other") if node.folds[0].kind == ROWS else node.folds[0].bare
+    return node.couple("rows of a list are concatenated") if node.folds[0].kind == ROWS else node.folds[0].bare
 
 
 @rule("EagerPyFunc", "PyFunc", "PyFuncStateless")

@@ -183,7 +183,7 @@ class Folding:
     recounts: tuple[Recount, ...] = ()
 
     def of(self, value: Value) -> Fold:
-        """The state of a value; whole for an op that is left out."""
+        """The state of a value; whole for an op that is omitted."""
         return self.folds.get(value, whole())
 
 
@@ -348,7 +348,7 @@ class _Run:
                 return (transfer(node)[0]._replace(inputs=True),)
         outcome = transfer(node)
         if self.grouped and op.name.rpartition("/")[2].startswith(ROW_GROUPS):
-            outcome = (node.couple("the rows of a group share the places at experts"),)
+            outcome = (node.couple("the rows of a group share the capacity of experts"),)
         return self._fix_inputs(node, outcome)
 
     def _fix_inputs(self, node: Node, outcome: Outcome) -> Outcome:

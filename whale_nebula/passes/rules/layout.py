@@ -65,7 +65,7 @@ def inverse_order(node: Node) -> Result:
 
 
 def _describe_expanded(node: Node) -> Axes:
-    unknown = "the place of a new axis is not known"
+    unknown = "the position of a new axis is not known"
     axis, rank = node.need_int(1, unknown), node.need_rank(0, unknown)
     labels, new = number_axes(rank), axis % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
@@ -96,7 +96,7 @@ def _describe_squeezed(node: Node) -> Axes:
     return Axes((labels,), (left,), mixed=dict.fromkeys(gone, _DROPPED))
 
 
-_DROPPED = "the batch axis may be dropped: name the axes to squeeze"
+_DROPPED = "the batch axis may be removed: name the axes to squeeze"
 
 
 @rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
@@ -123,8 +123,8 @@ def describe_reshape(node: Node) -> Axes:
         if old and new and _is_multiple(before[old[0]], after[new[0]]):
             outputs[new[0]] = inputs[old[0]]
             old, new = old[1:], new[1:]
-        mixed |= dict.fromkeys([inputs[axis] for axis in old], "a reshape puts it together with other axes")
-        mixed |= dict.fromkeys([outputs[axis] for axis in new], "a reshape makes it of a part of another axis")
+        mixed |= dict.fromkeys([inputs[axis] for axis in old], "a reshape merges it with other axes")
+        mixed |= dict.fromkeys([outputs[axis] for axis in new], "a reshape splits it from another axis")
     return Axes((inputs,), (outputs,), mixed=mixed)
 
 
@@ -171,17 +171,17 @@ def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
 
 @rule("Reshape", axes=describe_reshape, literal=True, positions=True)
 def reshape(node: Node) -> Result:
-    """A reshape, which may merge the batch axis with axes behind it, and split it from them again."""
+    """A reshape, which may merge the batch axis with axes after it, and split it from them again."""
     data, target = node.folds
     if data.kind != ROWS:
         return follow_entries(0)(node, node.folds)
     if node.parts(1) is None and target.kind != WHOLE:
-        return node.couple("the shape that rows are given depends on the batch")
+        return node.couple("the new shape of rows depends on the batch")
     return _reshape_rows(node, data)
 
 
 class _Move(NamedTuple):
-    """A move of the batch axis by a reshape: old and new position, the sizes before and behind it, and its length."""
+    """A move of the batch axis by a reshape: old and new position, the sizes before and after it, and its length."""
 
     place: int
     heads: tuple[Sizes, Sizes]
@@ -192,7 +192,7 @@ class _Move(NamedTuple):
 def _reshape_rows(node: Node, data: Fold) -> Fold:
     before, after = node.spec(0).shape, read_target(node)
     if before is None or after is None:
-        raise Undecided("rows are given a shape with an unknown number of axes")
+        raise Undecided("the new shape of rows has an unknown number of axes")
     place = _batch_place(node, after)
     heads = before[: data.axis], after[:place]
     tails = before[data.axis + 1 :], after[place + 1 :]
@@ -209,10 +209,10 @@ def _move_rows(node: Node, data: Fold, move: _Move, per: int) -> Fold:
     if _is_same_count(*move.heads) or (move.counted == data.per > 0 and _is_same_count(*move.tails)):
         return data._replace(axis=move.place, per=per).bare
     if move.place or _count_known(move.heads[0]) == 1:
-        return node.couple("a reshape puts the batch under other axes than before")
+        return node.couple("a reshape moves the batch below different axes")
     old, new = _count_known(move.tails[0]), _count_known(move.tails[1])
     if move.tails[1] and not _is_same_count(*move.tails) and (UNKNOWN in (old, new) or old % new):
-        return node.couple("a reshape puts entries of several rows together")
+        return node.couple("a reshape merges entries of several rows")
     merged = 1 if _is_same_count(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
     order = (UNDER, data.per * merged) if data.per * merged else (OWN, node.owner, node.op.index)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
@@ -237,26 +237,28 @@ def _batch_place(node: Node, after: Sizes) -> int:
     if parts is None:
         places = [axis for axis, size in enumerate(after) if size is None]
         if len(places) != 1:
-            raise Undecided("where a reshape puts the batch is not known")
+            raise Undecided("the batch axis after a reshape is not known")
         return places[0]
     if any(part.kind not in (COUNT, WHOLE) for part in parts):
-        raise Undecided("the shape that rows are given depends on the batch")
+        raise Undecided("the new shape of rows depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     free = [axis for axis, part in enumerate(parts) if part.literal == (-1,) and after[axis] is None]
     found = counts or free
     if len(found) != 1:
-        raise Undecided(FIXED if not found else "a reshape makes two axes of the batch")
+        raise Undecided(FIXED if not found else "a reshape splits the batch into two axes")
     return found[0]
 
 
 def _per(data: Fold, move: _Move) -> int:
-    """Entries a row along the batch axis: the counted ones, or those that remain for a -1."""
+    """Entries per row along the batch axis: the counted ones, or those that remain for a -1."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
     old, new = _drop_common_end(*move.tails)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
     if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
-        raise Undecided("a reshape may put several rows together: give the batch axis its size, -1 to another")
+        raise Undecided(
+            "a reshape may merge several rows: specify the size of the batch axis, and -1 for a different axis"
+        )
     return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
 
 
@@ -276,15 +278,15 @@ def _from_under(node: Node, data: Fold, move: _Move) -> Fold:
         return data.bare
     if move.place == 0 and not move.tails[1] and more != UNKNOWN:
         return data._replace(order=(UNDER, inner * more)).bare
-    return node.couple("a reshape puts the batch under other axes than before")
+    return node.couple("a reshape moves the batch below different axes")
 
 
 def _keep_interleaved(node: Node, data: Fold, move: _Move) -> Fold:
-    """Reshape interleaved and ragged rows, for which only the axes behind them may change."""
+    """Reshape interleaved and ragged rows, for which only the axes after them may change."""
     equal = _is_same_count(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _is_same_count(*move.heads):
         return data._replace(axis=move.place).bare
-    return node.couple("rows that do not lie one after the other are given another shape")
+    return node.couple("rows that are not contiguous are reshaped")
 
 
 def _is_same_count(old: Sizes, new: Sizes) -> bool:
@@ -310,7 +312,7 @@ def _shape(node: Node, place: int) -> Fold:
     if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
         return node.nonlinear([fold])
     if sizes is None:
-        return node.couple("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
+        return node.couple("the shape of rows with an unknown number of axes is used") if fold.kind == ROWS else whole()
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
         parts[fold.axis] = long(fold)
@@ -373,7 +375,7 @@ def _describe_concat(node: Node) -> Axes:
     unknown = "the axis of a concatenation is not known"
     along, labels = node.need_int(len(node.folds) - 1, unknown), number_axes(node.need_rank(0, unknown))
     inputs = (labels,) * (len(node.folds) - 1)
-    return Axes(inputs, (labels,), mixed={labels[along]: "tensors are put behind each other along it"})
+    return Axes(inputs, (labels,), mixed={labels[along]: "tensors are concatenated along it"})
 
 
 @rule("ConcatV2", axes=_describe_concat, literal=True, positions=True)
@@ -388,7 +390,7 @@ def concat(node: Node) -> Result:
     if along % own == found.axis:
         pers = tuple(fold.per for fold in folds)
         if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
-            return node.couple("rows in several orders are put behind each other")
+            return node.couple("rows in different orders are concatenated")
         return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
     return found._replace(parts=_columns(node, places)) if along % own == own - 1 else found
 
@@ -474,5 +476,5 @@ def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
 def stitch(node: Node) -> Result:
     """Entries of vectors by index; for equal indices the later one counts."""
     if any(fold.kind == ROWS for fold in node.folds):
-        return node.couple("rows are put side by side by number")
+        return node.couple("rows are stacked by number")
     return move_entries(node, range(len(node.folds) // 2, len(node.folds))) or node.nonlinear(node.folds)

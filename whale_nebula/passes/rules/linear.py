@@ -160,11 +160,11 @@ def samples(node: Node) -> Result:
     if isinstance(found, Fold) or found[0].kind != ROWS:
         return found
     if node.attribute("include_batch_in_index", False):
-        return found[0], node.couple("it counts the places of the whole batch")
+        return found[0], node.couple("it counts positions over the entire batch")
     if not node.op.type.startswith("Fractional"):
         return found
     alike = bool(node.attribute("deterministic", False))
-    cuts = whole() if alike else node.couple("where samples are cut is drawn for each micro-batch anew: give a seed")
+    cuts = whole() if alike else node.couple("crop positions are drawn separately for each micro-batch: pass a seed")
     return found[0], cuts, cuts
 
 
@@ -202,13 +202,13 @@ def inner(node: Node) -> Axes:
 @axes("LowerBound UpperBound")
 def search_sorted(node: Node) -> Axes:
     """Sorted numbers [rows, n] and values to find among them [rows, m]."""
-    return Axes(("rn", "rm"), ("rm",), mixed={"n": "values are looked for among the numbers of other rows"})
+    return Axes(("rn", "rm"), ("rm",), mixed={"n": "values are searched in the numbers of other rows"})
 
 
 @axes("MatrixSolve MatrixTriangularSolve MatrixSolveLs")
 def solve(node: Node) -> Axes:
-    """Matrices and right-hand sides, a pair a row."""
-    wrong = "equations that are not one a row are solved"
+    """Matrices and right-hand sides, one pair per row."""
+    wrong = "the equations to solve do not correspond to rows"
     rank = node.need_rank(0, wrong)
     if rank != node.rank(1):
         raise Undecided(wrong)
@@ -220,7 +220,7 @@ def solve(node: Node) -> Axes:
 def cross_entropy(node: Node) -> Axes:
     """Scores [rows, classes] and labels: the loss of each row, and its gradient."""
     sparse = node.op.type.startswith("Sparse")
-    classes = {"c": "scores and labels are not one a row"}
+    classes = {"c": "scores and labels do not correspond to rows"}
     return Axes(("nc", "n" if sparse else "nc"), ("n", "nc"), mixed=classes)
 
 
@@ -234,14 +234,14 @@ def _describe_batch_norm(node: Node) -> Axes:
 
 @rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 _FusedBatchNormEx", axes=_describe_batch_norm)
 def batch_norm(node: Node) -> Result:
-    """Batch normalisation: in training with the batch's own statistics, otherwise with given ones."""
+    """Batch normalization: in training with the batch's own statistics, otherwise with given ones."""
     data = node.folds[0]
     if data.kind != ROWS or any(fold.kind == ROWS for fold in node.folds[1:]):
-        return node.couple("statistics are made of the batch") if _rows(node) else node.nonlinear(node.folds)
+        return node.couple("statistics are computed over the batch") if _rows(node) else node.nonlinear(node.folds)
     if bool(node.attribute("is_training", True)):
-        return node.couple("batch normalisation in training: every row is measured by the mean of its batch")
+        return node.couple("batch normalization in training: every row is normalized by the mean of its batch")
     if data.axis != 0 or any(fold.kind != WHOLE for fold in node.folds[1:]):
-        return node.couple("batch normalisation along the batch axis")
+        return node.couple("batch normalization along the batch axis")
     return (data.bare, *(whole() for _ in node.op.outputs[1:]))
 
 
@@ -256,9 +256,13 @@ def blocks(node: Node) -> Result:
     if data.kind != ROWS:
         return node.nonlinear(node.folds)
     if sizes is None or data.axis != 0 or any(fold.kind != WHOLE for fold in node.folds[1:]):
-        return node.couple("how samples are cut into blocks is not known")
+        return node.couple("the division of samples into blocks is not known")
     order: Fold = data._replace(per=0, order=(-1, data.per, *sizes))
     if node.op.type == "SpaceToBatchND":
-        return order.bare if not data.order and data.per > 0 else node.couple("blocks of blocks")
+        return order.bare if not data.order and data.per > 0 else node.couple("blocks are divided into blocks")
     own = data.order[:1] == (-1,) and data.order[2:] == sizes
-    return data._replace(per=data.order[1], order=()).bare if own else node.couple("blocks of other samples")
+    return (
+        data._replace(per=data.order[1], order=()).bare
+        if own
+        else node.couple("blocks of different samples are combined")
+    )

@@ -62,12 +62,12 @@ def random(node: Node) -> Result:
     """A random tensor: each micro-batch draws its own."""
     made = _make_of_shape(node, 0)
     if any(fold.kind != WHOLE for fold in node.folds[1:]):
-        return node.couple("what is drawn depends on the batch")
+        return node.couple("the range of random numbers depends on the batch")
     same = made.kind == ROWS and _is_seeded(node, node.folds[1:])
     return node.couple(SAME_SEED) if same else made
 
 
-SAME_SEED = "its seed is the same for each micro-batch, so each would draw the same rows"
+SAME_SEED = "the seed is the same for each micro-batch, so each would draw the same rows"
 
 
 def _is_seeded(node: Node, seeds: Sequence[Fold]) -> bool:
@@ -93,8 +93,8 @@ def draw_categories(node: Node) -> Result:
     if scores.kind == ROWS and _is_seeded(node, node.folds[2:]):
         return node.couple(SAME_SEED)
     if scores.kind == ROWS and all(fold.kind == WHOLE for fold in node.folds[1:]):
-        return scores.bare if scores.axis == 0 else node.couple("draws along the batch axis")
-    return node.couple("what is drawn depends on the batch")
+        return scores.bare if scores.axis == 0 else node.couple("random numbers are drawn along the batch axis")
+    return node.couple("the range of random numbers depends on the batch")
 
 
 def _make_of_shape(node: Node, place: int) -> Fold:
@@ -106,7 +106,7 @@ def _make_of_shape(node: Node, place: int) -> Fold:
         return node.couple("the shape of a tensor depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     if len(counts) > 1:
-        return node.couple("a tensor is as long as the batch along two axes")
+        return node.couple("two axes of a tensor have the length of the batch")
     return rows(counts[0], parts[counts[0]].per) if counts else whole()
 
 
@@ -140,7 +140,7 @@ def broadcast_to(node: Node) -> Result:
 
 
 def _describe_tile(node: Node) -> Axes:
-    unknown = "how often a tensor is repeated is not known"
+    unknown = "the number of repetitions of a tensor is not known"
     often, labels = node.need_ints(1, unknown), number_axes(node.need_rank(0, unknown))
     mixed = {label: "it is repeated" for label, times in zip(labels, often, strict=True) if times != 1}
     return Axes((labels,), (labels,), mixed=mixed)
@@ -152,7 +152,7 @@ def tile(node: Node) -> Result:
     data, times_each = node.folds[0], node.parts(1)
     if data.kind == ROWS:
         if times_each is None or any(part.kind != WHOLE for part in times_each):
-            return node.couple("rows are repeated as often as the batch is long")
+            return node.couple("the number of repetitions of rows is the size of the batch")
         often = times_each[data.axis].literal
         if often == (1,):
             return data.bare
@@ -205,9 +205,9 @@ def pad(node: Node) -> Axes:
     """Padding with constants or reflections, except along the batch."""
     widths, labels = entries(node, 1), list_axes(node)
     if widths is None:
-        raise Undecided("how rows are padded is not known")
+        raise Undecided("the padding of rows is not known")
     around = [label for axis, label in enumerate(labels) if not all(w.zero for w in widths[2 * axis : 2 * axis + 2])]
-    return Axes((labels,), (labels,), mixed=dict.fromkeys(around, "entries are put before or behind the batch"))
+    return Axes((labels,), (labels,), mixed=dict.fromkeys(around, "the batch axis is padded"))
 
 
 @axes("ReverseV2 Roll", rest=move_by_wholes)
@@ -223,5 +223,5 @@ def reverse_each(node: Node) -> Axes:
     """Reversal of each row by its own length."""
     labels, over = number_axes(node.need_rank(0)), node.number("seq_dim", 0)
     lengths = [labels[node.number("batch_dim", 0)]]
-    mixed = {labels[over]: "the batch is reversed, or by lengths that are not one a row"}
+    mixed = {labels[over]: "the batch axis is reversed, or the lengths do not correspond to rows"}
     return Axes((labels, lengths), (labels,), mixed=mixed)

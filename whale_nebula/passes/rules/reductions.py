@@ -33,7 +33,7 @@ def _describe_reduction(node: Node) -> Axes:
     """The axes of a reduction: the reduced ones are removed."""
     folded = _axes(node)
     if folded is None:
-        raise Undecided("the axes that are folded are not known")
+        raise Undecided("the reduced axes are not known")
     labels = list_axes(node, 0, max(folded, default=0))
     new = [f"new {label}" if axis in folded else label for axis, label in enumerate(labels)]
     left = [label for axis, label in enumerate(labels) if axis not in folded]
@@ -80,11 +80,11 @@ def _reduce_rows(node: Node, data: Fold, _: Axes) -> Fold:
     if _rounds(node):
         return node.couple(_ROUNDED)
     if data.ragged:
-        return node.couple("a mean over entries of which each row has another number")
+        return node.couple("a mean over a different number of entries in each row")
     return Fold(MEAN)
 
 
-_ROUNDED = "a mean of whole numbers is rounded: add them, and divide the sum"
+_ROUNDED = "a mean of integers is rounded: sum them and divide the sum"
 
 
 def _rounds(node: Node) -> bool:
@@ -163,7 +163,7 @@ def _labels_but_one(node: Node) -> tuple[list[str], str]:
 
 
 def _describe_segments(node: Node) -> Axes:
-    rank, dealt = (node.need_rank(place, "the heaps are not one a row") for place in (0, 1))
+    rank, dealt = (node.need_rank(place, "segments do not correspond to rows") for place in (0, 1))
     return Axes((number_axes(rank), number_axes(rank)[:dealt]), (["heap", *number_axes(rank)[dealt:]],))
 
 
@@ -187,13 +187,13 @@ def heights(node: Node) -> Result:
         return data.bare if data.axis == 0 else node.couple("the batch is counted along its axis")
     if node.flag("binary_output"):
         return node.couple(f"{node.op.type} over the batch")
-    return Fold(SUM) if data.kind == ROWS else node.couple("weights are rows, but the segments are not")
+    return Fold(SUM) if data.kind == ROWS else node.couple("weights correspond to rows, but the counted values do not")
 
 
 @axes("InTopK InTopKV2")
 def among_best(node: Node) -> Axes:
     """Scores [rows, classes] and targets [rows]."""
-    return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets are not one a row"})
+    return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets do not correspond to rows"})
 
 
 @rule(REPLICA_SUM, literal=True)
@@ -202,4 +202,4 @@ def over_replicas(node: Node) -> Result:
     part = node.folds[0]
     if part.kind in (SUM, COUNT):
         return whole()
-    return node.couple(f"replicas would add up {part.spoken}, and not parts of a sum over the batch")
+    return node.couple(f"replicas would sum {part.spoken} instead of parts of a sum over the batch")

@@ -13,21 +13,21 @@ from whale_nebula.spec import Spec, Value
 WHOLE = "whole"
 """The same in every micro-batch."""
 ROWS = "rows"
-"""A micro-batch holds its own slice of the whole's value."""
+"""A micro-batch holds its own slice of the value of the whole batch."""
 COUNT = "count"
-"""A number proportional to the rows; the whole's is the sum over the micro-batches."""
+"""A number proportional to the rows; that of the whole batch is the sum over the micro-batches."""
 INVERSE = "inverse"
 """A number inversely proportional to the rows."""
 SHAPE = "shape"
 """A vector whose parts are counts and wholes."""
 SUM = "sum"
-"""The whole's value is the sum over the micro-batches."""
+"""The value of the whole batch is the sum over the micro-batches."""
 MEAN = "mean"
-"""The whole's value is the mean over the micro-batches, weighted by their rows."""
+"""The value of the whole batch is the mean over the micro-batches, weighted by their rows."""
 EMPTY = "empty"
-"""A list that holds nothing yet."""
+"""An empty list."""
 AFTER = "after"
-"""Right only when computed once, from merged values."""
+"""Correct only when computed once, from merged values."""
 COUPLED = "coupled"
 """The value of a row depends on the other rows."""
 
@@ -56,8 +56,8 @@ _SPOKEN = {
     SHAPE: "a shape that counts the rows of the batch",
     SUM: "a sum over the batch",
     MEAN: "a mean over the batch",
-    EMPTY: "a list that holds nothing yet",
-    AFTER: "a value that is known when the whole batch is through",
+    EMPTY: "an empty list",
+    AFTER: "a value that is known only after the entire batch",
     COUPLED: "a value whose rows depend on each other",
 }
 
@@ -67,7 +67,7 @@ Number = int | float
 class Fold(NamedTuple):
     """The state of a value.
 
-    `axis` is the axis of the rows; `per` the entries of one row along it (for a count: the number a row). `order` is
+    `axis` is the axis of the rows; `per` the entries of one row along it (for a count: the number per row). `order` is
     empty if rows are in sequence, so that micro-batches' values only need to be concatenated; `ragged` is the mask by
     which each row has a different number of entries. `position` marks multiples of the index of a row in the batch: it
     is the factor (or `STRANGE`, or `blocks_of`), `offset` whether a value was added. `inputs` is whether the value
@@ -93,16 +93,16 @@ class Fold(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether micro-batches can be merged to the whole's value."""
+        """Whether the values of micro-batches can be merged to that of the whole batch."""
         return self.kind not in (AFTER, COUPLED)
 
     @property
     def misplaced(self) -> str:
-        """Why the concatenated rows of micro-batches are not the whole's; "" if they are."""
+        """Why the concatenated rows of micro-batches are not those of the whole batch; "" if they are."""
         if self.kind == ROWS and self.position:
-            return "it holds the numbers of rows, and each micro-batch numbers its own"
+            return "it contains row numbers, and each micro-batch numbers its rows from zero"
         if self.kind == ROWS and self.order:
-            return "its rows lie in another order than the batch's: those of a micro-batch would lie together"
+            return "its rows are in a different order than the batch's, so the rows of a micro-batch would be adjacent"
         return ""
 
     @property
@@ -122,7 +122,7 @@ class Fold(NamedTuple):
         >>> Fold(MEAN).spoken
         'a mean over the batch'
         >>> Fold(AFTER, reason="Sqrt of it is not a mean").spoken
-        'a value that is known when the whole batch is through: Sqrt of it is not a mean'
+        'a value that is known only after the entire batch: Sqrt of it is not a mean'
         """
         return f"{_SPOKEN[self.kind]}: {self.reason}" if self.reason else _SPOKEN[self.kind]
 
@@ -167,12 +167,12 @@ Result = Fold | tuple[Fold, ...]
 NO_RULE = "no rule for op type"
 """The beginning of the reason for an op whose effect on rows is unknown."""
 
-NO_RANK = "the number of axes is not known, so neither is where the rows meet"
+NO_RANK = "the number of axes is not known, so it is not known whether rows are combined"
 
-BY_ROW = "a loop turns once for each row (tf.map_fn, tf.scan)"
-PYTHON = "runs Python, which may do anything to the rows that it is given"
-BESIDE = "rows are put beside a tensor that is not part of the batch"
-FIXED = "rows are given a fixed shape"
+BY_ROW = "a loop runs once for each row (tf.map_fn, tf.scan)"
+PYTHON = "runs Python, which may combine rows in any way"
+BESIDE = "rows are combined with a tensor that is not part of the batch"
+FIXED = "rows are reshaped to a fixed shape"
 """Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
 
 
@@ -274,11 +274,11 @@ class Node:
         return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
 
     def couple(self, reason: str) -> Fold:
-        """The state of a result whose rows depend on each other."""
+        """The state of a result with rows that depend on each other."""
         return Fold(COUPLED, blame=self.owner, reason=self._inside(reason))
 
     def after(self, reason: str) -> Fold:
-        """Right only when computed once from merged values."""
+        """Correct only when computed once from merged values."""
         return Fold(AFTER, blame=self.owner, reason=self._inside(reason))
 
     def _inside(self, reason: str) -> str:
@@ -301,9 +301,9 @@ Rest = Callable[[Node, Sequence[Fold]], Result]
 
 
 class Axes(NamedTuple):
-    """The axes of an op's inputs and outputs, in labels (see `axes.py`). Inputs behind the last one described are
-    only parameters. An input that is None is a shape, which adds no information; an output that is None has no such
-    axes. `folded` is how entries of a removed axis are combined, `mixed` why an axis cannot be cut.
+    """The axes of an op's inputs and outputs, in labels (see `axes.py`). Inputs after the last one described are only
+    parameters. An input that is None is a shape, which adds no information; an output that is None has no such axes.
+    `folded` is how entries of a removed axis are combined, `mixed` why an axis cannot be cut.
     """
 
     inputs: tuple[Labels | None, ...]
@@ -398,7 +398,7 @@ def find_bad_input(node: Node, *, positions: bool = False) -> Fold | None:
         if fold.kind == COUPLED:
             return fold.bare
         if fold.position and not positions:
-            return node.couple("numbers of rows (a range over the batch) are others in a micro-batch")
+            return node.couple("row numbers (a range over the batch) are different in a micro-batch")
         if fold.kind == EMPTY and not node.op.type.startswith("TensorList"):
-            return node.couple("a list is read before anything is in it")
+            return node.couple("a list is read while it is empty")
     return None

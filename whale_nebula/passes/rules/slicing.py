@@ -27,8 +27,8 @@ from whale_nebula.passes.rules.registry import (
     rule,
 )
 
-_GROWS = "rows are cut to a length that grows with the batch"
-_CUT = "the batch axis is sliced: which rows are taken depends on the other rows"
+_GROWS = "rows are cut to a length that depends on the size of the batch"
+_CUT = "the batch axis is sliced: the selected rows depend on the other rows"
 
 
 class _Taken(NamedTuple):
@@ -75,7 +75,7 @@ def _read_slice(node: Node, rank: int | None) -> list[_Taken] | None:
 
 
 def _read_strided(node: Node, rank: int | None) -> list[_Taken] | None:
-    """Parse begins, ends and strides with their masks; axes behind the last are kept whole."""
+    """Parse begins, ends and strides with their masks; axes after the last are kept whole."""
     begins = node.parts(1)
     if begins is None:
         return None
@@ -127,7 +127,7 @@ def _name_taken(
 ) -> tuple[list[str], list[str], dict[str, str]]:
     """The axes of a tensor, those of the slice, and the axes of which a part is taken."""
     if taken is None or shape is None:
-        raise Undecided("what a slice takes is not known")
+        raise Undecided("the range of a slice is not known")
     labels = number_axes(len(shape))
     left = iter(zip(labels, shape, strict=True))
     kept: list[str] = []
@@ -139,14 +139,14 @@ def _name_taken(
         label, size = next(left)
         kept += [] if each.dropped else [label]
         if not each.takes_size(size):
-            mixed[label] = "a part of it is taken"
+            mixed[label] = "only a part of it is used"
     return list(labels), [*kept, *(label for label, _ in left)], mixed
 
 
 def _slice_rows(node: Node, data: Fold, taken: Sequence[_Taken]) -> Fold:
     """The rows, if all are taken, at their new axis."""
     if any(each.kinds - {WHOLE, COUNT} for each in taken):
-        return node.couple("what a slice takes of rows depends on the batch")
+        return node.couple("the range of a slice of rows depends on the batch")
     old = [place for place, each in enumerate(taken) if not each.added]
     own = old[data.axis] if data.axis < len(old) else len(taken)
     if own < len(taken) and not taken[own].takes_rows(data):
@@ -161,7 +161,7 @@ def _slice(node: Node, taken: Sequence[_Taken] | None) -> Result:
     data = node.folds[0]
     if data.kind != ROWS:
         return follow_entries(0)(node, node.folds)
-    unknown = node.couple("what a slice takes of rows is not known")
+    unknown = node.couple("the range of a slice of rows is not known")
     return unknown if taken is None else _slice_rows(node, data, taken)
 
 
@@ -190,7 +190,7 @@ def strided_gradient(node: Node) -> Result:
     if found.kind == COUPLED:
         return found
     same = all(getattr(found, name) == getattr(gradient, name) for name in ("axis", "per", "order", "ragged"))
-    return data if same and taken is not None else node.couple("where the gradient of a slice belongs is not known")
+    return data if same and taken is not None else node.couple("the position of a slice's gradient is not known")
 
 
 @rule("XlaDynamicUpdateSlice", literal=True)
@@ -199,10 +199,10 @@ def update_slice(node: Node) -> Result:
     data, part, starts = node.folds[0], node.folds[1], node.parts(2)
     if data.kind != ROWS or part.kind != ROWS:
         if ROWS in (data.kind, part.kind):
-            return node.couple("rows are put into a tensor that has none, or the other way")
+            return node.couple("rows are inserted into a tensor without rows, or the reverse")
         return node.nonlinear(node.folds)
     if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].zero:
-        return node.couple("which rows are replaced depends on the others")
+        return node.couple("the replaced rows depend on the other rows")
     return match_rows(data, part).bare
 
 
@@ -229,7 +229,7 @@ def split(node: Node) -> Result:
 
 
 def _describe_unpack(node: Node) -> Axes:
-    labels = number_axes(node.need_rank(0, "rows with an unknown number of axes are taken apart"))
+    labels = number_axes(node.need_rank(0, "rows with an unknown number of axes are unstacked"))
     along = labels[node.number("axis", 0)]
     left = [label for label in labels if label != along]
     return Axes((labels,), (left,) * len(node.op.outputs), mixed={along: _CUT})
@@ -244,14 +244,14 @@ def unpack(node: Node) -> Result:
     return fold_axes(node, _describe_unpack, follow_entries(0))
 
 
-_ACROSS = "rows are picked by number out of the batch"
+_ACROSS = "rows are selected by number from the batch"
 
 
 def _describe_gather(node: Node) -> Axes:
     """`table[.., axis, ..], numbers -> [.., numbers, ..]`: the indexed axis is mixed."""
     axis, ranks = node.int_at(2) if len(node.folds) > 2 else 0, _ranks(node)
     if axis is None or ranks is None:
-        raise Undecided("the axis of a look-up is not known")
+        raise Undecided("the axis of a lookup is not known")
     table, numbers = [f"t{n}" for n in range(ranks[0])], [f"n{n}" for n in range(ranks[1])]
     at, shared = axis % ranks[0], node.number("batch_dims", 0) % (ranks[1] + 1)
     numbers[:shared] = table[:shared]
@@ -269,7 +269,7 @@ def gather(node: Node) -> Result:
     check_mixed((table, numbers))
     ranks = _ranks(node)
     if axis is None or ranks is None:
-        raise Undecided("the axis of a look-up is not known")
+        raise Undecided("the axis of a lookup is not known")
     shared = node.number("batch_dims", 0) % (ranks[1] + 1)
     if table.kind == numbers.kind == ROWS and not table.axis == numbers.axis < shared:
         own = table.axis == axis % ranks[0] and numbers.position and not shared
@@ -322,11 +322,11 @@ def gather_nd(node: Node) -> Result:
     if ROWS not in (table.kind, numbers.kind):
         return move_by_wholes(node, node.folds)
     check_mixed(node.folds)
-    rank, depth = node.need_rank(1, "the numbers of a look-up are not known"), node.size(1, -1)
+    rank, depth = node.need_rank(1, "the indices of a lookup are not known"), node.size(1, -1)
     if depth is None:
-        raise Undecided("the numbers of a look-up are not known")
+        raise Undecided("the indices of a lookup are not known")
     if numbers.kind == ROWS and numbers.axis == rank - 1:
-        return node.couple("the batch lies along the numbers of a look-up")
+        return node.couple("the batch is along the indices of a lookup")
     if table.kind == WHOLE:
         return node.couple(_ACROSS) if numbers.position else numbers.bare
     if numbers.kind == WHOLE:
@@ -341,7 +341,7 @@ def gather_nd(node: Node) -> Result:
 @axes("OneHot")
 def one_hot(node: Node) -> Axes:
     """An additional axis of fixed size."""
-    rank = node.need_rank(0, "rows with an unknown number of axes get one more")
+    rank = node.need_rank(0, "an axis is added to rows with an unknown number of axes")
     labels, new = number_axes(rank), node.number("axis", -1) % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
 
@@ -353,7 +353,7 @@ def where(node: Node) -> Result:
     if mask.kind != ROWS:
         return node.nonlinear(node.folds)
     if mask.axis != 0 or mask.order or rank is None:
-        return node.couple("a mask whose rows do not lie one after the other is listed")
+        return node.couple("the true values of a mask are listed, and its rows are not contiguous")
     own = Fold(ROWS, per=mask.per, ragged=_mask(node), position=1)
     return own._replace(parts=(own, *(own._replace(position=0),) * (rank - 1)))
 
@@ -377,8 +377,12 @@ def scatter(node: Node) -> Result:
         return move_by_wholes(node, (entries, numbers, target))
     blank = target.kind == WHOLE and (node.op.type == "ScatterNd" or target.zero)
     if blank and {numbers.kind, entries.kind} == {ROWS} and numbers.axis == entries.axis:
-        return Fold(SUM) if numbers.order == entries.order else node.couple("rows and their places lie in other orders")
-    return node.couple("rows are put into a tensor by number")
+        return (
+            Fold(SUM)
+            if numbers.order == entries.order
+            else node.couple("rows and their positions are in different orders")
+        )
+    return node.couple("rows are inserted into a tensor by number")
 
 
 @rule("LookupTableFindV2", "LookupTableFind")

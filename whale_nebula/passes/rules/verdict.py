@@ -43,23 +43,23 @@ class Mends(NamedTuple):
 
 
 def mends(asked: int, *, copied: bool) -> Mends:
-    """The mends for a batch that `nb.pipeline` divides into this number of micro-batches, and by replicas if the
-    step is `copied`.
+    """The fixes for a batch that `nb.pipeline` divides into this number of micro-batches, and that replicas divide if
+    the step is `copied`.
 
     >>> mends(4, copied=False).alone, mends(1, copied=True).alone
-    ('nb.pipeline(micro_batch=1)', 'nb.replica(1), or leave nb.replica out')
+    ('nb.pipeline(micro_batch=1)', 'nb.replica(1), or remove nb.replica')
     >>> mends(4, copied=True).alone
     'nb.replica(1) and nb.pipeline(micro_batch=1)'
     """
     if not copied:
         return Mends()
-    allow = 'nb.pipeline(coupled="allow") inside nb.replica, which runs it micro-batch by micro-batch'
+    allow = 'nb.pipeline(coupled="allow") inside nb.replica, to run each micro-batch separately'
     if asked > 1:
         return Mends(f"nb.replica(1) and {_ALONE}", allow)
-    return Mends("nb.replica(1), or leave nb.replica out", allow, shared=True)
+    return Mends("nb.replica(1), or remove nb.replica", allow, shared=True)
 
 
-_WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may have fewer too"
+_WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may also be smaller"
 
 
 class _Found(NamedTuple):
@@ -70,8 +70,8 @@ class _Found(NamedTuple):
 def baked_error(
     fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "", alone: str = Mends().alone
 ) -> StaticBatchError | None:
-    """The error for a value that couples the rows because a batch size is a constant; else None. `alone` is the line
-    that leaves the batch whole.
+    """The error for a value that couples the rows because a batch size is a constant; otherwise None. `alone` is the
+    line that leaves the batch whole.
     """
     if fold.kind != COUPLED or not 0 <= fold.blame < len(graph):
         return None
@@ -83,7 +83,7 @@ def baked_error(
         return None
     place = ", ".join(part for part in (f"{op.name} ({op.type})", where(op.index)) if part)
     mend = f"{found.mend}\nor {alone}"
-    return StaticBatchError(f"the batch size {found.rows} is baked in", where=place, why=_WHY, mend=mend)
+    return StaticBatchError(f"the batch size {found.rows} is baked into the graph", where=place, why=_WHY, mend=mend)
 
 
 def _find_baked(graph: Graph, op: Op) -> _Found | None:
@@ -140,7 +140,7 @@ def _operand(graph: Graph, op: Op) -> _Found | None:
     for value, shape in zip(op.inputs, shapes, strict=True) if beside else ():
         if shape and shape[0] is not None and shape[0] > 1 and _constant(graph, value):
             rest = "".join(f", {size}" for size in shape[1:])
-            return _Found(shape[0], f"make it as long as the batch: tf.zeros([tf.shape(x)[0]{rest}]) for zeros")
+            return _Found(shape[0], f"give it as many rows as the batch: tf.zeros([tf.shape(x)[0]{rest}]) for zeros")
     return None
 
 
@@ -176,7 +176,7 @@ _FINDERS: dict[str, Callable[[Graph, Op], _Found | None]] = {
 }
 
 
-LOSS = "what is differentiated"
+LOSS = "the differentiated value"
 _RULES = {
     WHOLE: "same", EMPTY: "same", COUNT: "sum", SUM: "sum", MEAN: "mean", AFTER: "after", INVERSE: "after",
     SHAPE: "after", COUPLED: "coupled",
@@ -253,11 +253,11 @@ def _headline(fold: Fold, layer: str, what: str) -> str:
 def _describe_fold(fold: Fold, layer: str) -> str:
     if fold.kind == AFTER:
         return "it is neither a sum nor a mean over the batch" + f", in {layer}" * bool(layer)
-    return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"
+    return f"{layer} makes its rows depend on each other" if layer else "rows depend on each other"
 
 
 def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
-    """The applicable mends: a weight declares the divisor of a mean loss, another layer normalises single rows."""
+    """The applicable fixes: a weight declares the divisor of a mean loss, a different layer normalizes single rows."""
     weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs) and not op.functions
     fails = fold.reason in (BESIDE, FIXED)
@@ -265,9 +265,9 @@ def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> t
     weighs = scalar and what == LOSS and not isinstance(origin, Origin)  # a layer's output is not a loss
     found = [lines.alone, *([weight] if weighs else []), _AS_MANY if fails else allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
-        found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
+        found.append(f"{_BY_ROW[origin.kind]} instead of {origin.said}")
         if lines.shared and op is not None and "/moments/" in op.name:
-            found.append(f"{origin.kind}(synchronized=True), whose moments are those of all replicas")
+            found.append(f"{origin.kind}(synchronized=True), which computes moments over all replicas")
     if SAME_SEED in fold.reason:
         found.append(_MOVING)
     if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
@@ -278,12 +278,12 @@ def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> t
     return tuple(found)
 
 
-_AVERAGED = "tf.reduce_mean(rows) + mean, where both are parts of a loss: average the rows before the mean is added"
-_EXACT = ": the same model, where no row needs another"
-_AS_MANY = "as many rows as the batch has, tf.fill([tf.shape(x)[0], 1], value), in the place of a fixed number"
-_MOVING = "a seed that moves on with each draw: keras.random.SeedGenerator(...), or a tf.random.Generator's own draws"
+_AVERAGED = "tf.reduce_mean(rows) + mean, if both are parts of a loss: average the rows before adding the mean"
+_EXACT = ": this is exact if rows are independent"
+_AS_MANY = "the number of rows of the batch, tf.fill([tf.shape(x)[0], 1], value), instead of a fixed number"
+_MOVING = "a seed that advances with each draw: keras.random.SeedGenerator(...), or the methods of tf.random.Generator"
 _MASK = (
-    "where Keras divides the loss by a mask that the model computes: one that is made of the inputs alone, as "
-    "Embedding(mask_zero=True) and Masking make it"
+    "if Keras divides the loss by a mask that the model computes: a mask computed from inputs only, as by "
+    "Embedding(mask_zero=True) and Masking"
 )
 _BY_ROW = {"BatchNormalization": "keras.layers.LayerNormalization or GroupNormalization"}

@@ -1,7 +1,7 @@
 """A plan as one HTML file: a graph with pan and zoom, the schedule, the layers of each stage, tables.
 
-All content is static SVG and tables; the script in the page only adds panning, pointing and opening of details. All
-text from a plan is escaped in one place, where elements are made.
+All content is static SVG and tables; the script in the page adds only panning, pointing and opening of details. All
+text from a plan is escaped in one place, where elements are created.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class _Layout:
 
 
 COLORS = 8
-_GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
+_GRAPH, _AFTER = "/* the graph */", "/* panels next to it */"
 _FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
 _MARGIN = 24
 _LETTER = 6.7
@@ -261,7 +261,7 @@ def plan_svg(plan: Plan) -> str:
 
 
 def color(plan: Plan, cluster: str) -> int:
-    """The number of a cluster's colour."""
+    """The number of a cluster's color."""
     clusters = list(dict.fromkeys(stage.cluster for stage in plan.stages.values()))
     return clusters.index(cluster) % COLORS
 
@@ -451,20 +451,20 @@ def _draw_path(x0: float, y0: float, x1: float, y1: float, channel: float) -> st
 
 
 def _amounts(arrow: Arrow, count: int, crosses: bool) -> list[str]:
-    """The bytes of an arrow in a step, and the seconds on the line."""
+    """The bytes of an arrow in a step, and the seconds for which the link is busy."""
     several = f"{len(arrow.boundaries)} tensors, " if len(arrow.boundaries) > 1 else ""
     each = [boundary.bytes for boundary in arrow.boundaries]
     if None in each:
-        return [f"{several}size open"]
+        return [f"{several}size unknown"]
     most = "at most " if any(has_open_size(boundary.codec) for boundary in arrow.boundaries) else ""
     lines = [f"{several}{most}{size(count * sum(known or 0 for known in each))}"]
     held = sum(boundary.seconds or 0.0 for boundary in arrow.boundaries)
-    return [*lines, f"{duration(held)} of the line"] if held and crosses else lines
+    return [*lines, f"link busy {duration(held)}"] if held and crosses else lines
 
 
 def _facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{stage.parameters:,}"
-    yield "FLOPs a step", amount(stage.flops).strip()
+    yield "FLOPs per step", amount(stage.flops).strip()
     yield "memory", size(stage.memory_bytes)
     yield from list_device_facts(plan, stage)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
 
 _COUNTS = [each.name for each in fields(PlanLayer) if each.name != "name"]
-_HEAD = ("layer", "ops", "parameters", "FLOPs a step", "keeps")
+_HEAD = ("layer", "ops", "parameters", "FLOPs per step", "activations")
 
 
 @dataclass
@@ -113,7 +113,7 @@ _PAGE = Template("""\
 <body>
 <header>
 <div class="title"><p class="kicker">plan of</p><h1>$name</h1></div>
-<div class="segments" id="themes" role="group" aria-label="colours">
+<div class="segments" id="themes" role="group" aria-label="colors">
 <button type="button" data-theme="auto" aria-pressed="true">auto</button>
 <button type="button" data-theme="light" aria-pressed="false">light</button>
 <button type="button" data-theme="dark" aria-pressed="false">dark</button>
@@ -125,8 +125,8 @@ _PAGE = Template("""\
 <section>
 <h2>Stages and boundaries</h2>
 <div class="row">
-<p class="note">Numbers on arrows are a step's. Point at a stage to see what it is joined to; open it for its layers.
-Drag to move, Ctrl and wheel to zoom.</p>
+<p class="note">Numbers on arrows are per step. Point at a stage to highlight its connections; open it to see its
+layers. Drag to pan; Ctrl and wheel to zoom.</p>
 <div class="segments" role="group" aria-label="zoom">
 <button type="button" data-zoom="out" aria-label="zoom out" title="zoom out">−</button>
 <button type="button" data-zoom="fit" aria-label="show all" title="show all">fit</button>
@@ -135,7 +135,7 @@ Drag to move, Ctrl and wheel to zoom.</p>
 </div>
 <div class="drawing">
 <div class="canvas"><div id="view" tabindex="0" role="application" aria-label="graph of stages; arrow keys move it,
- plus and minus zoom, 0 shows all, Tab goes to stages and arrows">$graph</div></div>
+ plus and minus zoom, 0 shows all, Tab moves between stages and arrows">$graph</div></div>
 <aside id="panels" aria-label="details"><button type="button" id="close" aria-label="close">×</button>$panels</aside>
 </div>
 </section>
@@ -143,13 +143,13 @@ Drag to move, Ctrl and wheel to zoom.</p>
 <h2>Schedule</h2>
 <div class="row">
 <p class="legend"><span class="key forward">forward</span><span class="key backward">backward</span>$weights
-<span class="key message">a message holds the line</span></p>
+<span class="key message">transfer on a link</span></p>
 </div>
 $schedule
 </section>
 $sections
 </main>
-<footer><p>digest <code>$digest</code>, of the program <code>$program</code></p><p>$versions</p></footer>
+<footer><p>digest <code>$digest</code>, program <code>$program</code></p><p>$versions</p></footer>
 <div id="hover" role="status" hidden></div>
 <script>$script</script>
 </body>
@@ -198,11 +198,11 @@ def _figures(plan: Plan) -> Iterator[Markup]:
     figures = [
         ("stages", f"{len(stages)}", f"in {clusters} cluster{'s' * (clusters > 1)}"),
         ("parameters", f"{sum(stage.parameters for stage in stages) - shared:,}", ""),
-        ("FLOPs a step", amount(sum(stage.flops for stage in stages)).strip(), "forward and backward"),
-        ("tensors on lines", size(sum(link.bytes for link in plan.links.values())), "a step"),
+        ("FLOPs per step", amount(sum(stage.flops for stage in stages)).strip(), "forward and backward"),
+        ("tensors on links", size(sum(link.bytes for link in plan.links.values())), "per step"),
     ]
     if (busiest := busiest_line(plan)) is not None:
-        figures.append(("busiest line", duration(busiest[1]), f"a step, {busiest[0].replace('->', ' → ')}"))
+        figures.append(("busiest link", duration(busiest[1]), f"per step, {busiest[0].replace('->', ' → ')}"))
     for name, value, more in figures:
         shown = element("dd", value, element("small", more) if more else None)
         yield element("div", element("dt", name), shown)
@@ -218,7 +218,7 @@ def _candidates(plan: Plan) -> Iterator[Markup]:
 
 # ---------------------------------------------------------------------- sections of the plan's text
 _MEMORY = {
-    "activations": "kept activations", "variables": "variables", "gradients": "gradients", "slots": "optimizer's slots",
+    "activations": "kept activations", "variables": "variables", "gradients": "gradients", "slots": "optimizer slots",
 }  # fmt: skip
 
 
@@ -226,14 +226,14 @@ def _section(plan: Plan, title: str, section: Section) -> Markup:
     head, rows = list(section.head), [list[str](row) for row in section.rows]
     numbers, legend = {"boundaries": range(5, 9), "links": range(2, 7)}.get(title, section.numbers), None
     if title == "links":
-        head += ["with frames", "messages", "delay"]
+        head += ["with headers", "messages", "delay"]
         for row, link in zip(rows, plan.links.values(), strict=True):
             row[0] = row[0].replace("->", " → ")
             row += [size(link.wire_bytes), f"{link.messages:,}", duration(link.delay) if link.delay else "-"]
-    if title in ("stages", "work of a step, and memory"):
+    if title in ("stages", "work per step and memory"):
         for row, stage in zip(rows, plan.stages.values(), strict=True):
             row[row.index(stage.name)] = element("b", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
-    if title == "work of a step, and memory":
+    if title == "work per step and memory":
         most = max(stage.memory_bytes for stage in plan.stages.values())
         head.append("")
         for row, stage in zip(rows, plan.stages.values(), strict=True):
@@ -302,16 +302,16 @@ def _panel(name: str, title: str, *content: str) -> Markup:
 
 def _stage_panel(plan: Plan, stage: PlanStage) -> Iterator[Markup]:
     flops = f"{amount(stage.forward_flops).strip()} forward, {amount(stage.backward_flops).strip()} backward"
-    kept = f", of which activations {size(stage.activation_bytes)} × {stage.in_flight} in flight"
+    kept = f", including activations {size(stage.activation_bytes)} × {stage.in_flight} in flight"
     yield element("span", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
     yield _facts(
         ("cluster", stage.cluster),
         ("worker", worker_of(stage)),
         ("parameters", f"{stage.parameters:,} in {len(stage.variables):,} variables"),
-        ("FLOPs a step", flops),
+        ("FLOPs per step", flops),
         ("memory", f"{size(stage.memory_bytes)}{kept * bool(stage.kept_bytes)}"),
-        ("reads", ", ".join(stage.inputs) or "nothing"),
-        ("gives", ", ".join(stage.outputs) or "nothing"),
+        ("inputs", ", ".join(stage.inputs) or "none"),
+        ("outputs", ", ".join(stage.outputs) or "none"),
         *list_device_facts(plan, stage),
     )
     yield element("h4", "Layers")
@@ -322,15 +322,15 @@ def _arrow_panel(plan: Plan, arrow: Arrow) -> Iterator[str]:
     stages = list(plan.stages.values())
     source, destination = stages[arrow.source], stages[arrow.destination]
     link = plan.links.get(f"{source.cluster}->{destination.cluster}")
-    inside = f"inside cluster {source.cluster}" if source.cluster == destination.cluster else "over a free line"
+    inside = f"inside cluster {source.cluster}" if source.cluster == destination.cluster else "over a free link"
     yield f"{source.name} → {destination.name}"
     yield element("p", f"over {link.line}" if link is not None and link.line != "free" else inside, class_="note")
     yield from map(_crossing, arrow.boundaries)
 
 
 def _crossing(each: PlanBoundary) -> Markup:
-    made = [("made by", each.maker)] if each.maker else []
-    besides = [("besides", line) for line in codec_lines(each)]
+    made = [("producer", each.maker)] if each.maker else []
+    besides = [("codec", line) for line in codec_lines(each)]
     facts = [(name, value or "–") for name, value in crossing_facts(each)]
     title = element("h4", f"{each.name} ", element("code", str(Spec(each.dtype, each.shape))))
     return join_markup(title, _facts(*facts, *made, *besides, ("to", ", ".join(each.destinations))))
@@ -345,11 +345,11 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 16, 14, 54
 
 
 def draw_curves(plan: Plan) -> Markup:
-    """The plot with its legend; empty if all lines are free, or for a plan from a file."""
+    """The plot with its legend; empty if all links are free, or for a plan from a file."""
     curves = plan.decision.curves() if plan.decision is not None else None
     if curves is None:
         return Markup()
-    keys = [element("span", "the best plan at each rate", class_="key best")]
+    keys = [element("span", "best plan at each rate", class_="key best")]
     keys += [element("span", f"{number}: {name}", class_=f"key c{number}") for number, name in _number_plans(curves)]
     rows = [
         (f"{_times(factor)}", duration(seconds), name)
@@ -357,12 +357,12 @@ def draw_curves(plan: Plan) -> Markup:
         if _is_power(factor)
     ]
     return join_markup(
-        element("p", "Seconds of a step where all lines were so many times as fast; both axes are logarithmic.",
+        element("p", "Step time if all links were faster or slower by this factor; both axes are logarithmic.",
                 class_="note"),
         element("div", _plot(curves), class_="clocks"),
         element("p", keys, class_="legend"),
-        element("details", element("summary", "the best plan at each rate, as a table"),
-                _table("rates", ("rate", "a step", "plan"), rows, ())),
+        element("details", element("summary", "best plan at each rate, as a table"),
+                _table("rates", ("rate", "per step", "plan"), rows, ())),
     )  # fmt: skip
 
 
@@ -402,8 +402,8 @@ def _plot(curves: RateCurves) -> Markup:
         if curves.rate is not None:
             said = f"{curves.rate * factor / 1e6:.4g} Mbit/s"
             drawn.append(element("text", said, x=x(factor), y=HEIGHT - BOTTOM + 34, class_=f"tick {place}"))
-    drawn.append(element("text", "rate of the lines", x=LEFT, y=HEIGHT - 3, class_="tick"))
-    drawn.append(line(curves.best, "best", "the best plan at each rate"))
+    drawn.append(element("text", "link rate", x=LEFT, y=HEIGHT - 3, class_="tick"))
+    drawn.append(line(curves.best, "best", "best plan at each rate"))
     drawn += [
         line(curves.plans[name], f"curve c{number}", f"{number}: {name}") for number, name in _number_plans(curves)
     ]
@@ -411,7 +411,7 @@ def _plot(curves: RateCurves) -> Markup:
         if _is_power(factor) and math.isfinite(seconds):
             title = element("title", f"{_times(factor)}: {duration(seconds)}, {name}")
             drawn.append(element("circle", title, cx=x(factor), cy=y(seconds), r=4, class_="best"))
-    label = "seconds of a step by the rate of the lines, of the best candidates"
+    label = "step time of the best candidates by link rate"
     return element("svg", drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="clock curves", role="img", aria_label=label)
 
 

@@ -4,7 +4,7 @@
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   root.classList.add("scripted");
 
-  // ---- colours: as the system has them, or as chosen
+  // ---- colors: of the system, or as chosen
   const themes = all("[data-theme]");
   const paint = (name) => {
     root.style.colorScheme = name === "auto" ? "light dark" : name;
@@ -12,14 +12,14 @@
   };
   themes.forEach((button) => button.addEventListener("click", () => paint(button.dataset.theme)));
 
-  // ---- the graph: moved by dragging and by arrow keys, zoomed by Ctrl and wheel, by buttons and by + - 0
+  // ---- the graph: drag or arrow keys pan; Ctrl and wheel, buttons and + - 0 zoom
   const view = document.getElementById("view");
   const graph = document.getElementById("graph");
   const home = graph.viewBox.baseVal;
   const whole = { x: home.x, y: home.y, width: home.width, height: home.height };
   let box = { ...whole };
   view.classList.add("ready");
-  const grown = 1.35; // a small graph is blown up so far, and no further
+  const grown = 1.35; // the largest magnification of a small graph
   const scaled = Math.min(grown, view.clientWidth / (whole.width * 1.05));
   const tall = whole.height * 1.06 * (scaled < 0.45 ? 0.67 : scaled);
   view.parentElement.parentElement.style.setProperty("--tall", `${Math.min(Math.max(tall, 320), 960)}px`);
@@ -39,7 +39,7 @@
     box = { x: x - (x - box.x) * limit, y: y - (y - box.y) * limit, width: box.width * limit, height: box.height * limit };
     show();
   };
-  // a graph too wide to be read as a whole begins at its left end
+  // a graph that is too wide starts at its left end
   const begin = () => {
     fit();
     if (scale() < 2.2) return;
@@ -103,7 +103,7 @@
   begin();
   new ResizeObserver(begin).observe(view);
 
-  // ---- pointing at a stage lights up its boundaries, pointing at an arrow its two stages
+  // ---- pointing at a stage highlights its boundaries, pointing at an arrow its two stages
   const stages = all(".stage", graph);
   const arrows = all(".arrow", graph);
   const ties = all(".tie", graph);
@@ -122,7 +122,7 @@
     return [each, ...joined, ...held, ...far];
   };
 
-  // ---- opening one shows its panel
+  // ---- opening a stage or an arrow shows its panel
   const panels = document.getElementById("panels");
   const drawing = panels.parentElement;
   let chosen = null;
@@ -156,7 +156,7 @@
   document.getElementById("close").addEventListener("click", close);
   drawing.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
 
-  // ---- the schedule: a micro-batch is followed through all rows
+  // ---- the schedule: a micro-batch is highlighted in all rows
   const tip = document.getElementById("hover");
   all(".clocks").forEach((clocks) => {
     const follow = (number) => {

@@ -1,4 +1,4 @@
-"""The schedule of a plan as SVG: a row for each stage and line, time from left to right."""
+"""The schedule of a plan as SVG: a row for each stage and link, time from left to right."""
 
 from __future__ import annotations
 

@@ -219,4 +219,4 @@ def test_the_planner_counts_the_memory_of_rows_and_leaves_the_batch_whole() -> N
     assert max(plan.predicted.memory.values()) > expected.bytes > 1e6 * 8 * (2 * 4 + 3)
     said = " ".join(plan.explain().split())
     assert "1,000,000 rows from expected_rows=" in said
-    assert "its rows depend on each other" in said and "micro-batches, " not in said.partition("what if")[2]
+    assert "rows depend on each other" in said and "micro-batches, " not in said.partition("what if")[2]

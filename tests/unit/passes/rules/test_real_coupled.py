@@ -83,11 +83,11 @@ COUPLED: dict[Callable[..., Any], tuple[str, str]] = {
     shuffled: ("coupled", "ReverseV2 along the batch axis"),
     worst: ("coupled", "Max over the batch"),
     softmax_over_the_batch: ("coupled", "Softmax over the batch axis"),
-    branch: ("coupled", "different ways"),
-    row_by_row: ("coupled", "a list is as long as the batch"),
+    branch: ("coupled", "different branches"),
+    row_by_row: ("coupled", "a list has as many elements as the batch has rows"),
     root: ("after", "Sqrt of a mean"),
     own_denominator: ("after", "RealDiv of a sum"),
-    picked: ("coupled", "each row has another number"),
+    picked: ("coupled", "a different number of entries in each row"),
     covariance: ("after", "sum over the batch"),
 }
 

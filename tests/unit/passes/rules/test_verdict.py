@@ -122,8 +122,8 @@ def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
         ("shape", "a shape that counts the rows of the batch"),
         ("sum", "a sum over the batch"),
         ("mean", "a mean over the batch"),
-        ("empty", "a list that holds nothing yet"),
-        ("after", "a value that is known when the whole batch is through: Sqrt of a sum over the batch is neither"),
+        ("empty", "an empty list"),
+        ("after", "a value that is known only after the entire batch: Sqrt of a sum over the batch is neither"),
     ],
 )
 def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) -> None:
@@ -136,7 +136,7 @@ def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) ->
 def test_every_state_can_be_spoken_of() -> None:
     kinds = set(registry._SPOKEN)
     assert kinds == {value for name, value in vars(registry).items() if name.isupper() and value == name.lower()}
-    assert all(Fold(kind).spoken.split()[0] in ("a", "one", "rows") for kind in kinds)
+    assert all(Fold(kind).spoken.split()[0] in ("a", "an", "one", "rows") for kind in kinds)
 
 
 def test_what_a_function_of_a_mean_is_not_is_said_in_words() -> None:
