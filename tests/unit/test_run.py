@@ -80,7 +80,7 @@ def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
         ({"config": "60mbit,20ms"}, "that is a line", "nb.init(links='60mbit,20ms')"),
         ({"config": ["gpu", "npu"]}, "is not a mapping", "clusters: {gpu: {}, npu: {}}"),
         ({"config": {"clusters": ["gpu"]}}, "is not a mapping", "clusters: {gpu: {}}"),
-        ({"config": {"clutsers": {}}}, "no key is called", "did you mean 'clusters'?"),
+        ({"config": {"clutsers": {}}}, "unknown key", "did you mean 'clusters'?"),
         ({"links": "60mbits"}, "'60mbits' is not a rate", 'did you mean "60mbit"?'),
         ({"links": {"gpu->npu": "60mbit"}}, "no pair of clusters", '{("gpu", "npu"): "60mbit,20ms"}'),
         ({"seed": "1"}, "no whole number", "seed=1"),

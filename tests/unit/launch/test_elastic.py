@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused_when_the_run_starts() -> None:
         by_launcher_of("npu/1")
     with pytest.raises(ConfigError, match="every cluster may leave"):
         by_launcher_of("gpu", gpu={"min": 0}, npu={"min": 0})
-    for wrong, said in (({"tpu": {}}, "no cluster is called 'tpu'"), ({"npu": {"min": 3, "max": 2}}, "at least 3")):
+    for wrong, said in (({"tpu": {}}, "unknown cluster 'tpu'"), ({"npu": {"min": 3, "max": 2}}, "min: 3 is greater")):
         with pytest.raises(ConfigError, match=said):
             load({"clusters": CLUSTERS, "elastic": wrong})
 

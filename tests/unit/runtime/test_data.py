@@ -147,9 +147,9 @@ def test_a_refusal_in_mid_pass_ends_with_its_reason(site: Site, config: dict[str
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"gpu": {}}, "nothing says where data of 'gpu' is read"),
+        ({"gpu": {}}, "missing address of the data service of 'gpu'"),
         ({"gpu": {"at": "nowhere"}}, "is not an address"),
-        ({"gpu": {"att": "a:1"}}, "no key is called 'att'"),
+        ({"gpu": {"att": "a:1"}}, "unknown key 'att'"),
         ({"gpu": "a:1"}, "is not a mapping"),
     ],
 )

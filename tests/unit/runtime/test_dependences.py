@@ -347,9 +347,9 @@ def test_a_step_that_breaks_a_rule_is_refused(make: Callable[[], Callable[..., A
         ("y to npu", "does not say which input"),
         ("y ->", "does not say which input"),
         ({"input": "y"}, "no text"),
-        ({"input": "y", "cluster": "npu", "allow": "labels"}, "'labels' is not known here"),
-        ("y -> nbu", "no cluster is called 'nbu'"),
-        ({"input": "y", "cluster": "npu", "except": "number"}, "no key is called 'except'"),
+        ({"input": "y", "cluster": "npu", "allow": "labels"}, "'labels' is not a valid value"),
+        ("y -> nbu", "unknown cluster 'nbu'"),
+        ({"input": "y", "cluster": "npu", "except": "number"}, "unknown key 'except'"),
     ],
 )
 def test_a_rule_that_is_none_is_refused(rule: Any, said: str) -> None:
