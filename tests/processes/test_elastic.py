@@ -79,11 +79,11 @@ def test_a_site_that_dies_is_gone_on_without_where_what_it_saved_can_be_read(tmp
     """
     saved = {"gpu": "one", "npu": "one" if shared else "two"}
     with two_sites(tmp_path, saved, {"dies": {"0": 9}, "waits": 14}, "15s") as found:
-        found["gpu"].await_line("npu/0 does not come back: it goes on without npu")
+        found["gpu"].await_line("npu/0 did not recover: the run continues without npu")
         if shared:
             found["gpu"].await_line('told: ["homes 2"')
         else:
-            found["gpu"].await_line("the run goes on with 1 in gpu, 2 in npu")
+            found["gpu"].await_line("the run continues with 1 in gpu, 2 in npu")
             assert "the run cannot go on without 'npu'" in found["gpu"].said
         assert found["npu"].wait() == -signal.SIGKILL
         found.start_again("npu")

@@ -63,7 +63,7 @@ def identities(
     """The identity of each worker of this host, without the fields that depend on its process.
 
     `security` has the certificate files of each, or is empty if the config is insecure; `listen` has the addresses of
-    those that do not listen at their own; `path` is the config's; `others` are fields that all of them have alike.
+    those that do not listen at their own; `path` is the config's; `others` are fields that are the same for all.
     """
     return {
         worker: Identity(

@@ -101,7 +101,7 @@ clusters:
 
     def test_is_nowhere_where_only_the_others_have_gateways(self, path: str) -> None:
         Path(path).write_text(Path(path).read_text().replace(', gateway: "192.0.2.4:27300"', ""))
-        with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, and 'gpu' and 'npu' have one"):
+        with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, but 'gpu' and 'npu' have one"):
             bench_ends.find_origin(load(path), path, "tpu", None)
 
     def test_needs_its_certificates(self, path: str) -> None:

@@ -175,7 +175,7 @@ class TestTheConfig:
         site.write(gateway=free_address())
         code, found = site.doctor("gpu")
         assert (code, found["gateways"]["state"]) == (1, "bad")
-        assert found["gateways"]["found"] == "cluster 'gpu' has no gateway, and 'npu' has one"
+        assert found["gateways"]["found"] == "cluster 'gpu' has no gateway, but 'npu' has one"
         assert site.doctor("npu")[1]["gateways"]["state"] == "note"
 
     def test_a_host_that_nobody_knows_has_no_free_port(self, site: Site) -> None:

@@ -110,7 +110,7 @@ class TestWhatWouldBeStarted:
         monkeypatch.setenv("SLURM_JOB_ID", "1")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         assert main(["run", "--explain"]) == arguments.DONE
-        assert capsys.readouterr().out.splitlines()[-1] == "Slurm: yes, it says where the workers are"
+        assert capsys.readouterr().out.splitlines()[-1] == "Slurm: yes, it provides the addresses of the workers"
         assert main(["run", "--explain", "--json"]) == arguments.DONE
         found = json.loads(capsys.readouterr().out)
         assert (found["answered"], list(found["declined"])) == ("Slurm", ["config", "TF_CONFIG"])
@@ -138,7 +138,7 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("options", "text", "said"),
         [
-            ("--cluster npu --dry-run", PAIR, "cluster 'npu' has no gateway, and 'gpu' has one"),
+            ("--cluster npu --dry-run", PAIR, "cluster 'npu' has no gateway, but 'gpu' has one"),
             ("--cluster gpu --dry-run", PAIR.replace("run: mt", "run: lo op"), "'lo op' is not a valid run name"),
             ("--all --dry-run", PAIR.replace("npu", "n/pu"), "'n/pu' is not a valid cluster name"),
             ("--cluster gpu", PAIR, "NB-428"),  # its certificates are not there
@@ -217,7 +217,7 @@ refuse()
         path = script("if me.cluster == 'npu': raise ValueError('no such thing')")
         assert main(["run", *BOTH, path]) == arguments.FAILED
         lines = capfd.readouterr().err.splitlines()
-        assert lines[0] == "whale-nebula: worker npu/0 ends by an error"
+        assert lines[0] == "whale-nebula: worker npu/0 failed with an error"
         assert lines[1] == "Traceback (most recent call last):"
         assert lines[2].startswith(f'  File "{path}", line ')
 
@@ -321,7 +321,7 @@ for step in range(10**6):
             _, err = process.communicate(timeout=SOON)
         assert process.returncode == arguments.LEFT
         assert f"whale-nebula: {number.name}: the workers leave after their next step" in err
-        assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to end: {number.name}" in err
+        assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to stop: {number.name}" in err
         assert err.splitlines()[-1] == "whale-nebula: the workers left, and can be started again"
 
     def test_a_worker_without_steps_leaves_at_once(self, script: Callable) -> None:
