@@ -102,7 +102,7 @@ _NAME = re.compile(r"\w([\w.-]*\w)?")  # the syntax of names in scopes
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, written: str = "") -> Config:
-    """Load the config from a file or a dict; None is an empty config. `written` is the line of the dict.
+    """Load the config from a file or a dict; None is an empty config. `written` is the dict's position, for errors.
 
     >>> load({"clutsers": {}})
     Traceback (most recent call last):
@@ -252,7 +252,7 @@ def _often(place: Place) -> tuple[int | None, float | None]:
 
 
 _OUTPUTS = ("metrics", "tensorboard")
-"""Outputs with keys of their own; others are listed in `outputs`."""
+"""Outputs with their own keys; others are listed in `outputs`."""
 
 
 def _cluster(name: str, place: Place) -> Cluster:

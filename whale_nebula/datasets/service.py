@@ -95,7 +95,7 @@ class DataServer(TlsServer):
         """Record a handshake that failed."""
         why = getattr(error, "verify_message", "") or error.reason or ""
         if "certificate" in str(error).lower() or why:
-            what = NotAllowedError(f"no certificate of this owner's: {str(why)[:100]}")
+            what = NotAllowedError(f"no certificate of this owner: {str(why)[:100]}")
             self.guard.refuse(Reader("", f"address {address}"), "", what)
 
     def identify(self, line: ssl.SSLSocket) -> Peer:
@@ -104,7 +104,7 @@ class DataServer(TlsServer):
         peer = self.trust.check(files.certificate(shown, "who reads"))
         if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
-            what = f"the certificate of {peer.identity.worker} names no account that may read"
+            what = f"the certificate of {peer.identity.worker} has no account that may read"
             raise NotAllowedError(what, mend=mend)
         return peer
 
@@ -113,7 +113,7 @@ class DataServer(TlsServer):
         """Count a connection of an account, and close it with the server."""
         with self._counting:
             if self._of_account.get(account, 0) >= _OF_ACCOUNT:
-                what = f"account {account!r} has {_OF_ACCOUNT} connections already"
+                what = f"account {account!r} already has {_OF_ACCOUNT} connections"
                 raise AccessError(what, mend="read in fewer processes")
             self._of_account[account] = self._of_account.get(account, 0) + 1
             self._streams.add(line)
@@ -125,7 +125,7 @@ class DataServer(TlsServer):
                 self._streams.discard(line)
 
     def server_close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self.over.set()
         super().server_close()
         with self._counting:
@@ -162,8 +162,8 @@ class _Handler(BaseRequestHandler):
             frame = read_frame(line)
             number += 1
             if frame.kind != ASK or frame.said.get("nonce") != nonce or frame.said.get("request") != number:
-                why = "it does not bear the number of this connection and of its next request"
-                raise AccessError("this request was made before, or for somebody else", why=why)
+                why = "it does not have the nonce of this connection and the number of its next request"
+                raise AccessError("this request was replayed, or is for another connection", why=why)
             check_live(self.server.trust, peer)
             try:
                 self._answer(peer, frame.said)
@@ -176,7 +176,7 @@ class _Handler(BaseRequestHandler):
                 write_frame(self.request, ANSWER, {}, [memoryview(self._make_report(peer, said))])
                 return
             if peer.identity.role != WORKER:
-                what = f"the certificate of {peer.identity.worker} is good for the audit report alone"
+                what = f"the certificate of {peer.identity.worker} is valid only for the audit report"
                 raise NotAllowedError(what, mend=f"whale-nebula login --cluster {peer.identity.cluster} --account NAME")
             if said.get("ask") != "read":
                 write_frame(self.request, ANSWER, self._answer_shortly(peer, said))
@@ -202,7 +202,7 @@ class _Handler(BaseRequestHandler):
             raise _no_request_error()
         dataset, purpose = (_text(said, part) for part in ("dataset", "purpose"))
         if not self.server.requests.take(peer.account)[1]:
-            raise AccessError(f"account {peer.account!r} asks too often", mend="try again in a minute")
+            raise AccessError(f"account {peer.account!r} sends too many requests", mend="try again in a minute")
         made = grants.ask(peer.account, dataset, purpose)
         return {"number": made.number, "state": made.state}
 
@@ -212,7 +212,7 @@ class _Handler(BaseRequestHandler):
         self._check_auditor(peer)
         since, until = (parse_moment(_text(said, part), part) for part in ("since", "until"))
         if not server.reports.take(peer.account)[1] or not server.reporting.acquire(blocking=False):
-            raise AccessError("too many reports are asked for", mend="try again in a minute")
+            raise AccessError("too many reports are requested", mend="try again in a minute")
         try:
             registry, period = server.desk.registry, Period(since, until)
             registry.note("report", peer.account, "allow", "", since=format_time(since), until=format_time(until))
@@ -224,23 +224,24 @@ class _Handler(BaseRequestHandler):
         ]  # auditors need not know the owner's folders
         found = json.dumps(encode_report(report, named)).encode()
         if len(found) > report_files.MOST_BYTES:
-            why = f"it has {len(found)} bytes, and {report_files.MOST_BYTES} at most are sent"
-            raise AccessError("the report of this period is too large", why=why, mend="a shorter one: --since, --until")
+            why = f"it has {len(found)} bytes, and the limit is {report_files.MOST_BYTES}"
+            mend = "choose a shorter period: --since, --until"
+            raise AccessError("the report of this period is too large", why=why, mend=mend)
         return found
 
     def _check_auditor(self, peer: Peer) -> None:
-        """Refuse who is not an auditor, by the certificate and by the registry as it is now."""
+        """Refuse readers that are not auditors according to the certificate and the current registry."""
         registry, why = self.server.desk.registry, refusal(peer.identity, Call.REPORT, self.server.identity)
         with registry.look():
             account = registry.look_up(peer.account)
         if not why and (account is None or account.state != ENABLED or account.role != AUDITOR):
-            why = "there is no such account of an auditor, or it is disabled"
+            why = "the account does not exist, is not an auditor's, or is disabled"
         if why:
             mend = "ask the owner: whale-nebula accounts add NAME --role auditor"
             raise NotAllowedError(f"{peer.account} may not read the audit report", why=why, mend=mend)
 
     def _read(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
-        """Send batches until the last one; access is decided anew for each."""
+        """Send batches until the last one; access is decided again for each."""
         guard = self.server.guard
         opened = guard.open(reader, wish.dataset)
         about = {"schema": write_schema(opened.interface.schema), "count": opened.count, "edition": opened.edition}

@@ -69,7 +69,7 @@ def _note_code(attachment: Attachment | None, code: int | None, failure: BaseExc
 
 
 def exit_code(failure: BaseException) -> int | None:
-    """The exit code of Python after an uncaught error; None if the process ends by a signal.
+    """The exit code of Python after an uncaught error; None if a signal ends the process.
 
     >>> ends = ValueError(), SystemExit(75), SystemExit(), SystemExit("no"), KeyboardInterrupt()
     >>> [exit_code(each) for each in ends]

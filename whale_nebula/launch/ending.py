@@ -141,7 +141,7 @@ def leave_on_signals() -> None:
     have no effect.
 
     Some platforms signal both the launcher and the workers, and the launcher forwards its signals. A second signal to
-    the launcher kills the workers. A forked process, such as one that reads data, ends by a signal as usual.
+    the launcher kills the workers. A forked process, such as one that reads data, is ended by a signal as usual.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]

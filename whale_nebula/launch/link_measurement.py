@@ -164,7 +164,7 @@ class End:
         return LineFound(*ends, path, *trips, crossings, sheets, connections, 0, when)
 
     def probe(self, path: str, when: float) -> LineFound:
-        """Measure round trips, and each way alone, of a link whose ends have met; in large tensors if it is fast."""
+        """Measure round trips and each direction alone, after the ends have met; with large tensors on a fast link."""
         trips, found = self._round_trips(), []
         for turn in (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send):
             slow = turn(SIZES[0])
@@ -206,8 +206,8 @@ class End:
         turns = (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send)
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
-        with ThreadPoolExecutor(1, "nebula-line") as beside:
-            receiving = beside.submit(self._receive_burst, size)
+        with ThreadPoolExecutor(1, "nebula-link") as pool:
+            receiving = pool.submit(self._receive_burst, size)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
             both = (sent, receiving.result()[1]) if self._leads else (receiving.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
@@ -338,13 +338,13 @@ def _measure_link(
     try:
         found = end.measure(sheet(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
-        raise _add_command(error, link.there, path, came=end.met) from None
+        raise _add_command(error, link.there, path, met=end.met) from None
     return replace(found, broken=max(0, link.state().connections - 1))
 
 
-def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
+def _add_command(error: NebulaError, there: str, path: str, *, met: bool) -> NebulaError:
     """Add the command to start the other end to an error, if that end has never connected."""
-    if came:
+    if met:
         return error
     command = f"whale-nebula bench link --config clusters.yaml --cluster {cluster_of(there)}"
     gateways = "start the gateways of both clusters, and " if path == THROUGH else ""

@@ -100,7 +100,7 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a new process (no fork) in a process group of its own, so that it can be killed as a whole. Files that a
+    """Start a new process (no fork) in its own process group, so that it can be killed with its children. Files that a
     worker of an account writes are readable by its user only.
     """
     return subprocess.Popen(

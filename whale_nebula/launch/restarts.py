@@ -68,7 +68,7 @@ def find_failure(result: Result) -> Failure | None:
 
 
 def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:
-    """Whether a worker has failed by itself: the launcher did not end it, and it missed no other one."""
+    """Whether a worker has failed by itself: the launcher did not end it, and it did not lose another worker."""
     by_signal = outcome.code < 0 and outcome is not first and outcome.worker not in result.frozen
     return not by_signal and outcome.status.error not in _AWAY
 

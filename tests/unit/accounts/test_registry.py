@@ -116,7 +116,7 @@ def test_a_change_by_other_means_is_noticed(query: str, running: bool, registry:
 
 def test_an_older_copy_is_refused(registry: Registry, folder: Path) -> None:
     bring_back(folder, lambda: registry.set_state("ana", DISABLED))
-    with pytest.raises(AccountError, match=r"its number is \d+, and this host has had number \d+"):
+    with pytest.raises(AccountError, match=r"its number is \d+, but this host has seen number \d+"):
         Registry(folder, authority.load(folder)).find("ana")
 
 
@@ -187,7 +187,7 @@ def test_an_empty_file_is_a_new_registry_or_one_that_is_gone(folder: Path) -> No
     registry.add("ana")
     registry.close()
     (folder / FILE).write_bytes(b"")
-    with pytest.raises(AccountError, match="is gone, and this host has had number 2"):
+    with pytest.raises(AccountError, match="is missing, but this host has seen number 2"):
         Registry(folder, authority.load(folder))
 
 
@@ -196,13 +196,13 @@ def test_an_empty_file_is_a_new_registry_or_one_that_is_gone(folder: Path) -> No
     [
         (lambda r: r.add("Ana"), "no name of an account"),
         (lambda r: r.add("../ana"), "no name of an account"),
-        (lambda r: r.add("ana"), "there is an account 'ana' already"),
-        (lambda r: r.add("bob", role="admin"), "no role is called 'admin'"),
+        (lambda r: r.add("ana"), "account 'ana' already exists"),
+        (lambda r: r.add("bob", role="admin"), "unknown role 'admin'"),
         (lambda r: r.add("bob", password="short"), "too weak"),
         (lambda r: r.add("bob", password="a" * 40), "too weak"),
-        (lambda r: r.find("anna"), "no account is called 'anna'"),
+        (lambda r: r.find("anna"), "unknown account 'anna'"),
         (lambda r: r.set_password("ana", "a" * 2000), "too weak"),
-        (lambda r: r.make_secret("bob", TOKEN, 1), "no account is called 'bob'"),
+        (lambda r: r.make_secret("bob", TOKEN, 1), "unknown account 'bob'"),
     ],
 )
 def test_what_is_wrong_changes_nothing(act: Callable[[Registry], object], said: str, registry: Registry) -> None:

@@ -214,7 +214,7 @@ def test_two_services_of_one_registry_give_no_more_than_the_quota(site: Site) ->
     errors = at_once(site.desk.folder, *(partial(d.log_in, w) for d, w in zip([site.desk, other], wanted, strict=True)))
     other.registry.close()
     assert len(site.desk.registry.certificates("bob")) == 1
-    assert [each.what for each in errors] == ["the account may have 1 at a time, and would have 2"]
+    assert [each.what for each in errors] == ["the account may have 1 at a time, but would have 2"]
 
 
 def test_an_account_that_is_disabled_during_its_login_has_nothing(site: Site) -> None:
@@ -368,7 +368,7 @@ def test_a_service_that_is_somebody_else_learns_no_password(site: Site, tmp_path
             thread = threading.Thread(target=accept)
             thread.start()
             asked = Asked("ana", PASSWORD, GOOD, [])
-            with pytest.raises(AccountError, match="does not prove that it is gpu/operator-0"):
+            with pytest.raises(AccountError, match="did not prove that it is gpu/operator-0"):
                 replace(site, port=listening.getsockname()[1]).service.log_in(asked)
             thread.join(10)
     assert heard == [b"", b""]
@@ -386,11 +386,11 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, good until ")
     assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
     assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
-    assert "gpu-worker-0.pem is of account ana, and this is a login of bob" in capsys.readouterr().err
+    assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err
     secret.chmod(0o644)
     assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by others" in capsys.readouterr().err
     assert main([*given, "--token-file", str(tmp_path / "gone")]) == 1
-    assert "--token-file FILE: the file in which you keep the token" in capsys.readouterr().err
+    assert "--token-file FILE: the file that contains the token" in capsys.readouterr().err
 
 
 def test_a_login_that_is_kept_renews_and_brings_the_deny_lists(site: Site, tmp_path: Path) -> None:
@@ -434,4 +434,4 @@ def test_a_service_that_is_away_is_waited_for(site: Site, tmp_path: Path, capsys
         port = taken.getsockname()[1]
     login, left = Login(given, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
     assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(left), files.now) == DONE
-    assert capsys.readouterr().err.count("it goes on with what there is") == 1
+    assert capsys.readouterr().err.count("continuing with the existing files") == 1

@@ -123,7 +123,7 @@ WRONG: list[tuple[str, tuple[str, ...], int, str]] = [
     (FIT, ("--micro-batch", "many"), arguments.USAGE, "takes a number"),
     (FIT, ("--clusters", "gpu,gpu"), arguments.USAGE, "has one twice"),
     (FIT, ("--memory", "1MB"), arguments.FAILED, "no plan fits: "),
-    (MODEL, (), arguments.NOTHING, "made no step, so there is nothing to plan"),
+    (MODEL, (), arguments.NOTHING, "ran no step, so there is nothing to plan"),
     (MODEL + "raise KeyError(3)", (), arguments.FAILED, "raised KeyError before its first step\n"),
 ]
 
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_said(text: str, words: tuple[str, ...], status: int, s
     assert shown.status == status and said in shown.err
 
 
-@pytest.mark.parametrize(("words", "said"), [([], "which script?"), (["plan.json"], "is not a script")])
+@pytest.mark.parametrize(("words", "said"), [([], "missing script"), (["plan.json"], "is not a script")])
 def test_a_script_is_wanted(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         plan.main(words)

@@ -106,8 +106,8 @@ def test_a_signal_between_two_starts_ends_the_command(script: Callable[[str], st
         process.communicate(timeout=SOON)
     assert process.returncode == arguments.LEFT
     assert err.splitlines() == [
-        "whale-nebula: SIGTERM: no other start",
-        "whale-nebula: no worker was running, and none is started again; the run can be started again",
+        "whale-nebula: SIGTERM: no restart",
+        "whale-nebula: no worker was running, and none is restarted; the run can be started again",
     ]
 
 

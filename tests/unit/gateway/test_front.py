@@ -250,7 +250,7 @@ def test_a_service_that_is_another_one_learns_nothing(place: Place) -> None:
     place.made.gateways["gpu"]._listener._front._services[LOGIN] = socket_path(site.services, DATA, "gpu")  # type: ignore
     with pytest.raises(AccountError) as refused:
         place.log_in()
-    assert "is another service of gpu" in str(refused.value) and place.logins() == []
+    assert "is a different service of gpu" in str(refused.value) and place.logins() == []
 
 
 # ---------------------------------------------------------------------- who it is, how many, how long
@@ -338,7 +338,7 @@ def test_commands_that_are_ended_and_started_again(
 
         def begin() -> subprocess.Popen[bytes]:
             process = stack.enter_context(started(site))
-            assert "logins and data go to the services in " in listens(process)
+            assert "logins and data are forwarded to the services in " in listens(process)
             return process
 
         gateway = begin()

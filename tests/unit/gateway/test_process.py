@@ -154,13 +154,13 @@ class TestTheCommand:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=SOON)
         first = err.decode().splitlines()[0]
-        assert "WARNING: private keys of others lie in" in first and "(ca.key, gpu-worker-0.key)" in first
+        assert "contains private keys of others" in first and "(ca.key, gpu-worker-0.key)" in first
 
     @pytest.mark.parametrize(
         ("words", "text", "code", "why"),
         [
             (["--cluster", "tpu"], CONFIG, arguments.CONFIG, "no cluster 'tpu'"),
-            (["--cluster", "npu"], CONFIG, arguments.CONFIG, "names no gateway"),
+            (["--cluster", "npu"], CONFIG, arguments.CONFIG, "has no gateway"),
             (["--cluster", "gpu", "--listen", "7100"], CONFIG, arguments.CONFIG, "'7100' is not an address"),
             (["--cluster", "gpu"], CONFIG.replace("true", "false"), arguments.CONFIG, "cannot be read"),
             (["--cluster", "gpu", "--listen", "192.0.2.1:7100"], CONFIG, arguments.FAILED, "cannot listen on"),
@@ -189,7 +189,7 @@ class TestALauncher:
             assert process.stdin is not None
             process.stdin.close()
             assert process.wait(SOON) == arguments.DONE
-        assert written(tmp_path / "audit.jsonl")[-1]["reason"] == "its launcher has ended it"
+        assert written(tmp_path / "audit.jsonl")[-1]["reason"] == "stopped by its launcher"
 
     def test_brings_all_gateways_of_a_config_to_this_machine(self, tmp_path: Path) -> None:
         config = load(

@@ -106,7 +106,7 @@ def test_what_cannot_be_is_refused_when_the_run_starts() -> None:
         Sizes(config, everything(config, [], lambda host: True))
     with pytest.raises(NotYetError, match="several launchers"):
         by_launcher_of("npu/1")
-    with pytest.raises(ConfigError, match="every cluster may leave"):
+    with pytest.raises(ConfigError, match="all clusters have min: 0"):
         by_launcher_of("gpu", gpu={"min": 0}, npu={"min": 0})
     for wrong, said in (({"tpu": {}}, "unknown cluster 'tpu'"), ({"npu": {"min": 3, "max": 2}}, "min: 3 is greater")):
         with pytest.raises(ConfigError, match=said):

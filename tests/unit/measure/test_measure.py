@@ -203,7 +203,7 @@ def measure_both(folder: Path, clusters: list[str], monkeypatch: pytest.MonkeyPa
 
 def test_both_ends_measure_their_line(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     path = measure_both(folder, ["gpu", "npu"], monkeypatch)
-    assert "measuring the line to npu" in capsys.readouterr().err
+    assert "measuring the link to npu" in capsys.readouterr().err
     assert (nb.clusters(path).between("gpu", "npu").rate_bytes_per_s or 0) > 1e5
     assert measure.main(["--config", str(path), "--cluster", "gpu"]) == arguments.DONE
     assert "the line to npu is known" in capsys.readouterr().err
