@@ -141,9 +141,9 @@ def test_certificates_say_what_the_account_may_use(site: Site) -> None:
 @pytest.mark.parametrize(
     ("scope", "wanted", "said"),
     [
-        (Scope("worker"), worker(1, role=OPERATOR), "not good for gpu/operator-1"),
-        (Scope(first=1, last=1), worker(0), "not good for gpu/0"),
-        (Scope("worker", 1, 1, 2.0), worker(1), "not good for certificates of 3 hours"),
+        (Scope("worker"), worker(1, role=OPERATOR), "not valid for gpu/operator-1"),
+        (Scope(first=1, last=1), worker(0), "not valid for gpu/0"),
+        (Scope("worker", 1, 1, 2.0), worker(1), "not valid for certificates of 3 hours"),
         (Scope("worker", 1, 1, 3.0), worker(1), ""),
     ],
     ids=["a role", "a number", "hours", "within"],
@@ -257,14 +257,14 @@ REFUSED: dict[str, Refusal] = {
     "too many in turn": (
         lambda s: s.ask(worker(0), worker(1)), {}, [worker(2)], AccountError, "may have 2 at a time"
     ),
-    "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "held by another account"),
+    "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "belongs to another account"),
     "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "has a certificate already"),
-    "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "a gateway it may not be"),
-    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "an operator it may not be"),
-    "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role .* is auditor"),
-    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer, and an auditor"),
+    "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
+    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "certificate of an operator"),
+    "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role auditor"),
+    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer .* of an auditor"),
     "an auditor by an owner": (
-        become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner, and an auditor"
+        become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
     ),
     "another owner's cluster": (lambda s: None, {}, [worker(0, "npu")], AccountError, "and not for npu"),
     "another run": (lambda s: None, {}, [worker(0, run="other")], AccountError, "and not of 'other'"),
@@ -383,7 +383,7 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert main([*given, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
     (folder / "ca.pem").write_bytes(site.ca)
     assert main([*given, "--token-file", str(secret), "--count", "2"]) == 0
-    assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, good until ")
+    assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, valid until ")
     assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
     assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
     assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_a_step_with_scopes_is_planned_as_they_say(call: Call) -> None:
 WRONG: list[tuple[str, tuple[str, ...], int, str]] = [
     (FIT, ("--memory", "16Gi"), arguments.USAGE, "did you mean '16GiB'?"),
     (FIT, ("--micro-batch", "0"), arguments.USAGE, "micro_batch=0 is not a valid count"),
-    (FIT, ("--micro-batch", "many"), arguments.USAGE, "takes a number"),
+    (FIT, ("--micro-batch", "many"), arguments.USAGE, "needs a number"),
     (FIT, ("--clusters", "gpu,gpu"), arguments.USAGE, "has one twice"),
     (FIT, ("--memory", "1MB"), arguments.FAILED, "no plan fits: "),
     (MODEL, (), arguments.NOTHING, "ran no step, so there is nothing to plan"),

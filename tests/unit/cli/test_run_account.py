@@ -50,7 +50,7 @@ def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.Capture
     said = [(each["action"], each["decision"]) for each in log if each["action"].endswith("run")]
     assert said == [("start run", "allow"), ("end run", ""), ("start run", "allow"), ("end run", "deny")]
     assert [each["reason"] for each in log if each["action"] == "end run"][1].startswith(
-        "account ana of gpu may have 200 MiB"
+        "account ana of gpu is limited to 200 MiB"
     )
     (home / "much").write_bytes(b"a" * (1 << 20))
     certify(owner, "ana", tmp_path / "certs", allowance=Allowance(disk=1 << 20))
