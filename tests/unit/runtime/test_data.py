@@ -123,7 +123,7 @@ def test_a_fit_goes_on_to_the_bit(site: Site, config: dict[str, Any], tmp_path: 
         (lambda: nb.data("gpu://corpus", batch=8, seed=-1), OptionError, "below 0"),
         (lambda: nb.data("gpu://corpus", batch=8, purpose=3), OptionError, "no text"),
         (lambda: nb.data("gpux://corpus", batch=8), ConfigError, "does not say where"),
-        (lambda: nb.data("gpu://corpsu", batch=8), AccessError, "may not read|no dataset"),
+        (lambda: nb.data("gpu://corpsu", batch=8), AccessError, "may not read|unknown dataset"),
         (lambda: nb.data("gpu://corpus", batch=8, purpose="other"), AccessError, "may not read"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_config_that_is_wrong(data: Any, said: str) -> None:
 
 def test_a_folder_without_certificates(tmp_path: Path) -> None:
     nb.init({"data": {"gpu": {"at": "127.0.0.1:1", "folder": str(tmp_path)}}})
-    with pytest.raises(AccessError, match="no certificate of an account of gpu") as caught:
+    with pytest.raises(AccessError, match="missing certificate of an account of gpu") as caught:
         nb.data("gpu://corpus", batch=8)
     assert "whale-nebula login --cluster gpu" in caught.value.mend
     nb.shutdown()
