@@ -347,7 +347,7 @@ def test_commands_that_are_ended_and_started_again(
             accounts.kill()
             accounts.wait(SOON)
         assert main([*words, "--token-file", str(token)]) == FAILED
-        assert "its owner starts it: whale-nebula accounts serve" in capsys.readouterr().err
+        assert "its owner starts it with: whale-nebula accounts serve" in capsys.readouterr().err
         with (
             serving("accounts", certs, "--services", str(apart)) as accounts,
             serving("data", certs, "--services", str(apart)) as data,
@@ -388,9 +388,9 @@ def test_without_services_it_is_said(place: Place, files: dict[str, Files], tmp_
     with town(tmp_path / "empty", files) as made:
         made.start("gpu", services=tmp_path / "empty")
         other = Place(made, place.owner, tmp_path, int(made.sites["gpu"].listen.rpartition(":")[2]))
-        with pytest.raises(AccountError, match=r"the service of logins behind the gateway at .* is not there"):
+        with pytest.raises(AccountError, match=r"the service of logins behind the gateway at .* is not running"):
             other.log_in()
-        with pytest.raises(AccountError, match=r"the service of data behind the gateway at .* is not there"):
+        with pytest.raises(AccountError, match=r"the service of data behind the gateway at .* is not running"):
             other.read()
         until(lambda: other.refused("no service of logins takes it: No such file") and other.refused("of data"))
         held = made.gateways["gpu"]._listener._front

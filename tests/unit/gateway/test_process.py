@@ -117,7 +117,7 @@ class TestTheCommand:
             _, err = process.communicate(timeout=SOON)
         assert process.returncode == arguments.DONE
         assert line.startswith("whale-nebula: gateway of cluster gpu, run mt, listens on 127.0.0.1:")
-        assert "to npu (it dials us); trusts everybody" in line
+        assert "to npu (it connects to us); trusts everybody" in line
         assert err.decode().splitlines()[0].startswith("whale-nebula: INSECURE: TRUE.")
         log = written(tmp_path / "audit/gpu-gateway.jsonl")
         assert [each["action"] for each in log] == ["genesis", "listen", "end"]
@@ -160,7 +160,7 @@ class TestTheCommand:
         ("words", "text", "code", "why"),
         [
             (["--cluster", "tpu"], CONFIG, arguments.CONFIG, "no cluster 'tpu'"),
-            (["--cluster", "npu"], CONFIG, arguments.CONFIG, "has no gateway"),
+            (["--cluster", "npu"], CONFIG, arguments.CONFIG, "names no gateway"),
             (["--cluster", "gpu", "--listen", "7100"], CONFIG, arguments.CONFIG, "'7100' is not an address"),
             (["--cluster", "gpu"], CONFIG.replace("true", "false"), arguments.CONFIG, "cannot be read"),
             (["--cluster", "gpu", "--listen", "192.0.2.1:7100"], CONFIG, arguments.FAILED, "cannot listen on"),
@@ -242,7 +242,7 @@ def test_run_all_starts_the_gateways_too(tmp_path: Path) -> None:
         timeout=60.0,
     )
     assert done.returncode == arguments.DONE, done.stderr
-    assert "gpu/gateway and npu/gateway run here, too; their audit logs go with the run" in done.stderr
+    assert "gpu/gateway and npu/gateway run here, too; their audit logs are deleted after the run" in done.stderr
     said = sorted(done.stdout.splitlines())
     assert [line.partition(" behind ")[0] for line in said] == ["gpu/0 hears npu/0", "npu/0 hears gpu/0"]
     assert len({line.rpartition(":")[2] for line in said}) == 2

@@ -80,7 +80,7 @@ def test_a_real_run_fills_what_the_config_does_not_say(folder: Path, capsys: Cap
 def test_what_is_known_is_measured_again_only_if_asked(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "FULL", device.QUICK)
     assert measure.main([]) == arguments.DONE
-    assert f"kept in {cache_path()}" in capsys.readouterr().err
+    assert f"saved in {cache_path()}" in capsys.readouterr().err
     kept, why = read_kept()
     assert kept is not None and not why
     assert measure.main([]) == arguments.DONE
@@ -206,14 +206,14 @@ def test_both_ends_measure_their_line(folder: Path, capsys: Capture, monkeypatch
     assert "measuring the link to npu" in capsys.readouterr().err
     assert (nb.clusters(path).between("gpu", "npu").rate_bytes_per_s or 0) > 1e5
     assert measure.main(["--config", str(path), "--cluster", "gpu"]) == arguments.DONE
-    assert "the line to npu is known" in capsys.readouterr().err
+    assert "the rate of the link to npu is already known" in capsys.readouterr().err
 
 
 def test_a_line_without_its_other_end_is_left_out(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure_both(folder, ["gpu"], monkeypatch)
-    assert "the line to npu is not measured" in capsys.readouterr().err
+    assert "the link to npu is not measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
