@@ -62,7 +62,7 @@ def test_a_site_leaves_and_comes_back(tmp_path: Path, fewer: int | None) -> None
     with two_sites(
         tmp_path, {"gpu": "one", "npu": "two"}, {**asked, "by": "gpu/0", "waits": 12}, gateways=bool(fewer)
     ) as found:
-        assert found["npu"].wait() == EXIT_LEFT and "goes on with 1 in gpu, 0 in npu" in found["npu"].said
+        assert found["npu"].wait() == EXIT_LEFT and "continues with 1 in gpu, 0 in npu" in found["npu"].said
         found.start_again("npu")
         assert found.ended() == {"gpu": 0, "npu": 0}, [site.said for site in found.started.values()]
         began = check_history(found)
@@ -109,7 +109,7 @@ def test_a_cluster_goes_on_with_one_worker_less_then_the_run_without_it_and_then
     out, err = capfd.readouterr()
     found = told(out)
     began = [found[f"epoch {number}"] for number in range(4)]
-    assert [count for _, count in began] == [2, 1, 0, 2] and "goes on with 1 in gpu, 1 in npu, as epoch 1" in err
+    assert [count for _, count in began] == [2, 1, 0, 2] and "continues with 1 in gpu, 1 in npu, as epoch 1" in err
     steps = [step[0] if step else 0 for step, _ in began]  # every step that was taken was kept
     assert steps[0] == 0 and 6 <= steps[1] <= 8 and 9 <= steps[2] <= 11 and 13 <= steps[3] <= 15
     assert found["homes 2"] == {"gpu": "gpu", "npu": "gpu"}

@@ -84,7 +84,7 @@ def test_what_is_known_is_measured_again_only_if_asked(capsys: Capture, monkeypa
     kept, why = read_kept()
     assert kept is not None and not why
     assert measure.main([]) == arguments.DONE
-    assert "--again measures it anew" in capsys.readouterr().err
+    assert "--again measures it again" in capsys.readouterr().err
     assert read_kept() == (kept, "")
     assert nb.clusters().codecs == kept.codecs
     noisy = {name: replace(each, spread=0.1 if name != "codecs.int8" else 1.4) for name, each in kept.sources.items()}
