@@ -136,7 +136,9 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
     path = words.script or ""
     if not Path(path).is_file():
         mend = "whale-nebula approve path/to/train.py"
-        return print_error(PlanError(f"file {path!r} does not exist", mend=mend), as_json=given.json, code=exits.NO_FILE)
+        return print_error(
+            PlanError(f"file {path!r} does not exist", mend=mend), as_json=given.json, code=exits.NO_FILE
+        )
     config, folder, approvals = _places(given)
     signs = None if given.dry else _load_signer(folder, config, days)
     planned = _plan_script if given.dry else _plan_apart

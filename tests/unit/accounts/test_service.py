@@ -260,9 +260,9 @@ REFUSED: dict[str, Refusal] = {
     "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "belongs to another account"),
     "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "has a certificate already"),
     "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
-    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "certificate of an operator"),
+    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "of an operator"),
     "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role auditor"),
-    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer .* of an auditor"),
+    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
     "an auditor by an owner": (
         become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
     ),

@@ -22,7 +22,7 @@ WRONG: dict[str, tuple[Sequence[str], int, str]] = {
     "a service that is not a host": (
         ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "is unreachable"
     ),
-    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "not a certificate"),
+    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "not a cert"),
     "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "not a certificate"),
     "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
 }  # fmt: skip

@@ -39,9 +39,7 @@ def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.Capture
     home = tmp_path / "accounts/gpu/ana"
     assert run(tmp_path, mib=1, long=0) == arguments.DONE
     told = capfd.readouterr().err
-    assert (
-        f"account ana of gpu: folder {home}; limits on this host: memory 200 MiB, cpus 1, disk 1 GiB" in told
-    )
+    assert f"account ana of gpu: folder {home}; limits on this host: memory 200 MiB, cpus 1, disk 1 GiB" in told
     assert "not isolated: memory: checked four times a second; cpus: not limited" in told
     assert (home / "note").read_text() == "gpu/0 ana" and (home / "note").stat().st_mode & 0o777 == 0o600
     assert run(tmp_path, mib=400, long=300) == 137  # and three restarts would not help

@@ -132,7 +132,11 @@ BAD: list[tuple[Any, str, str]] = [
     ({"clusters": {"gpu": {"workers": ["fd00::7:7101"]}}}, "clusters.gpu.workers[0]", "is not an address"),
     ({"clusters": {"gpu": "h:1"}}, "clusters.gpu", "clusters.gpu: {workers: ...}"),
     ({"clusters": {"gpu": {"workers": [7101]}}}, "clusters.gpu.workers[0]", "workers[0]: {address: ...}"),
-    ({"clusters": {"gpu": {"workers": [{"device": "/GPU:0"}]}}}, "clusters.gpu.workers[0].address", "is not an address"),
+    (
+        {"clusters": {"gpu": {"workers": [{"device": "/GPU:0"}]}}},
+        "clusters.gpu.workers[0].address",
+        "is not an address",
+    ),
     (
         {"clusters": {"gpu": {"workers": [{"address": "h:1", "sped": 2}]}}},
         "clusters.gpu.workers[0].sped",

@@ -49,7 +49,11 @@ class TestTheFile:
 
 class TestWhatItMeansForTheConfig:
     def test_a_config_that_is_right_stays(self) -> None:
-        assert advise(FOUND, Line(60e6, 0.02)) == (True, "the config has 60mbit, 20ms, which matches the measurement", "")
+        assert advise(FOUND, Line(60e6, 0.02)) == (
+            True,
+            "the config has 60mbit, 20ms, which matches the measurement",
+            "",
+        )
         assert "a faster link would not show" in advise(replace(FOUND, path=THROUGH), Line(60e6, 0.02)).why
 
     @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_several_starts_do_not_get_more_and_the_latest_ends(tmp_path: Path) -> N
         assert "is limited to 300 MiB of memory per host, and its workers use 4" in latest.find_excess([other.pid])
         first._next_scan = 0.0
         said = [first.find_excess([one.pid]) for _ in range(10)]
-        assert said[:8] == [""] * 8 and "limited to 300 MiB" in said[-1]  # the latest one may be stopped, and end nothing
+        assert said[:8] == [""] * 8 and "limited to 300 MiB" in said[-1]  # the latest may be stopped, and end nothing
         latest.close()
         first._next_scan = 0.0
         assert first.find_excess([one.pid]) == ""
