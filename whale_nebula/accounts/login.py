@@ -38,12 +38,12 @@ class Asked(NamedTuple):
     password: str | None = None
 
     @classmethod
-    def parse(cls, said: Any) -> Asked:
+    def parse(cls, message: Any) -> Asked:
         """Parse a message; an invalid one is refused before anything is looked up."""
-        if not isinstance(said, dict) or not said.keys() <= set(cls._fields):
+        if not isinstance(message, dict) or not message.keys() <= set(cls._fields):
             raise AccountError("this is not a login request", mend=f"send an object with {', '.join(cls._fields)}")
-        texts = [said.get(name) for name in ("account", "kind", "secret")]
-        requests, hours, password = said.get("requests"), said.get("hours", HOURS), said.get("password")
+        texts = [message.get(name) for name in ("account", "kind", "secret")]
+        requests, hours, password = message.get("requests"), message.get("hours", HOURS), message.get("password")
         right = all(isinstance(each, str) and len(each) <= _LONGEST for each in (*texts, password or ""))
         right = right and isinstance(requests, list) and len(requests) <= MOST_REQUESTS
         right = right and all(isinstance(each, str) and len(each) <= _LONGEST for each in requests or ())

@@ -42,10 +42,10 @@ class Scope:
     @classmethod
     def decode(cls, text: bytes | str) -> Scope:
         """Parse the text form; raises `ValueError` for anything else, as an unknown bound must not be ignored."""
-        said = json.loads(text)
-        if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
+        fields = json.loads(text)
+        if not isinstance(fields, Mapping) or not fields.keys() <= set(cls.__slots__):
             raise ValueError("unknown scope of a token")
-        return cls(**said)
+        return cls(**fields)
 
     def check(self, identity: Identity, hours: float) -> None:
         """Refuse a certificate outside the scope."""

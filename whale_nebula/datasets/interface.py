@@ -97,8 +97,8 @@ def read_interface(path: Path) -> Interface:
 def parse_interface(place: Place) -> Interface:
     """Parse the interface in these values.
 
-    >>> said = {"name": "a", "source": {"text": "../b"}, "schema": {"x": {"dtype": "int8"}}, "expires": "2027-01-01"}
-    >>> parse_interface(Place(said))
+    >>> values = {"name": "a", "source": {"text": "../b"}, "schema": {"x": {"dtype": "int8"}}, "expires": "2027-01-01"}
+    >>> parse_interface(Place(values))
     Traceback (most recent call last):
     ...
     whale_nebula.errors.ConfigError: NB-500 '../b' leaves the folder of the interface (source.text)

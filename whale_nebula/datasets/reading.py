@@ -121,13 +121,13 @@ class Remote:
     def list_datasets(self) -> list[dict[str, Any]]:
         """The datasets to which access may be requested."""
         with self._open() as line:
-            found = line.ask({"ask": "list"}).said.get("datasets")
+            found = line.ask({"ask": "list"}).message.get("datasets")
             return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def request(self, name: str, purpose: str) -> str:
         """Request access to a dataset; returns the number of the request."""
         with self._open() as line:
-            return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).said.get("number"))
+            return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).message.get("number"))
 
     def fetch_report(self, period: Period) -> tuple[Report, list[Log]]:
         """Request the report of the reads of the owner's data in a period: for auditors."""
@@ -165,7 +165,7 @@ class Remote:
             for first in range(wish.first, wish.last, wish.batch):
                 rows = min(wish.batch, wish.last - first)
                 frame = line.take(BATCH, min(most_bytes(about.schema, rows), MOST_BYTES))
-                if (frame.said.get("first"), frame.said.get("rows")) != (first, rows):
+                if (frame.message.get("first"), frame.message.get("rows")) != (first, rows):
                     raise AccessError("the service sent different rows than requested", where=self._where)
                 try:
                     yield decode_columns(about.schema, rows, frame.data), first + rows
@@ -174,33 +174,33 @@ class Remote:
                     raise AccessError(
                         "the service sent rows that do not match the schema", where=self._where, why=why
                     ) from None
-            self._keep_head(line.take(END).said.get("head"))
+            self._keep_head(line.take(END).message.get("head"))
 
-    def _keep_head(self, said: object) -> None:
+    def _keep_head(self, message: object) -> None:
         """Store the signed head of the service's log next to the certificate, and report a log that was rolled back."""
         path = self.paths.cert.parent / f"data-{self.identity.cluster}.heads.jsonl"
-        if not isinstance(said, dict):
+        if not isinstance(message, dict):
             return
         try:
             known = files.read(self.paths.ca, "the authority's certificate")
             trust = Trust(files.certificates(known, str(self.paths.ca)))
-            KeptHeads(path, trust).keep(Head.from_dict(said), self._service)
+            KeptHeads(path, trust).keep(Head.from_dict(message), self._service)
         except AuditError as error:
             warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
             warnings.warn_explicit(warning, NebulaWarning, str(path), 0)
 
     def _begin(self, line: _Line, wish: Wish, edition: str) -> About:
         reader = self.reader
-        said = line.ask({
+        message = line.ask({
             "ask": "read", "dataset": wish.dataset, "seed": wish.seed, "number": wish.number, "first": wish.first,
             "last": wish.last, "batch": wish.batch, "edition": edition, "run": reader.run, "program": reader.program,
             "purpose": reader.purpose, "versions": reader.versions,
-        }).said  # fmt: skip
+        }).message  # fmt: skip
         try:
-            count, found = said["count"], str(said["edition"])[:64]
+            count, found = message["count"], str(message["edition"])[:64]
             if type(count) is not int or not 0 <= count < 1 << 63:
                 raise ValueError("a count")
-            return About(read_schema(said["schema"]), count, found)
+            return About(read_schema(message["schema"]), count, found)
         except (ValueError, TypeError, KeyError):
             raise AccessError("the service sent an invalid answer", where=self._where) from None
 
@@ -260,19 +260,19 @@ class _Line:
     @classmethod
     def begin(cls, secured: ssl.SSLSocket) -> _Line:
         line = cls(secured, "")
-        line._nonce = str(line.take(HELLO).said.get("nonce"))
+        line._nonce = str(line.take(HELLO).message.get("nonce"))
         secured.settimeout(600.0)
         return line
 
-    def ask(self, said: dict[str, Any], most_data: int = 0) -> Frame:
+    def ask(self, message: dict[str, Any], most_data: int = 0) -> Frame:
         self._number += 1
-        write_frame(self._secured, ASK, {**said, "nonce": self._nonce, "request": self._number})
+        write_frame(self._secured, ASK, {**message, "nonce": self._nonce, "request": self._number})
         return self.take(ANSWER, most_data)
 
     def take(self, kind: int, most_data: int = 0) -> Frame:
         frame = read_frame(self._secured, most_data, MOST_JSON << 4)
         if frame.kind == REFUSED:
-            what, why, mend = (str(frame.said.get(part, ""))[:1000] for part in ("what", "why", "mend"))
+            what, why, mend = (str(frame.message.get(part, ""))[:1000] for part in ("what", "why", "mend"))
             raise AccessError(what or "the service refused the request", why=why, mend=mend or None)
         if frame.kind != kind:
             raise AccessError(f"the service sent a frame of kind {frame.kind} instead of {kind}")

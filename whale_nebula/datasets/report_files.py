@@ -107,12 +107,12 @@ def encode_report(report: Report, logs: Sequence[Log]) -> dict[str, Any]:
     }
 
 
-def decode_report(said: Mapping[str, Any]) -> tuple[Report, list[Log]]:
+def decode_report(fields: Mapping[str, Any]) -> tuple[Report, list[Log]]:
     """The report in a JSON object; raises `ValueError` for anything else. It has no records of logs."""
     try:
-        period = Period(parse_moment(str(said["since"]), "since"), parse_moment(str(said["until"]), "until"))
-        reads, refusals = [Read(**each) for each in said["reads"]], [Refusal(**each) for each in said["refusals"]]
-        logs = [Log(str(path), int(count), said["signed"][path]) for path, count in said["logs"].items()]
-        return Report(period, reads, refusals, [dict(each) for each in said["events"]], ()), logs
+        period = Period(parse_moment(str(fields["since"]), "since"), parse_moment(str(fields["until"]), "until"))
+        reads, refusals = [Read(**each) for each in fields["reads"]], [Refusal(**each) for each in fields["refusals"]]
+        logs = [Log(str(path), int(count), fields["signed"][path]) for path, count in fields["logs"].items()]
+        return Report(period, reads, refusals, [dict(each) for each in fields["events"]], ()), logs
     except (AuditError, KeyError, TypeError, ValueError, AttributeError):
         raise ValueError("not a report of accesses") from None

@@ -148,10 +148,10 @@ def write_schema(schema: Schema) -> list[list[Any]]:
     return [[each.name, each.dtype, list(each.shape)] for each in schema]
 
 
-def read_schema(said: Any) -> Schema:
+def read_schema(message: Any) -> Schema:
     """Parse the schema in a message; `ValueError` if it is invalid."""
     found = []
-    for row in said if isinstance(said, Sequence) else ():
+    for row in message if isinstance(message, Sequence) else ():
         name, dtype, shape = row
         right = isinstance(name, str) and dtype in DTYPES and isinstance(shape, list) and len(shape) <= 8
         if not right or not all(type(axis) is int and 0 < axis < 1 << 31 for axis in shape):
@@ -173,13 +173,13 @@ class Frame(NamedTuple):
     """A frame: its kind, its JSON, and its bytes."""
 
     kind: int
-    said: dict[str, Any]
+    message: dict[str, Any]
     data: memoryview
 
 
-def write_frame(line: ssl.SSLSocket, kind: int, said: dict[str, Any], parts: Sequence[memoryview] = ()) -> None:
+def write_frame(line: ssl.SSLSocket, kind: int, message: dict[str, Any], parts: Sequence[memoryview] = ()) -> None:
     """Send a frame."""
-    text = json.dumps(said).encode()
+    text = json.dumps(message).encode()
     line.sendall(_HEADER.pack(_MAGIC, kind, len(text), sum(part.nbytes for part in parts)) + text)
     for part in parts:
         line.sendall(part)
@@ -195,12 +195,12 @@ def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JS
             mend="run the same version of this library at both ends",
         )
     try:
-        said = json.loads(bytes(_read(line, text)))
+        message = json.loads(bytes(_read(line, text)))
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        message = None
+    if not isinstance(message, dict):
         raise AccessError("the other end of this data connection sent text that is not a JSON object")
-    return Frame(kind, said, _read(line, data))
+    return Frame(kind, message, _read(line, data))
 
 
 def _read(line: ssl.SSLSocket, size: int) -> memoryview:

@@ -140,23 +140,23 @@ class Advice(NamedTuple):
     write: str = ""
 
 
-def advise(found: LineFound, said: Line) -> Advice:
+def advise(found: LineFound, line: Line) -> Advice:
     """Compare a measurement between two clusters with the config.
 
     A rate in the config also paces the gateways, so a faster link cannot be measured through them. A correct value is
     left unchanged: a measured rate is slightly lower, so copying it each time would lower it repeatedly.
     """
-    why, rate, delay = [], str(Line(said.rate)), str(Line(delay=said.delay))
-    near = said.rate is not None and abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate
-    if said.rate is None or not (near or _is_paced(found, said.rate)):
-        configured, rate = rate if said.rate is not None else "no rate", rate_text(found.bits)
+    why, rate, delay = [], str(Line(line.rate)), str(Line(delay=line.delay))
+    near = line.rate is not None and abs(found.bits - line.rate) <= _RATE_TOLERANCE * line.rate
+    if line.rate is None or not (near or _is_paced(found, line.rate)):
+        configured, rate = rate if line.rate is not None else "no rate", rate_text(found.bits)
         why.append(f"the config has {configured}, but the measured rate is {rate}")
-    if abs(found.delay - said.delay) > max(_DELAY_SLACK, _DELAY_TOLERANCE * said.delay):
-        configured, delay = delay if said.delay else "no delay", delay_text(found.delay)
+    if abs(found.delay - line.delay) > max(_DELAY_SLACK, _DELAY_TOLERANCE * line.delay):
+        configured, delay = delay if line.delay else "no delay", delay_text(found.delay)
         why.append(f"the config has {configured}, but the measured delay is {delay}")
     if not why:
         paced = "; a faster link would not show, because the gateways limit the rate" if found.path == THROUGH else ""
-        return Advice(True, f"the config has {said}, which matches the measurement{paced}")
+        return Advice(True, f"the config has {line}, which matches the measurement{paced}")
     delay = delay if delay != str(Line()) else delay_text(found.delay)
     a, b = found.clusters
     return Advice(False, "; ".join(why), f"links: [{{between: [{a}, {b}], rate: {rate}, delay: {delay}}}]")

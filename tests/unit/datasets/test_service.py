@@ -83,7 +83,7 @@ def test_a_line_that_breaks_is_made_again(site: Site, monkeypatch: pytest.Monkey
 
     def break_once(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JSON) -> Any:
         found = plain(line, most_data, most_json)
-        if found.said.get("first") == 40 and not broken:
+        if found.message.get("first") == 40 and not broken:
             broken.append(line.shutdown(socket.SHUT_RDWR))
             raise EOFError
         return found
@@ -264,7 +264,7 @@ def test_attack_a_request_that_is_made_again(site: Site) -> None:
             write_frame(line._secured, ASK, said)
             found = read_frame(line._secured, 0)
             assert found.kind == kind
-    assert "was replayed" in found.said["what"] and refused(site, "was replayed")
+    assert "was replayed" in found.message["what"] and refused(site, "was replayed")
     with remote._open() as line:
         write_frame(line._secured, ASK, said)
         assert read_frame(line._secured, 0).kind == REFUSED
