@@ -1,4 +1,4 @@
-"""Comparison of training runs whose boundaries cross differently: a table, losses by time, bytes."""
+"""Comparison of training runs with different codecs: a table, a plot of losses by time, and bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whale_nebula.models.text import Score
 
 @dataclass
 class Ran:
-    """The result of a training run: losses by seconds, seconds of a step, bytes in each direction, and scores."""
+    """The result of a training run: losses by time, seconds per step, links with their bytes, and the score."""
 
     losses: list[tuple[float, float]]
     step: float
@@ -28,13 +28,13 @@ class Ran:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a step on the line, in both directions."""
+        """Bytes that a step sends over the link, in both directions."""
         return sum(link.bytes for link in self.links.values())
 
 
 class Clock(keras.callbacks.Callback):
-    """Callback that records the loss by time, and the seconds of each step. The first is traced and planned, and does
-    not count.
+    """Callback that records the loss by time, and the seconds of each step. The first step, which is traced and
+    planned, is not counted.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Clock(keras.callbacks.Callback):
         self.losses.append((time.monotonic() - self.began, float(logs["loss"])))
 
     def ran(self, report: nb.Report) -> Ran:
-        """The results with the report of the last step, which includes the other processes, if there are several."""
+        """Create the result, with the last step's report, which includes the other processes, if there are several."""
         links = {**report.elsewhere.links, **report.links}
         return Ran(self.losses, median(self.steps[1:]), dict(sorted(links.items())))
 
@@ -68,10 +68,10 @@ def compare(runs: Mapping[str, Ran], title: str, folder: Path, console: Console)
 
 
 def table(runs: Mapping[str, Ran], title: str) -> Table:
-    """A line for each run, with its compression ratio relative to the first."""
+    """A row for each run, with its speed-up and its compression ratio relative to the first."""
     made = Table(title=title)
-    for column in ("crosses as", "s a step", "faster", "kB a step", "fewer", "loss", "BLEU"):
-        made.add_column(column, justify="left" if column == "crosses as" else "right")
+    for column in ("codec", "s per step", "speed-up", "kB per step", "compression", "loss", "BLEU"):
+        made.add_column(column, justify="left" if column == "codec" else "right")
     first = next(iter(runs.values()))
     for name, ran in runs.items():
         faster, fewer = f"{first.step / ran.step:.1f} x", f"{first.bytes / ran.bytes:.1f} x" if ran.bytes else ""
@@ -79,7 +79,7 @@ def table(runs: Mapping[str, Ran], title: str) -> Table:
         loss = f"{ran.losses[-1][1]:.3f}"
         made.add_row(name, f"{ran.step:.3f}", faster, f"{ran.bytes / 1e3:.0f}", fewer, loss, score)
     if any(ran.step > first.step for ran in runs.values()):
-        made.caption = "below 1.0 x: here and now encoding takes longer than it saves on the line"
+        made.caption = "below 1.0 x: on this machine encoding takes longer than it saves on the link"
     return made
 
 
@@ -99,7 +99,7 @@ def draw(runs: Mapping[str, Ran], title: str, folder: Path) -> Path:
         right.bar_label(bars, fmt="%.0f", padding=3)
     left.set(xlabel="seconds", ylabel="loss", title="loss by time")
     left.legend()
-    right.set(ylabel="kB a step", title="what crosses", xticks=range(len(ways)), xticklabels=ways)
+    right.set(ylabel="kB per step", title="bytes sent", xticks=range(len(ways)), xticklabels=ways)
     right.margins(y=0.15)
     right.legend()
     figure.suptitle(title)

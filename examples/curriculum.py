@@ -3,6 +3,7 @@
     python examples/curriculum.py                     # two clusters in this process, over an emulated line
     python examples/curriculum.py --without           # full rows from the first step on, to compare
     python examples/curriculum.py --pace root         # rows grow faster at first; --mode pack keeps all tokens
+    python examples/curriculum.py --micro-batches auto    # the planner chooses their number for each length
     whale-nebula run --all --clusters gpu,npu examples/curriculum.py     # a process for each cluster, mutual TLS
 
 The learning rate is a function of tokens, so it decays as with full rows. Both variants are compared by the loss on
@@ -33,7 +34,7 @@ class Looks(keras.callbacks.Callback):
 
     def __init__(self, curriculum: Curriculum) -> None:
         super().__init__()
-        self.steps: dict[int, list[tuple[float, int]]] = {}
+        self.steps: dict[int, list[tuple[float, int, int]]] = {}
         self._curriculum, self._seen = curriculum, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -42,15 +43,15 @@ class Looks(keras.callbacks.Callback):
         crossed = sum(link.bytes for link in report.links.values())
         if length not in self.steps and nb.here().lead:
             console.print(f"step {self._seen}: rows of {length}, mean loss so far {logs['loss']:.3f}")
-        self.steps.setdefault(length, []).append((report.step_seconds, crossed))
+        self.steps.setdefault(length, []).append((report.step_seconds, crossed, report.micro_batches))
         self._seen += 1
 
     def table(self) -> Table:
         """A row for each length; the first steps, which are traced, are not counted."""
-        table = Table("rows of", "steps", "seconds a step", "kB a step")
+        table = Table("rows of", "steps", "seconds a step", "kB a step", "micro-batches")
         for length, steps in self.steps.items():
-            seconds, crossed = np.median(steps, axis=0)
-            table.add_row(str(length), str(len(steps)), f"{seconds:.3f}", f"{crossed / 1e3:.0f}")
+            seconds, crossed, count = np.median(steps, axis=0)
+            table.add_row(str(length), str(len(steps)), f"{seconds:.3f}", f"{crossed / 1e3:.0f}", f"{count:.0f}")
         return table
 
 
@@ -71,12 +72,16 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=200, help="of the whole training")
     arguments.add_argument("--pace", choices=["linear", "root"], default="linear")
     arguments.add_argument("--mode", choices=["truncate", "pack"], default="truncate")
+    arguments.add_argument("--micro-batches", choices=[str(MICRO_BATCHES), "auto"], default=str(MICRO_BATCHES))
     arguments.add_argument("--without", action="store_true", help="full rows from the first step on")
     given = arguments.parse_args()
 
     start = given.end if given.without else given.start
     try:
-        curriculum = Curriculum(start, given.end, given.grow, step=16, pace=given.pace, mode=given.mode)
+        curriculum = Curriculum(
+            start, given.end, given.grow, step=16, pace=given.pace, mode=given.mode,
+            micro_batch="auto" if given.micro_batches == "auto" else None,
+        )  # fmt: skip
     except nb.errors.OptionError as error:
         arguments.error(error.what)
     nb.init(seed=1, links=LINE if attach() is None else None)
@@ -90,9 +95,9 @@ def main() -> None:
     x, y = rows_of(given.end)
     held = 2 * BATCH
     data = tf.data.Dataset.from_tensor_slices((x[held:], y[held:])).shuffle(len(x), seed=1)
-    data = data.batch(BATCH, drop_remainder=True).repeat().apply(curriculum)
+    data = data.batch(BATCH, drop_remainder=True).repeat()
     looks, began = Looks(curriculum), time.monotonic()
-    model.fit(data, steps_per_epoch=given.steps, verbose=0, callbacks=[looks])
+    model.fit(data, steps_per_epoch=given.steps, verbose=0, callbacks=[curriculum, looks])
     took = time.monotonic() - began
     found = model.evaluate(x[:held], y[:held], batch_size=BATCH, verbose=0)
     if nb.here().lead:

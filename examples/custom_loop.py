@@ -12,7 +12,7 @@ import whale_nebula as nb
 ROWS, BATCH, EPOCHS = 576, 64, 12
 keras.utils.set_random_seed(1)
 
-# Points on three arms of a spiral: which arm is it?
+# The task: on which of the three arms of a spiral is a point?
 random = np.random.default_rng(0)
 arms, along = np.arange(ROWS) % 3, random.random(ROWS)
 angle = 2.1 * arms + 4.0 * along + 0.1 * random.normal(size=ROWS)
@@ -25,7 +25,7 @@ slow, fast = keras.optimizers.SGD(0.2, momentum=0.9), keras.optimizers.Adam(1e-2
 accuracy = keras.metrics.SparseCategoricalAccuracy()
 
 
-@tf.function  # called inside a step, it is inlined: its scopes count
+@tf.function  # inlined when it is called inside a step, so its scopes apply
 def scores(x):
     with nb.stage(cluster="gpu"):
         hidden = encoder(x)

@@ -1,4 +1,4 @@
-"""Two clusters train one language model over a line of 60 Mbit/s and 20 ms, emulated in this process.
+"""Two clusters train one language model over a link of 60 Mbit/s and 20 ms, which is emulated in this process.
 
 The task: predict the next token of rows like 3 7 11 15 ... (modulo 32), whose stride must be inferred.
 """
@@ -20,7 +20,7 @@ console = Console(highlight=False)
 
 
 def progressions(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens with the next token of each; seeded, so that every run has the same."""
+    """Rows of tokens, with the next token of each; seeded, so that every run has the same rows."""
     random = np.random.default_rng(0)
     start, stride = random.integers(0, 32, (rows, 1)), random.integers(1, 9, (rows, 1))
     tokens = (start + stride * np.arange(SIZES.length + 1)) % SIZES.vocabulary
@@ -28,7 +28,7 @@ def progressions(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def language_model(*, cut: bool) -> keras.Model:
-    """The model with blocks 0 and 1 in cluster gpu and 2 and 3 in cluster npu; or without any scopes."""
+    """The model with blocks 0 and 1 in cluster gpu, and 2 and 3 in cluster npu; or without any scopes."""
     keras.utils.set_random_seed(1)
     if cut:
         with nb.cluster(), nb.pipeline(micro_batch=MICRO_BATCHES):
@@ -36,7 +36,7 @@ def language_model(*, cut: bool) -> keras.Model:
     else:
         model = transformer(SIZES)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(3e-3, epsilon=1e-5), loss)  # from here on nothing changes
+    model.compile(keras.optimizers.Adam(3e-3, epsilon=1e-5), loss)  # from here on it is plain Keras
     return model
 
 
@@ -47,10 +47,10 @@ def train(model: keras.Model) -> float:
 
 
 def shown(report: nb.Report) -> Table:
-    """The last step: computing, waiting, and bytes on the line."""
+    """A table of the last step: computation, waiting, and bytes on the link."""
     table = Table("", "", title=f"the last step, in {report.micro_batches} micro-batches", show_header=False)
     for name, stage in report.stages.items():
-        if stage.compute_seconds is not None:  # a single stage is one function with the rest of the step
+        if stage.compute_seconds is not None:  # not timed if there is only one stage
             table.add_row(f"stage {name}", f"computes {stage.compute_seconds:.3f} s, waits {stage.wait_seconds:.3f} s")
     for name, link in report.links.items():
         seconds = 8 * link.bytes / BITS_A_SECOND
@@ -61,18 +61,18 @@ def shown(report: nb.Report) -> Table:
 
 
 def main() -> int:
-    """Plan, train across the line, show a step, and train again uncut."""
+    """Plan, train over the link, show a step, and train again without scopes."""
     nb.init(links=LINE)
     model = language_model(cut=True)
 
-    console.rule("1. the plan: what runs where, and what crosses")
+    console.rule("1. the plan: what runs where, and what is sent")
     console.print(nb.plan(model, *progressions(BATCH)).to_text(), markup=False, soft_wrap=True)
 
-    console.rule(f"2. fit, across clusters gpu and npu and a line of {LINE}")
+    console.rule(f"2. fit, across clusters gpu and npu and a link of {LINE}")
     across = train(model)
     console.print(shown(nb.last_report()))
 
-    console.rule("3. fit, the same model without scopes: plain Keras, no line")
+    console.rule("3. fit, the same model without scopes: plain Keras, no link")
     uncut = train(language_model(cut=False))
 
     same = abs(across - uncut) <= 1e-3 * uncut

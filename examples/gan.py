@@ -1,6 +1,6 @@
 """A GAN in two clusters: the generator in one, the discriminator in the other, both trained in one step.
 
-The step uses two tapes, the second after the first one's update: the plan has two phases. Without the lines with `nb`,
+The step uses two tapes, the second one after the first update, so the plan has two phases. Without the lines with `nb`,
 and with `@tf.function` instead, this is plain TensorFlow with the same results.
 """
 
@@ -13,7 +13,7 @@ import whale_nebula as nb
 BATCH, STEPS, NOISE = 64, 150, 4
 keras.utils.set_random_seed(1)
 
-# Real data are points around a circle; the generator makes them of noise.
+# Real data are points around a circle; the generator creates points from noise.
 random = np.random.default_rng(0)
 angle = random.uniform(0.0, 2.0 * np.pi, (STEPS, BATCH))
 reals = np.stack([np.cos(angle), np.sin(angle)], axis=2) + 0.05 * random.normal(size=(STEPS, BATCH, 2))
@@ -36,7 +36,7 @@ def judged(points):
 
 
 def surprise(scores, real):
-    """The discriminator's loss if these are real (or not)."""
+    """The discriminator's loss for real (or generated) points."""
     return tf.reduce_mean(tf.nn.softplus(-scores if real else scores))
 
 
@@ -47,7 +47,7 @@ def step(real, noise, again):
             judge_loss = surprise(judged(real), True) + surprise(judged(made(noise)), False)
         gradients = tape.gradient(judge_loss, judge.trainable_variables)
         judges.apply_gradients(zip(gradients, judge.trainable_variables, strict=True))
-        with tf.GradientTape() as tape:  # the discriminator is updated already
+        with tf.GradientTape() as tape:  # the discriminator has been updated
             loss = surprise(judged(made(again)), True)
         gradients = tape.gradient(loss, generator.trainable_variables)
         makes.apply_gradients(zip(gradients, generator.trainable_variables, strict=True))
@@ -60,4 +60,4 @@ for number in range(STEPS):
     loss, judge_loss = step(*(part[number] for part in batches))
 with nb.gathered():
     radius = float(np.mean(np.linalg.norm(generator(batches[1][0]), axis=1)))
-print(f"loss {float(loss):.6f}, of the judge {float(judge_loss):.6f}, mean radius {radius:.3f}")
+print(f"loss {float(loss):.6f}, of the discriminator {float(judge_loss):.6f}, mean radius {radius:.3f}")

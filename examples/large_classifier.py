@@ -1,4 +1,4 @@
-"""Whale's second case: a small replicated body, and a large classifier that is sharded over all workers.
+"""A small replicated body, and a large classifier that is sharded over all workers (Whale's second case).
 
     python examples/large_classifier.py                                                        # in one process
     whale-nebula run --all --config examples/large_classifier.yaml examples/large_classifier.py     # two workers
@@ -14,10 +14,10 @@ import whale_nebula as nb
 ROWS, BATCH, CLASSES = 2048, 64, 5000
 nb.init(seed=1)
 
-# Each class is a point; a row is one of them, with some noise. The task is to classify rows.
+# Each class is a point, and a row is one of these points with noise. The task is to classify rows.
 random = np.random.default_rng(0)
 points = random.normal(size=(CLASSES, 32)).astype("float32")
-labels = random.integers(0, 200, ROWS)  # only some of the classes occur, so that a minute is enough
+labels = random.integers(0, 200, ROWS)  # only 200 of the classes occur, so that training takes less than a minute
 rows = points[labels] + 0.1 * random.normal(size=(ROWS, 32)).astype("float32")
 
 inputs = keras.Input((32,))

@@ -1,12 +1,12 @@
-"""Two clusters train one language model, and exchange their momenta at one bit a number.
+"""Two clusters train one language model, and exchange their momenta at one bit per number.
 
-    python examples/one_bit.py                       # two clusters in this process, over an emulated line
-    python examples/one_bit.py --warm-up 1000        # in float32 from the first step to the last, to compare
+    python examples/one_bit.py                       # two clusters in this process, over an emulated link
+    python examples/one_bit.py --warm-up 1000        # in float32 in all steps, for comparison
     python examples/one_bit.py --optimizer adam
     whale-nebula run --all --clusters gpu,npu examples/one_bit.py       # a process for each cluster, mutual TLS
 
 Each cluster has a copy of the model, and trains on its half of each batch. After each step their optimizers exchange
-momenta: uncompressed during warm-up, then as signs and one scale, with error feedback.
+momenta: uncompressed during the warm-up, then as signs and a scale, with error feedback.
 """
 
 import argparse
@@ -30,7 +30,7 @@ console = Console(highlight=False)
 
 
 class Looks(keras.callbacks.Callback):
-    """Callback that records the time and bytes of each step, and prints the progress."""
+    """Callback that records the time and bytes of each step, and prints progress."""
 
     def __init__(self, warm_up: int) -> None:
         super().__init__()
@@ -42,16 +42,14 @@ class Looks(keras.callbacks.Callback):
         report = nb.last_report()
         self.steps.append((report.step_seconds, sum(link.bytes for link in report.links.values())))
         if nb.here().lead and (batch % 20 == 0 or batch == self._warm_up):
-            console.print(
-                f"step {batch}: mean loss so far {logs['loss']:.3f}, {self.steps[-1][1] / 1e3:.0f} kB crossed"
-            )
+            console.print(f"step {batch}: mean loss so far {logs['loss']:.3f}, {self.steps[-1][1] / 1e3:.0f} kB sent")
 
     def table(self) -> Table:
-        """Steps of the warm-up and after it; the first ones, which are traced, do not count."""
-        table = Table("momenta cross", "steps", "seconds a step", "kB a step")
+        """Medians of the steps in the warm-up and after it."""
+        table = Table("momenta sent", "steps", "seconds per step", "kB per step")
         for name, steps in (
             ("in float32", self.steps[: self._warm_up]),
-            ("in a bit a number", self.steps[self._warm_up :]),
+            ("at one bit per number", self.steps[self._warm_up :]),
         ):
             if steps:
                 seconds, crossed = np.median(steps, axis=0)
@@ -60,7 +58,7 @@ class Looks(keras.callbacks.Callback):
 
 
 def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """A text of many sentences as rows of tokens, with the next token of each."""
+    """A generated text as rows of tokens, with the next token of each."""
     lines = text.monolingual("en", SENTENCES)
     ids = text.Tokenizer(text.learn_vocabulary(lines, SIZES.vocabulary)).encode(lines).flat_values.numpy()
     count = (len(ids) - 1) // length
@@ -70,8 +68,10 @@ def rows_of(length: int) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     """Train, and print the costs."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--steps", type=int, default=120, help="of the whole training")
-    arguments.add_argument("--warm-up", type=int, default=24, metavar="STEPS", help="with momenta in float32")
+    arguments.add_argument("--steps", type=int, default=120, help="training steps (%(default)s)")
+    arguments.add_argument(
+        "--warm-up", type=int, default=24, metavar="STEPS", help="with momenta in float32 (%(default)s)"
+    )
     arguments.add_argument("--optimizer", choices=list(OPTIMIZERS), default="lamb")
     given = arguments.parse_args()
     kind, rate = OPTIMIZERS[given.optimizer]
@@ -94,7 +94,7 @@ def main() -> None:
     found = model.evaluate(x[held], y[held], batch_size=BATCH, verbose=0)
     if nb.here().lead:
         console.print(looks.table())
-        console.print(f"{took:.0f} s in all; loss on rows that were held back: [bold]{found:.3f}[/bold]")
+        console.print(f"{took:.0f} s in total; loss on held-out rows: [bold]{found:.3f}[/bold]")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""One generator and three discriminators, of which the last is twice as fast: it takes half of the micro-batches.
+"""One generator and three discriminators; the last one is twice as fast and gets half of the micro-batches.
 
-Each discriminator trains on its share of a batch, and after each update all of them are equal again. Without the lines
+Each discriminator trains on its share of a batch, and all of them are equal after each update. Without the lines
 with `nb`, and with `@tf.function` instead, this is plain TensorFlow with the same results.
 
     whale-nebula run --all --config examples/one_to_many.yaml examples/one_to_many.py    # a process for each cluster
@@ -18,7 +18,7 @@ NPU = ["127.0.0.1:7101", "127.0.0.1:7102", {"address": "127.0.0.1:7103", "speed"
 nb.init({"clusters": {"gpu": {"workers": GPU}, "npu": {"workers": NPU}}})
 keras.utils.set_random_seed(1)
 
-# Real data are points around a circle; the generator makes them of noise.
+# Real data are points around a circle; the generator creates points from noise.
 random = np.random.default_rng(0)
 angle = random.uniform(0.0, 2.0 * np.pi, (STEPS, BATCH))
 reals = np.stack([np.cos(angle), np.sin(angle)], axis=2) + 0.05 * random.normal(size=(STEPS, BATCH, 2))
@@ -31,7 +31,7 @@ makes, judges = keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(2
 
 
 def surprise(scores, real):
-    """The discriminator's loss if these are real (or not)."""
+    """The discriminator's loss for real (or generated) points."""
     return tf.reduce_mean(tf.nn.softplus(-scores if real else scores))
 
 
@@ -56,4 +56,4 @@ for number in range(STEPS):
     loss, judge_loss = step(*(part[number] for part in batches))
 with nb.gathered():
     radius = float(np.mean(np.linalg.norm(generator(batches[1][0]), axis=1)))
-print(f"loss {float(loss):.6f}, of the judges {float(judge_loss):.6f}, mean radius {radius:.3f}")
+print(f"loss {float(loss):.6f}, of the discriminators {float(judge_loss):.6f}, mean radius {radius:.3f}")

@@ -1,4 +1,4 @@
-"""A library's model, Keras's MobileNet, trained by two clusters with unchanged code: `nb.place` assigns its layers.
+"""A library's model, Keras's MobileNet, trained by two clusters without changes: `nb.place` assigns its layers.
 
 The images are stripes; the model predicts which of four directions they have.
 """
@@ -18,7 +18,7 @@ LINE = "60mbit,20ms"
 
 
 def stripes() -> tuple[np.ndarray, np.ndarray]:
-    """Images and the number of their direction; seeded, so that every run has the same."""
+    """Images, and the number of each image's direction; seeded, so that every run has the same images."""
     random = np.random.default_rng(0)
     direction = random.integers(0, 4, ROWS)
     angle, phase = direction * np.pi / 4, random.uniform(0, np.pi, ROWS)
@@ -38,21 +38,21 @@ def mobilenet() -> keras.Model:
 
 
 def main() -> int:
-    """Place it by a map, show the plan, train; then pin that plan, and place it differently."""
+    """Place the model by a map, show the plan, and train; then pin that plan, and place the model differently."""
     x, y = stripes()
     nb.init(links=LINE)
     model = mobilenet()
 
-    # Patterns match whole layer paths. Other layers, the activations and the pooling, run where it is cheapest.
+    # Patterns match complete layer paths. Other layers, the activations and the pooling, run where it is cheapest.
     nb.place(model, {"conv1.*|conv_.w_[1-9](_bn)?": "gpu", "conv_.w_1[0-3](_bn)?|conv_preds": "npu"})
     plan = nb.plan(model, x[:BATCH], y[:BATCH])
     print(plan)
     loss = model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0).history["loss"][-1]
-    print(f"\ntrained across {LINE}: loss {loss:.4f}")
+    print(f"\ntrained over a link of {LINE}: loss {loss:.4f}")
     for name, link in nb.last_report().links.items():
-        print(f"{name}: {link.payload_bytes / 1e3:.0f} kB a step")
+        print(f"{name}: {link.payload_bytes / 1e3:.0f} kB per step")
 
-    # A pinned plan: the same script with another cut (here by a strategy) is refused before a step runs.
+    # With a pinned plan, the same script with a different cut (here by a strategy) is refused before a step runs.
     with tempfile.TemporaryDirectory() as folder:
         plan.save(Path(folder) / "plan.json")
         nb.shutdown()

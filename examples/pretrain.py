@@ -1,17 +1,17 @@
-"""Pretrain a language model over several languages in one cluster, with their text in others.
+"""Pretrain a language model for several languages in one cluster, with the text in other clusters.
 
-A small generator is with the text. It hides tokens of a sentence, or of a pair of translations, and fills them in by
-its predictions; a larger discriminator in another cluster detects the replaced ones, and predicts the originals. Only
-ids, a bit a token and the hidden originals cross, and no gradient returns, so the line costs next to nothing.
-Afterwards generators are discarded. The discriminator is saved as a `Bert`, and is fine-tuned to tell which of two
-sentences is the translation, from English and German alone; then it is tested on all other pairs.
+A small generator runs where the text is. It hides tokens of a sentence, or of a pair of translations, and fills in its
+predictions; a larger discriminator in another cluster detects replaced tokens, and predicts the originals. Only ids,
+one bit per token and the hidden originals are sent, and no gradient returns, so steps hardly wait for the link. The
+generators are then discarded. The discriminator is saved as a `Bert`, and fine-tuned on English and German to tell
+which of two sentences is the translation; then it is tested on all pairs of languages.
 
-    python examples/pretrain.py                          # two clusters in this process, over an emulated line
+    python examples/pretrain.py                          # two clusters in this process, over an emulated link
     python examples/pretrain.py --families germanic=en,de romance=es,fr          # a generator for each, three clusters
-    python examples/pretrain.py --discriminators 4       # one generator feeds four of them
+    python examples/pretrain.py --discriminators 4       # one generator feeds four discriminators
     python examples/pretrain.py --objectives mrtd        # without pairs (trtd) and without the correction (clm)
     python examples/pretrain.py --text FOLDER --languages en de fr cs            # FOLDER has train.en[.gz], val.en ...
-    whale-nebula run --all --config examples/pretrain.yaml examples/pretrain.py  # a process each, mutual TLS
+    whale-nebula run --all --config examples/pretrain.yaml examples/pretrain.py  # a process per cluster, mutual TLS
     whale-nebula run --all --config examples/pretrain_families.yaml examples/pretrain.py \\
         --families germanic=en,de romance=es,fr
 """
@@ -58,7 +58,7 @@ console = Console(highlight=False)
 
 
 def sizes(options: argparse.Namespace, width: int, layers: int) -> BertSizes:
-    """The sizes of a pre-normalised BERT for the common vocabulary."""
+    """The sizes of a pre-normalised BERT with the common vocabulary."""
     return BertSizes(
         vocabulary=options.words, length=LENGTH, width=width, heads=4, layers=layers, inner=2 * width, dropout=0.0,
         norm="pre", spread=0.1,
@@ -116,7 +116,7 @@ def around(name: str, options: argparse.Namespace) -> ExitStack:
 
 
 def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse.Namespace) -> None:
-    """Run all steps; what crosses is packed into the necessary bits, as under any `nb.compress`."""
+    """Run all steps; as under any `nb.compress`, integers are packed into the bits that they need."""
 
     @nb.function
     def step(numbers: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
@@ -130,10 +130,10 @@ def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse
         drawn = {name: mixture.batch(number) for name, mixture in mixtures.items()}
         texts = {name: tokens if nb.here().runs(name) else None for name, (tokens, _) in drawn.items()}
         losses = step({name: numbers for name, (_, numbers) in drawn.items()}, texts)
-        if number % every == every - 1:  # results are awaited only where they are read
-            said = ", ".join(f"{name} {float(loss):.3f}" for name, loss in losses.items() if name != DISCRIMINATOR)
+        if number % every == every - 1:  # reading a result waits for the step
+            shown = ", ".join(f"{name} {float(loss):.3f}" for name, loss in losses.items() if name != DISCRIMINATOR)
             if nb.here().lead:
-                console.print(f"  step {number + 1}, {time.monotonic() - began:.0f} s: {said}")
+                console.print(f"  step {number + 1}, {time.monotonic() - began:.0f} s: {shown}")
     report = nb.last_report()
     links = {**report.elsewhere.links, **report.links}
     tokens = options.batch * LENGTH
@@ -141,12 +141,12 @@ def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse
     if nb.here().lead and there:
         bits = 8 * sum(there.values()) / tokens
         console.print(
-            f"{bits:.2f} bits a token crossed, of a vocabulary of {math.log2(options.words):.2f}; nothing came back"
+            f"{bits:.2f} bits per token were sent, {math.log2(options.words):.2f} are an id; no gradient returned"
         )
 
 
 def ask(bert: Bert, corpus: Corpus, words: text.Tokenizer, options: argparse.Namespace) -> dict[str, float]:
-    """Fine-tune on one pair of languages; returns the share of right choices on each pair."""
+    """Fine-tune on one pair of languages; return the share of right choices for each pair."""
     model = choice_model(bert)
 
     def rows(split: str, first: str, second: str, count: int) -> np.ndarray:
@@ -162,43 +162,43 @@ def asked() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--text", type=Path, metavar="FOLDER", help="aligned SPLIT.LANGUAGE[.gz]; without it text is generated")
+    add("--text", type=Path, metavar="FOLDER", help="aligned files SPLIT.LANGUAGE[.gz]; by default text is generated")
     add("--languages", nargs="+", help=f"the first is in all pairs of pretraining ({' '.join(text.LANGUAGES)})")
-    add("--families", nargs="+", metavar="NAME=LANG,LANG", help="a generator, and a cluster, for each (one for all)")
+    add("--families", nargs="+", metavar="NAME=LANG,LANG", help="each gets a generator and a cluster (one for all)")
     add("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES),
-        help="replaced tokens of sentences (mrtd) and of pairs (trtd), and what stood there (clm)")  # fmt: skip
+        help="detect replaced tokens of sentences (mrtd) and of pairs (trtd), predict the originals (clm)")  # fmt: skip
     add("--discriminators", type=int, default=1, metavar="N", help="replicas that share a generator's rows (1)")
-    add("--vocabulary", type=Path, metavar="vocab.txt", help="else one is learned of the text, in each process alike")
-    add("--words", type=int, default=WORDS, help="how many tokens the vocabulary has (%(default)s)")
-    add("--temperature", type=float, default=2.0, help="by which languages are mixed (%(default)s)")
-    add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
-    add("--rows", type=int, default=4000, help="sentences of each language alone, and pairs (%(default)s)")
-    add("--batch", type=int, default=32, help="rows of a step, of all generators together (%(default)s)")
-    add("--steps", type=int, default=6000, help="of pretraining (%(default)s)")
-    add("--tune", type=int, default=500, metavar="STEPS", help="of fine-tuning (%(default)s)")
-    add("--tune-on", nargs=2, metavar=("FROM", "TO"), help="the languages of fine-tuning (the first two)")
-    add("--test", type=int, default=400, metavar="ROWS", help="to ask about in each pair of languages (%(default)s)")
-    add("--out", type=Path, default=Path("build/pretrain"), help="where the BERT goes (%(default)s)")
-    add("--quick", action="store_true", help="a few steps on little text: only to see that it runs")
+    add("--vocabulary", type=Path, metavar="vocab.txt", help="by default it is learned from the text")
+    add("--words", type=int, default=WORDS, help="size of the vocabulary (%(default)s)")
+    add("--temperature", type=float, default=2.0, help="temperature of mixing languages (%(default)s)")
+    add("--line", help="link to emulate between the clusters of one process (60mbit,10ms)")
+    add("--rows", type=int, default=4000, help="number of sentences, and of pairs, of each language (%(default)s)")
+    add("--batch", type=int, default=32, help="rows per step of all generators together (%(default)s)")
+    add("--steps", type=int, default=6000, help="steps of pretraining (%(default)s)")
+    add("--tune", type=int, default=500, metavar="STEPS", help="steps of fine-tuning (%(default)s)")
+    add("--tune-on", nargs=2, metavar=("FROM", "TO"), help="languages of fine-tuning (the first two)")
+    add("--test", type=int, default=400, metavar="ROWS", help="test sentences for each pair of languages (%(default)s)")
+    add("--out", type=Path, default=Path("build/pretrain"), help="folder of the BERT (%(default)s)")
+    add("--quick", action="store_true", help="a few steps on little text, as a smoke test")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.batch, options.steps, options.tune, options.test = 200, 16, 4, 2, 16
     if options.text and not options.languages:
-        parser.error("--text FOLDER needs --languages: the ends of its files' names")
+        parser.error("--text FOLDER requires --languages, the suffixes of its file names")
     options.languages = options.languages or list(text.LANGUAGES)
     options.tune_on = options.tune_on or options.languages[:2]
     given = options.families or [f"generator={','.join(options.languages)}"]
     options.families = {name: own.split(",") for name, _, own in (each.partition("=") for each in given)}
     if len(set(options.languages)) < 3 or not {*options.tune_on} < {*options.languages}:
-        parser.error("--languages are three or more, and --tune-on two of them: the others are what it is asked about")
+        parser.error("--languages requires three or more, and --tune-on two of them; the others are for the test")
     if not {"mrtd", "trtd"} & {*options.objectives}:
-        parser.error("--objectives clm: the correction needs rows of mrtd or of trtd")
+        parser.error("--objectives clm requires mrtd or trtd, whose rows it corrects")
     if min(options.steps, options.tune, options.test, options.discriminators) < 1 or options.rows < 2:
-        parser.error("--steps, --tune, --test and --discriminators are 1 or more, --rows 2")
+        parser.error("--steps, --tune, --test and --discriminators must be at least 1, and --rows at least 2")
     if options.discriminators > 1 and (len(options.families) > 1 or options.batch % options.discriminators):
-        parser.error("--discriminators N needs one family, and a --batch that N divides")
+        parser.error("--discriminators N requires one family, and a --batch that is a multiple of N")
     if options.line and attach() is not None:
-        parser.error("--line is emulated in one process; between processes the line is a real one")
+        parser.error("--line is only for one process; between processes the link is real")
     options.line = options.line or "60mbit,10ms"
     return options
 
@@ -207,7 +207,7 @@ def main() -> None:
     """Pretrain, save, fine-tune, test."""
     options = asked()
     check_families(options.families, options.languages)
-    alone = attach() is None  # between processes the launcher has the config, and the line is a real one
+    alone = attach() is None  # between processes the launcher has the config, and the link is real
     clusters = {name: {} for name in (*options.families, DISCRIMINATOR)}
     if alone and options.discriminators > 1:
         clusters[DISCRIMINATOR] = {"workers": [f"127.0.0.1:{7101 + n}" for n in range(options.discriminators)]}
@@ -215,7 +215,7 @@ def main() -> None:
     corpus, words = read(options)
     model = networks(options, words)
     if nb.here().lead:
-        console.print(f"{', '.join(options.families)} and {DISCRIMINATOR} learn {', '.join(options.objectives)}")
+        console.print(f"{', '.join(options.families)} and {DISCRIMINATOR} train with {', '.join(options.objectives)}")
     pretrain(model, mix(options, corpus, words), options)
     kept = nb.here().runs(DISCRIMINATOR)
     nb.shutdown()
@@ -223,10 +223,10 @@ def main() -> None:
         return
     bert = model.discriminator.bert
     save_bert(bert, options.out, words.vocabulary)
-    console.print(f"the discriminator is saved as a BERT in {options.out}; now it learns {'-'.join(options.tune_on)}")
+    console.print(f"the discriminator is saved as a BERT in {options.out}; fine-tuning on {'-'.join(options.tune_on)}")
     runs = {"pretrained": bert, "not pretrained": Bert(bert.sizes, name="fresh")}
     found = {name: ask(each, corpus, words, options) for name, each in runs.items()}
-    table = Table(title="which of two sentences is the translation? right in %, 50 is chance")
+    table = Table(title="choosing the right one of two translations: accuracy in % (50 is chance)")
     names = list(found["pretrained"])
     for column in ("", f"{names[0]}: tuned on", *names[1:]):
         table.add_column(column, justify="right" if column else "left")
@@ -238,5 +238,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except nb.errors.NebulaError as error:  # a missing file, lines that do not pair: what, why and the mend
+    except nb.errors.NebulaError as error:  # for example a missing file: what, why and the fix
         raise SystemExit(f"{error}") from error

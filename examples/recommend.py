@@ -1,16 +1,16 @@
-"""Click prediction with tables of rows in a cluster with memory, and the network in one with accelerators.
+"""Click prediction with embedding tables in a cluster with memory, and the network in a cluster with accelerators.
 
-    python examples/recommend.py                      # two clusters in this process, over an emulated line
-    python examples/recommend.py --look-up vectors    # a vector for each id crosses, to compare: the same numbers
-    python examples/recommend.py --hot 2000           # rows of the most frequent ids stand with the network
-    python examples/recommend.py --micro-batch 4      # look-ups, the line and the network overlap
-    python examples/recommend.py --staleness 1        # updates of rows are a step late, beside the network
-    python examples/recommend.py --criteo train.txt   # Criteo's file instead of a log that is made by rule
+    python examples/recommend.py                      # two clusters in this process, over an emulated link
+    python examples/recommend.py --look-up vectors    # send a vector for each id, for comparison: same results
+    python examples/recommend.py --hot 2000           # rows of the most frequent ids are next to the network
+    python examples/recommend.py --micro-batch 4      # look-ups, transfers and the network overlap
+    python examples/recommend.py --staleness 1        # updates of rows are a step late, in parallel to the network
+    python examples/recommend.py --criteo train.txt   # Criteo's file instead of a generated log
     whale-nebula run --all --clusters cpu,gpu examples/recommend.py      # a process for each cluster, mutual TLS
-    whale-nebula run --all --config clusters.yaml examples/recommend.py  # cpu may have several workers: each has rows
+    whale-nebula run --all --config clusters.yaml examples/recommend.py  # several workers of cpu share the rows
 
-New ids get rows. For each batch the rows of its distinct ids cross, and the sums of their gradients return; ids of the
-next batch are looked up meanwhile.
+New ids get rows. For each batch the rows of its distinct ids are sent, and the sums of their gradients return. The ids
+of the next batch are looked up in the meantime.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def read_log(given: argparse.Namespace) -> tuple[recommender.Clicks, recommender
     blocks = list(itertools.islice(recommender.iterate_criteo(given.criteo, rows=given.rows), 2))
     if len(blocks) < 2:
         raise nb.errors.DataError(
-            f"{given.criteo} has no more than {len(blocks[0]) if blocks else 0} rows", mend="--rows"
+            f"{given.criteo} has only {len(blocks[0]) if blocks else 0} rows", mend="use a smaller --rows"
         )
     return blocks[0], blocks[1]
 
@@ -93,24 +93,24 @@ class Looks(keras.callbacks.Callback):
 
 
 def best_of(log: recommender.Clicks) -> str:
-    """The AUC of a log's true probabilities, if known."""
-    return "" if log.chances is None else f" of {recommender.auc(log.chances, log.clicked):.4f} that are possible"
+    """The AUC of a log's true probabilities, which is the maximum, if they are known."""
+    return "" if log.chances is None else f" (maximum {recommender.auc(log.chances, log.clicked):.4f})"
 
 
 def main() -> None:
     """Train, and print costs and scores."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rows", type=int, default=100_000, help="to train on; a fifth more is held back")
-    arguments.add_argument("--batch", type=int, default=500, help="rows of a step")
+    arguments.add_argument("--rows", type=int, default=100_000, help="training rows; a fifth more is held out")
+    arguments.add_argument("--batch", type=int, default=500, help="rows per step")
     arguments.add_argument("--epochs", type=int, default=2)
     arguments.add_argument("--network", choices=NETWORKS, default="dlrm")
-    arguments.add_argument("--look-up", choices=("distinct", "vectors"), default="distinct", help="what crosses")
-    arguments.add_argument("--tables", type=int, default=1, help="tables that ids are shared out to")
-    arguments.add_argument("--hot", type=int, default=0, metavar="IDS", help="so many frequent ids stay near")
-    arguments.add_argument("--staleness", type=int, default=0, metavar="STEPS", help="updates of rows may be so late")
-    arguments.add_argument("--micro-batch", type=int, default=1, metavar="COUNT", help="parts of a batch that overlap")
-    arguments.add_argument("--no-ahead", action="store_true", help="look nothing up a step ahead")
-    arguments.add_argument("--criteo", metavar="FILE", help="train.txt of Criteo's challenge, or .gz")
+    arguments.add_argument("--look-up", choices=("distinct", "vectors"), default="distinct", help="what is sent")
+    arguments.add_argument("--tables", type=int, default=1, help="tables to which ids are distributed")
+    arguments.add_argument("--hot", type=int, default=0, metavar="IDS", help="frequent ids next to the network")
+    arguments.add_argument("--staleness", type=int, default=0, metavar="STEPS", help="delay of updates of rows")
+    arguments.add_argument("--micro-batch", type=int, default=1, metavar="COUNT", help="micro-batches, which overlap")
+    arguments.add_argument("--no-ahead", action="store_true", help="do not look up ids a step ahead")
+    arguments.add_argument("--criteo", metavar="FILE", help="train.txt[.gz] of Criteo's challenge")
     given = arguments.parse_args()
 
     launched = attach() is not None
@@ -128,7 +128,7 @@ def main() -> None:
     data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(given.batch)
     if not given.no_ahead:
         data = recommender.look_ahead(data, *tables)
-    with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, whose effect on rows is unknown
+    with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, which plans cannot analyse
         model.fit(data, epochs=given.epochs, verbose=0, callbacks=[looks])
     took = time.monotonic() - began
     found = recommender.auc(model.predict(held.inputs, batch_size=given.batch, verbose=0), held.clicked)
@@ -138,10 +138,10 @@ def main() -> None:
     for layer in here:
         console.print(f"{layer.name}: {len(layer.table):,} rows, {layer.table.reserved_bytes / 2**20:.0f} MiB")
     if nb.here().lead:
-        table = Table("steps", "ms a step", "kB to gpu", "kB to cpu")
+        table = Table("steps", "ms per step", "kB to gpu", "kB to cpu")
         table.add_row(str(len(looks.steps)), f"{1e3 * seconds:.1f}", f"{forth / 1e3:.0f}", f"{back / 1e3:.0f}")
         console.print(table)
-        console.print(f"{took:.0f} s in all; AUC on rows that were held back: [bold]{found:.4f}[/bold]{best_of(held)}")
+        console.print(f"{took:.0f} s in total; AUC on held-out rows: [bold]{found:.4f}[/bold]{best_of(held)}")
 
 
 if __name__ == "__main__":

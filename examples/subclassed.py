@@ -1,4 +1,4 @@
-"""A subclassed Keras model in two clusters: scopes are in `call`, and its embedding is tied across the line.
+"""A subclassed Keras model in two clusters: scopes are in `call`, and its embedding is shared by both clusters.
 
 Without the lines with `nb`, this is plain Keras with the same results.
 """
@@ -12,7 +12,7 @@ import whale_nebula as nb
 ROWS, BATCH, WORDS, LENGTH = 384, 64, 16, 12
 keras.utils.set_random_seed(1)
 
-# Each row counts up by its own stride, modulo 16; the model predicts the next number.
+# Each row counts up with its own stride, modulo 16; the model predicts the next number.
 random = np.random.default_rng(0)
 start, stride = random.integers(0, WORDS, (ROWS, 1)), random.integers(1, 4, (ROWS, 1))
 tokens = (start + stride * np.arange(LENGTH + 1)) % WORDS
@@ -34,7 +34,7 @@ class Counter(keras.Model):
                 hidden = self.reader(self.embedding(tokens))
             with nb.stage(cluster="npu"):
                 hidden = self.norm(hidden + self.thinker(hidden))
-                # the embedding is in both stages: both hold it, and its gradients are summed over the line
+                # both stages use the embedding: both clusters hold it, and its gradients are summed over the link
                 return keras.ops.matmul(hidden, keras.ops.transpose(self.embedding.embeddings))
 
 

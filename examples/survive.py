@@ -1,9 +1,9 @@
-"""Two clusters whose workers are killed during training, with an unchanged result.
+"""Two clusters train to the same result although workers are killed during training.
 
-    python examples/survive.py                                                                  undisturbed
+    python examples/survive.py                                                                  # without failures
     whale-nebula run --all --clusters gpu,npu --restarts 5 examples/survive.py --kills 3 --folder runs/survive
 
-The second command kills a worker three times, at random steps. Both end with the same line: the digest of the weights,
+The second command kills a worker three times, at random steps. Both commands print the same digest of the weights,
 bit for bit.
 """
 
@@ -23,7 +23,7 @@ ROWS, BATCH, EPOCHS = 512, 32, 5
 
 
 class Kills(keras.callbacks.Callback):
-    """Callback that kills one of the workers in each of the first starts, as `kill -9` does."""
+    """Callback that kills one of the workers in each of the first starts, like `kill -9`."""
 
     def __init__(self, starts: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Kills(keras.callbacks.Callback):
         self._after = draw.randint(8, 24) if here.epoch < starts and here.runs(chosen) and not here.alone else 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Kill a worker at its step."""
+        """Kill this worker at its step."""
         self._seen += 1
         if self._seen == self._after:
             print(f"{nb.here().worker} is killed in start {nb.here().epoch}", flush=True)
@@ -42,13 +42,13 @@ class Kills(keras.callbacks.Callback):
 def main() -> None:
     """Train, and print the digest."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--kills", type=int, default=0, metavar="N", help="in so many starts a worker is killed")
-    arguments.add_argument("--folder", help="where checkpoints are written; without it nothing is saved")
+    arguments.add_argument("--kills", type=int, default=0, metavar="N", help="starts in which a worker is killed")
+    arguments.add_argument("--folder", help="folder of checkpoints; without it nothing is saved")
     given = arguments.parse_args()
 
     nb.init(seed=1, checkpoint=given.folder and {"folder": given.folder, "every": 4})
     if nb.here().lead and nb.resumed() is not None:
-        print(f"goes on after step {nb.resumed().step}", flush=True)
+        print(f"resumes after step {nb.resumed().step}", flush=True)
     with nb.cluster(), nb.pipeline(micro_batch=4):
         with nb.stage(cluster="gpu"):
             inputs = keras.Input((16,))

@@ -1,13 +1,13 @@
-"""Two separate language models learn to translate together, across a slow line.
+"""Two separate language models learn to translate together, over a slow link.
 
-The Spanish one is in cluster "source" with the Spanish text, the English one in cluster "target" with the English text.
-Each is pretrained in its cluster, and frozen. Then small adapters in both are trained; only hidden states and their
-gradients cross the line, never words. The same training runs three times: without compression, with Nebula-I's, and
-with ours.
+The Spanish model is in cluster "source" with the Spanish text, the English model in cluster "target" with the English
+text. Each is pretrained in its cluster, and frozen. Then small adapters in both are trained; only hidden states and
+their gradients are sent, never words. The same training runs three times: without compression, with the codec of the
+Nebula-I paper, and with ours.
 
-    python examples/translate.py                     # both clusters in this process, over an emulated line
+    python examples/translate.py                     # both clusters in this process, over an emulated link
     python examples/translate.py --text FOLDER --languages de en     # FOLDER has train.de[.gz], train.en[.gz], test...
-    whale-nebula run --all --config examples/translate.yaml examples/translate.py    # a process each, mutual TLS
+    whale-nebula run --all --config examples/translate.yaml examples/translate.py    # a process per cluster, TLS
 """
 
 import argparse
@@ -37,15 +37,15 @@ CODECS: dict[str, dict[str, Any]] = {
     "ours": {"codec": "axes >> coded(2.25)", "backward": "axes >> coded(2.25)", "mask": True},
 }
 MEANT = {
-    "none": "all numbers cross as they are",
-    "paper": "as in Nebula-I: singular values, in half precision; gradients as int8",
-    "ours": "principal axes of what crosses, entropy-coded to 2.25 bits a number, both ways",
+    "none": "no compression",
+    "paper": "as in Nebula-I: truncated SVD in half precision; gradients in int8",
+    "ours": "principal axes, entropy-coded to 2.25 bits per number, in both directions",
 }
 console = Console(highlight=False)
 
 
 class Corpus(NamedTuple):
-    """The text: pairs, of which each cluster has its own side, and more text of that side alone."""
+    """The text: pairs, of which each cluster has its own side, and monolingual text of that side."""
 
     train: text.Pairs
     test: text.Pairs
@@ -60,7 +60,7 @@ class Side(NamedTuple):
 
 
 def read(options: argparse.Namespace, here: list[str]) -> Corpus:
-    """Read the local sides, without opening the other's files."""
+    """Read the local sides, without opening files of the other side."""
     if options.text is None:
         languages = {"source": "es", "target": "en"}
         train, test = (
@@ -105,7 +105,7 @@ def encoded(pairs: text.Pairs, sides: dict[str, Side]) -> text.Encoded:
 
 
 def train(codec: str, rows: text.Encoded, sides: dict[str, Side], steps: int) -> tuple[keras.Model, Clock]:
-    """Add adapters to both language models, and train them together: the only part that concerns two clusters."""
+    """Add adapters to both language models, and train them: the only part that concerns two clusters."""
     keras.utils.set_random_seed(1)
     compressed = nb.compress(**CODECS[codec]) if CODECS[codec] else contextlib.nullcontext()
     with nb.cluster(), compressed:
@@ -130,8 +130,8 @@ def train(codec: str, rows: text.Encoded, sides: dict[str, Side], steps: int) ->
 
 
 def translated(model: keras.Model, rows: text.Encoded, words: text.Tokenizer | None) -> list[str] | None:
-    """Translate sentences: source ids in, in their cluster; words out in the target's cluster."""
-    ends = words or text.Vocabulary(text.SPECIAL)  # every vocabulary begins with these
+    """Translate sentences: source ids in, in the source's cluster; words out, in the target's."""
+    ends = words or text.Vocabulary(text.SPECIAL)  # every vocabulary starts with these
     translate = translation(model, Beam(ends.start, ends.end, LONGEST, width=4))
     order = text.make_order(len(rows), batch=BATCH, shuffle=False)
     found: list[str] = []
@@ -146,25 +146,25 @@ def asked() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--text", type=Path, metavar="FOLDER", help="aligned files SPLIT.LANGUAGE[.gz]; without it text is generated")
-    add("--languages", nargs=2, metavar=("FROM", "TO"), help="of the files")
-    add("--test", default="test", metavar="SPLIT", help="the files to score with (%(default)s)")
+    add("--text", type=Path, metavar="FOLDER", help="aligned files SPLIT.LANGUAGE[.gz]; by default text is generated")
+    add("--languages", nargs=2, metavar=("FROM", "TO"), help="languages of the files")
+    add("--test", default="test", metavar="SPLIT", help="split to score with (%(default)s)")
     add("--berts", type=Path, metavar="FOLDER", help="load FOLDER/source and FOLDER/target, or save them there")
-    add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
-    add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
-    add("--pairs", type=int, default=8000, help="how many to train on (%(default)s)")
-    add("--pretrain", type=int, default=250, metavar="STEPS", help="of each language model (%(default)s)")
-    add("--steps", type=int, default=360, help="of each training (%(default)s)")
-    add("--out", type=Path, default=Path("build/translate"), help="where the pictures go (%(default)s)")
+    add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="training runs (all)")
+    add("--line", help="link to emulate between the clusters of one process (60mbit,10ms)")
+    add("--pairs", type=int, default=8000, help="training pairs (%(default)s)")
+    add("--pretrain", type=int, default=250, metavar="STEPS", help="for each language model (%(default)s)")
+    add("--steps", type=int, default=360, help="steps of each training run (%(default)s)")
+    add("--out", type=Path, default=Path("build/translate"), help="folder of the plot (%(default)s)")
     options = parser.parse_args()
     if options.steps < EPOCHS or options.steps % EPOCHS:
-        parser.error(f"--steps {options.steps}: the loss is shown {EPOCHS} times, so take a multiple of {EPOCHS}")
+        parser.error(f"--steps {options.steps}: must be a multiple of {EPOCHS}, as the loss is shown {EPOCHS} times")
     if options.pretrain < 1 or options.pairs < BATCH:
-        parser.error(f"--pretrain is 1 or more, and --pairs {BATCH} or more: a batch")
+        parser.error(f"--pretrain must be at least 1, and --pairs at least {BATCH} (one batch)")
     if (options.text is None) != (options.languages is None):
-        parser.error("--text FOLDER and --languages FROM TO belong together; without them the text is generated")
+        parser.error("--text FOLDER and --languages FROM TO must be used together; without them text is generated")
     if options.line and attach() is not None:
-        parser.error("--line is emulated in one process; between processes the line is a real one")
+        parser.error("--line is only for one process; between processes the link is real")
     options.line = options.line or "60mbit,10ms"
     return options
 
@@ -172,7 +172,7 @@ def asked() -> argparse.Namespace:
 def main() -> None:
     """Pretrain once; then train, translate and score once for each codec."""
     options = asked()
-    alone = attach() is None  # between processes the launcher has the config, and the line is a real one
+    alone = attach() is None  # between processes the launcher has the config, and the link is real
     nb.init(CONFIG if alone else None, links=options.line if alone else None)
     corpus = read(options, [side for side in SIDES if nb.here().runs(side)])
     sides = {side: language_model(side, corpus, options) for side in SIDES}
@@ -186,14 +186,14 @@ def main() -> None:
         if found:  # only in the target's cluster
             runs[codec].score = text.bleu(found, list(corpus.test.target))
             for ours, theirs in zip(found[:3], corpus.test.target, strict=False):
-                console.print(f"  written {ours or '(nothing)'}\n  [dim]meant   {theirs}[/dim]")
+                console.print(f"  translation {ours or '(nothing)'}\n  [dim]reference   {theirs}[/dim]")
     if nb.here().runs("target"):
-        line = f"an emulated line of {options.line}" if alone else "the line between the processes"
-        compare(runs, f"one training over {line}", options.out, console)
+        link = f"an emulated link of {options.line}" if alone else "the link between the processes"
+        compare(runs, f"training over {link}", options.out, console)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except nb.errors.NebulaError as error:  # a missing file, lines that do not pair: what, why and the mend
+    except nb.errors.NebulaError as error:  # for example a missing file: what, why and the fix
         raise SystemExit(f"{error}") from error

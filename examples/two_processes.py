@@ -1,6 +1,6 @@
-"""Two clusters as two processes of this machine: the script starts itself twice, and each trains its own half.
+"""Two clusters as two processes on this machine: the script starts itself twice, and each process trains its half.
 
-No graph, code or data is exchanged between them, only the tensors at the cut.
+They exchange no graph, code or data, only the tensors at the cut.
 """
 
 import keras
@@ -14,7 +14,7 @@ DEADLINE = 300.0
 
 
 def start() -> None:
-    """Run as the launcher: one process for each worker, with their output printed as it comes."""
+    """Run as the launcher: start a process for each worker, and print their output as it arrives."""
     with spawn(["-m", "whale_nebula.launch.child", __file__], WORKERS, seed=1, echo=show) as job:
         job.wait(DEADLINE).check()
 
@@ -26,7 +26,7 @@ def show(worker: str, stream: str, line: str) -> None:
 
 
 def train() -> None:
-    """Run as a worker, with the same script as for one process."""
+    """Run as a worker; the code is the same as for one process."""
     inputs = keras.Input((16,))
     with nb.cluster(), nb.pipeline(micro_batch=4):
         with nb.stage(cluster="gpu"):
@@ -34,18 +34,18 @@ def train() -> None:
         with nb.stage(cluster="npu"):
             outputs = keras.layers.Dense(1)(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile("adam", "mse")  # from here on nothing changes
+    model.compile("adam", "mse")  # from here on it is plain Keras
 
     random = np.random.default_rng(0)  # seeded: both processes must have the same rows
     x = random.normal(size=(512, 16)).astype("float32")
     history = model.fit(x, x[:, :1] ** 2, epochs=4, shuffle=False, verbose=0).history
 
-    weights = model.get_weights()  # collective: every process must call it, and gets the whole model
+    weights = model.get_weights()  # collective: every process must call it, and gets all weights
     print(f"loss {history['loss'][-1]:.6f}, {sum(weight.size for weight in weights)} weights", flush=True)
     for name, link in nb.last_report().links.items():
         print(f"sent in the last step, {name}: {link.bytes} bytes", flush=True)
     if nb.here().lead:
-        print("what is to be said once is said by the lead", flush=True)
+        print("the lead process prints this once", flush=True)
 
 
 if __name__ == "__main__":

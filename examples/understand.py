@@ -1,17 +1,17 @@
 """Fine-tune a BERT on private sentences, with most of its layers in another cluster.
 
-Cluster "home" has the sentences and their labels. It runs the embedding and the first layers, and the head with its
-loss; cluster "away" runs the layers between. At each cut the output of a linear layer crosses in the basis of its
-singular vectors: 8 numbers a token instead of 96, in both directions. The same training runs three times: uncompressed,
-with the low rank, and with the low rank in four bits.
+Cluster "home" has the sentences and their labels. It runs the embedding, the first layers, and the head with its loss;
+cluster "away" runs the layers between. At each cut the output of a linear layer is sent in the basis of the layer's
+singular vectors: 8 numbers per token instead of 96, in both directions. The same training runs three times:
+uncompressed, with the low rank, and with the low rank in four bits.
 
-    python examples/understand.py                        # both clusters in this process, over an emulated line
-    python examples/understand.py --task similar         # a number, not a label; --help lists the tasks
+    python examples/understand.py                        # both clusters in this process, over an emulated link
+    python examples/understand.py --task similar         # a regression; --help lists the tasks
     python examples/understand.py --rank 4 --cut 1       # a lower rank, a deeper cut
-    python examples/understand.py --middle away far      # what is between is in two other clusters
-    python examples/understand.py --labels away          # not U-shaped: only the first layers are at home
+    python examples/understand.py --middle away far      # the layers between are in two clusters
+    python examples/understand.py --labels away          # no U shape: only the first layers are at home
     python examples/understand.py --bert FOLDER --glue FOLDER --task sst-2    # Hugging Face's folder, GLUE's files
-    whale-nebula run --all --config examples/understand.yaml examples/understand.py    # a process each, mutual TLS
+    whale-nebula run --all --config examples/understand.yaml examples/understand.py    # a process per cluster, TLS
     whale-nebula run --all --config examples/understand_three.yaml examples/understand.py --middle away far
 """
 
@@ -64,7 +64,7 @@ console = Console(highlight=False)
 
 
 class Split(NamedTuple):
-    """The rows of a split, and their ids; None in processes that must not have them."""
+    """The rows of a split, and their ids; only processes of "home" have it."""
 
     rows: Examples | list[Question]
     ids: Rows | Spans
@@ -85,7 +85,7 @@ def task_of(options: argparse.Namespace) -> Task:
 
 
 def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
-    """A BERT that both clusters have: from a folder, or pretrained on public text, in each process alike."""
+    """A BERT that both clusters have: from a folder, or pretrained on public text, identically in each process."""
     if options.bert:
         words = text.Tokenizer(text.read_vocabulary(options.bert))
         bert = load_bert(options.bert)
@@ -99,7 +99,7 @@ def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
     encoder = Encoder(words, 20)
     rows = encoder.examples(Examples(lines, [0.0] * len(lines))).ids
     batches = tf.data.Dataset.from_tensor_slices(rows).batch(BATCH, drop_remainder=True)
-    console.print(f"a language model learns from {len(lines)} sentences that are no secret ...")
+    console.print(f"a language model learns from {len(lines)} public sentences ...")
     losses = pretrain(
         bert, batches, Masking.of(words), steps=options.pretrain, learning_rate=2e-3, epochs=2, verbose=0
     ).history["loss"]
@@ -108,7 +108,7 @@ def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
 
 
 def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) -> Split:
-    """Read the sentences and labels of a split: only "home" calls this."""
+    """Read the sentences and labels of a split; only "home" calls this."""
     rows: Any = (
         read_glue(options.glue, options.task, split) if options.glue else generated_task(options.task, split, count)
     )
@@ -116,14 +116,14 @@ def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) 
         second = None if rows.second is None else rows.second[:count]
         rows = Examples(rows.first[:count], rows.labels[:count], second)
     ids: Any = encoder.examples(rows) if isinstance(rows, Examples) else encoder.questions(rows)
-    longest = int((ids.ids != encoder.words.pad).sum(1).max())  # common padding of all rows need not cross
+    longest = int((ids.ids != encoder.words.pad).sum(1).max())  # padding that all rows share is not sent
     shorter = {name: getattr(ids, name)[:, :longest] for name in ids._fields if name != "labels"}
     return Split(rows, ids._replace(**shorter))
 
 
 def batches(ids: Any, count: int, epochs: int, task: Task, *, shuffle: bool) -> tf.data.Dataset:
-    """Batches of ids, labels and the weight of each row; without sentences, of weights alone."""
-    columns = [1] if task.spans else []  # an answer has two labels, to which the weight of its row is broadcast
+    """Batches of ids, labels and row weights; only weights in processes without the sentences."""
+    columns = [1] if task.spans else []  # an answer has two labels; its row's weight is broadcast to both
     order = np.concatenate(
         [np.random.default_rng(epoch).permutation(count) if shuffle else np.arange(count) for epoch in range(epochs)]
     )
@@ -155,13 +155,13 @@ def check_cut(options: argparse.Namespace, sizes: BertSizes) -> None:
     options.sizes = sizes
     deepest = end_of(options) - len(options.middle)
     if deepest < 0:
-        raise SystemExit(f"--middle {' '.join(options.middle)}: this BERT has {sizes.layers} layers, too few")
+        raise SystemExit(f"--middle {' '.join(options.middle)}: too many for a BERT with {sizes.layers} layers")
     if not 0 <= options.cut <= deepest:
         raise SystemExit(f"--cut {options.cut}: this BERT can be cut after layer 0 to {deepest}")
 
 
 def end_of(options: argparse.Namespace) -> int:
-    """The layer at which the last middle cluster ends, which also has the head, if that is not at home."""
+    """The last layer of the last middle cluster, which also has the head if the head is not at home."""
     return int(options.sizes.layers) - (options.labels == HOME)
 
 
@@ -215,11 +215,11 @@ def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Sp
 
 
 def table(runs: dict[str, Ran], title: str) -> Table:
-    """A line for each run, with its compression ratio relative to the first."""
+    """A row for each run, with its compression ratio relative to the first."""
     names = list(dict.fromkeys(name for ran in runs.values() for name in ran.scores))
     made = Table(title=title)
-    for column in ("crosses as", "s a step", "kB a step", "fewer", "loss", *names):
-        made.add_column(column, justify="left" if column == "crosses as" else "right")
+    for column in ("codec", "s per step", "kB per step", "compression", "loss", *names):
+        made.add_column(column, justify="left" if column == "codec" else "right")
     first = next(iter(runs.values()))
     for name, ran in runs.items():
         fewer = f"{first.kilobytes / ran.kilobytes:.1f} x" if ran.kilobytes else ""
@@ -233,38 +233,40 @@ def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     generated = ", ".join(TASKS)
-    add("--task", default="opinion", help=f"{generated}; with --glue {', '.join(GLUE)} (%(default)s)")
-    add("--glue", type=Path, metavar="FOLDER", help="GLUE's files; without it tasks are generated")
-    add("--bert", type=Path, metavar="FOLDER", help="a BERT of Hugging Face; without it a small one is pretrained")
-    add("--cut", type=int, default=1, metavar="LAYER", help="the last layer at home, from 0 (%(default)s)")
-    add("--rank", type=int, default=8, help="how many numbers of a token cross (%(default)s)")
-    add("--middle", nargs="+", default=[AWAY], metavar="CLUSTER", help="which have the layers between (away)")
-    add("--labels", choices=(HOME, AWAY), default=HOME, help="where the labels are, and the head (%(default)s)")
-    add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
-    add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
-    add("--rows", type=int, default=2048, help="how many to train on (%(default)s)")
-    add("--test", type=int, default=512, help="how many to score with (%(default)s)")
-    add("--epochs", type=int, default=6, help="(%(default)s)")
-    add("--rate", type=float, default=1e-3, help="the learning rate at first (%(default)s)")
-    add("--pretrain", type=int, default=600, metavar="STEPS", help="of the language model (%(default)s)")
+    add("--task", default="opinion", help=f"task: {generated}; with --glue: {', '.join(GLUE)} (%(default)s)")
+    add("--glue", type=Path, metavar="FOLDER", help="folder of GLUE's files; by default tasks are generated")
+    add("--bert", type=Path, metavar="FOLDER", help="a Hugging Face BERT; by default a small one is pretrained")
+    add("--cut", type=int, default=1, metavar="LAYER", help="last layer at home, counted from 0 (%(default)s)")
+    add("--rank", type=int, default=8, help="numbers that are sent for each token (%(default)s)")
+    add("--middle", nargs="+", default=[AWAY], metavar="CLUSTER", help="clusters with the layers between (away)")
+    add("--labels", choices=(HOME, AWAY), default=HOME, help="cluster with the labels and the head (%(default)s)")
+    add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="training runs (all)")
+    add("--line", help="link to emulate between the clusters of one process (60mbit,10ms)")
+    add("--rows", type=int, default=2048, help="training rows (%(default)s)")
+    add("--test", type=int, default=512, help="test rows (%(default)s)")
+    add("--epochs", type=int, default=6, help="epochs of fine-tuning (%(default)s)")
+    add("--rate", type=float, default=1e-3, help="initial learning rate (%(default)s)")
+    add("--pretrain", type=int, default=600, metavar="STEPS", help="for the language model (%(default)s)")
     options = parser.parse_args()
     known = GLUE if options.glue else TASKS
     if options.task not in known:
-        parser.error(f"--task {options.task}: {'with' if options.glue else 'without'} --glue it is {', '.join(known)}")
+        parser.error(f"--task {options.task}: {'with' if options.glue else 'without'} --glue use {', '.join(known)}")
     if options.glue and not options.bert:
-        parser.error("--glue needs --bert FOLDER: a vocabulary made of your text would tell the other cluster of it")
+        parser.error(
+            "--glue requires --bert FOLDER: a vocabulary of your text would reveal parts of it to the other cluster"
+        )
     if options.labels == AWAY and attach() is not None:
         parser.error(
-            "--labels away is for one process: between processes examples/understand.yaml keeps labels at home"
+            "--labels away is only for one process; between processes examples/understand.yaml keeps labels at home"
         )
     if min(options.rows, options.test) < BATCH or options.epochs < 1 or options.rank < 1 or options.pretrain < 2:
-        parser.error(f"--rows and --test are {BATCH} (a batch) or more, --pretrain 2, --epochs and --rank 1 or more")
+        parser.error(f"--rows and --test must be at least {BATCH} (one batch), --pretrain 2, --epochs and --rank 1")
     if not 0 < options.rate < float("inf"):
-        parser.error(f"--rate {options.rate}: a number larger than 0")
+        parser.error(f"--rate {options.rate}: must be a positive number")
     if HOME in options.middle or len(set(options.middle)) < len(options.middle):
-        parser.error(f"--middle {' '.join(options.middle)}: other clusters than {HOME}, each once")
+        parser.error(f"--middle {' '.join(options.middle)}: must be distinct clusters other than {HOME}")
     if options.line and attach() is not None:
-        parser.error("--line is emulated in one process; between processes the line is a real one")
+        parser.error("--line is only for one process; between processes the link is real")
     options.line = options.line or "60mbit,10ms"
     return options
 
@@ -272,7 +274,7 @@ def asked() -> argparse.Namespace:
 def main() -> None:
     """Prepare a language model; then fine-tune and score once for each codec."""
     options = asked()
-    alone = attach() is None  # between processes the launcher has the config, and the line is a real one
+    alone = attach() is None  # between processes the launcher has the config, and the link is real
     bert, words = language_model(options)
     weights = bert.get_weights()
     clusters: Any = {name: {} for name in (HOME, *options.middle)}
@@ -283,15 +285,15 @@ def main() -> None:
         splits = {name: read(options, encoder, name, n) for name, n in (("train", options.rows), ("dev", options.test))}
     runs = {}
     for codec in options.codecs:
-        console.rule(f"{options.task}: what crosses, {codec}")
+        console.rule(f"{options.task}, codec {codec}")
         _, runs[codec] = train(options, codec, splits, weights)
     if nb.here().runs(HOME):
-        line = f"an emulated line of {options.line}" if alone else "the line between the processes"
-        console.print(table(runs, f"{options.task}, rank {options.rank} of {options.sizes.width}, over {line}"))
+        link = f"an emulated link of {options.line}" if alone else "the link between the processes"
+        console.print(table(runs, f"{options.task}, rank {options.rank} of {options.sizes.width}, over {link}"))
 
 
 if __name__ == "__main__":
     try:
         main()
-    except nb.errors.NebulaError as error:  # a missing file, a row without a label: what, why and the mend
+    except nb.errors.NebulaError as error:  # for example a missing file: what, why and the fix
         raise SystemExit(f"{error}") from error

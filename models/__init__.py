@@ -1,4 +1,7 @@
-"""The models that examples and benchmarks train; installed as `whale_nebula.models`."""
+"""Keras models of the examples and benchmarks: BERT, translators, a transformer and a mixture of experts.
+
+Installed as `whale_nebula.models`. Subpackages: `text`, `decoding`, `pretraining`, `understanding` and `recommender`.
+"""
 
 from .abnet import ABNet, CausalABNet, MaskedABNet
 from .bert import Bert, BertSizes

@@ -1,17 +1,17 @@
-"""ABNet: a translator of two frozen, pretrained BERTs, with trainable adapters after each of their sub-layers.
+"""ABNet: a translator built from two frozen, pretrained BERTs, with trainable adapters after each of their sub-layers.
 
-The BERTs were pretrained separately, the source's in one place and the target's in another. Both remain frozen; only
-the layers between their sub-layers are trained:
+The two BERTs can be pretrained separately, the source's in one cluster and the target's in another. Both stay frozen;
+only the layers between their sub-layers are trained:
 
     source ids ─ embedding ─[ attention ─ adapter ─ feed-forward ─ adapter ]× ─ hidden states
-                                                                                     │  the slow line
+                                                                                     │  the slow link
     shown ids ── embedding ─[ attention ─ adapter ─ feed-forward ─ adapter ]× ─ scores of the next word
 
-An adapter of the source's side is a norm and two dense layers. One of the target's side begins with cross-attention to
-the source's hidden states. In `CausalABNet`, which decodes from left to right, the bidirectional BERT of the target
-gets causal attention. `MaskedABNet`, a conditional masked language model, keeps it bidirectional, as it was pretrained:
-it predicts hidden words (`masking.Hiding`), and as nothing marks the end of a sentence, its number of words is
-predicted from the source's hidden states.
+Each adapter of the source side is a norm and two dense layers. Each adapter of the target side starts with
+cross-attention to the source's hidden states. `CausalABNet` decodes from left to right and applies causal attention in
+the target's bidirectional BERT. `MaskedABNet` is a conditional masked language model and keeps that BERT bidirectional,
+as it was pretrained: it predicts hidden words (`masking.Hiding`) and the number of words, which it computes from the
+source's hidden states because nothing marks the end of a sentence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .sides import Around, Sides, Translating, check_names, nowhere
 
 
 class Adapters(NamedTuple):
-    """Options of adapters: `inner` is the width between their two dense layers; and the dropout rate."""
+    """Options of adapters: `inner` is the width between the two dense layers, `dropout` the dropout rate."""
 
     inner: int = 512
     dropout: float = 0.0
@@ -61,13 +61,15 @@ def target_side(target: Bert | MaskedLm, adapters: Adapters, *, tied: bool, caus
 
 
 def saved(source: Bert, target: Bert | MaskedLm) -> dict[str, Any]:
-    """The entries of the two BERTs in a config."""
+    """The config entries of the two BERTs."""
     serialized = keras.saving.serialize_keras_object
     return {"source": serialized(source), "target": serialized(target)}
 
 
 def freeze(model: keras.Model) -> None:
-    """Freeze all layers of a model, one by one, as a model that was loaded frozen does not pass the setting on."""
+    """Freeze all layers of a model individually: a model that was loaded frozen does not pass the setting on to its
+    layers.
+    """
     model.trainable = False
     for layer in model.layers:
         if isinstance(layer, keras.Model):
@@ -97,11 +99,21 @@ def _scores(target: Bert | MaskedLm, *, tied: bool) -> Scores:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class CausalABNet(Translating):
-    """{"source": ids, "target": ids with the start} in, logits of the next word at each place out.
+    """An ABNet that decodes from left to right.
 
-    `around(side)` gives the scope around each side. `target` may be a BERT with its head (`masked_lm`): then this head,
-    frozen too, computes the logits; otherwise a new norm and, if `tied`, the BERT's own table do. Both BERTs are
-    frozen.
+    Inputs are `{"source": ids, "target": ids with the start token}`; the output is the logits of the next word at each
+    position.
+
+    Args:
+        source: the BERT of the source language; its layers are frozen.
+        target: the BERT of the target language, frozen too. With its head (`masked_lm`), that frozen head computes the
+            logits.
+        inner: width between the two dense layers of an adapter.
+        dropout: dropout rate of the adapters.
+        tied: for a target without a head: compute logits with the BERT's frozen token table instead of a new dense
+            layer.
+        around: called with "source" and "target"; returns the scope to build that side in, such as `nb.stage`.
+        name: name of the model.
 
     >>> import whale_nebula as nb
     >>> from whale_nebula.models.bert import BertSizes
@@ -135,7 +147,8 @@ class CausalABNet(Translating):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class LengthScores(keras.layers.Layer):
-    """Logits of the number of words of a translation, up to `longest`, from the mean of the source's hidden states.
+    """Predicts the number of words of a translation, up to `longest`: logits from the mean of the source's hidden
+    states.
 
     >>> import numpy as np
     >>> LengthScores(longest=6)(np.zeros((2, 5, 8)), np.ones((2, 5), bool)).shape
@@ -149,7 +162,7 @@ class LengthScores(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, hidden_shape: Any, visible_shape: Any) -> None:
-        """Make the weights."""
+        """Create the weights."""
         self.dense.build((hidden_shape[0], hidden_shape[2]))
 
     def call(self, hidden: Any, visible: Any) -> Any:
@@ -162,17 +175,28 @@ class LengthScores(keras.layers.Layer):
         """No mask, as a row has a single length."""
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate the layer."""
         return {**super().get_config(), "longest": self.longest}
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class MaskedABNet(Translating):
-    """{"source": ids, "target": ids, some of them hidden} in; {"words": logits of all places, "length": scores} out.
+    """An ABNet that predicts all hidden words of a translation at once (a conditional masked language model).
 
-    Otherwise as `CausalABNet`. The head of the target's BERT (`masked_lm`) predicts hidden words here as in its
-    pretraining. `longest` is the maximum number of words of a translation: by default the number of positions of the
-    target's BERT.
+    Inputs are `{"source": ids, "target": ids, some of them hidden}`; outputs are `{"words": logits of all positions,
+    "length": logits of the number of words}`. Decoding is by `MaskPredict`. If the target is a `masked_lm`, its head
+    predicts hidden words as in pretraining.
+
+    Args:
+        source: the BERT of the source language; its layers are frozen.
+        target: the BERT of the target language, frozen too, with or without its head (`masked_lm`).
+        inner: width between the two dense layers of an adapter.
+        dropout: dropout rate of the adapters.
+        tied: for a target without a head: compute logits with the BERT's frozen token table instead of a new dense
+            layer.
+        longest: maximum number of words of a translation; by default two less than the positions of the target's BERT.
+        around: called with "source" and "target"; returns the scope to build that side in, such as `nb.stage`.
+        name: name of the model.
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
@@ -220,9 +244,13 @@ _KINDS: dict[str, type[CausalABNet] | type[MaskedABNet]] = {"causal": CausalABNe
 def ABNet(
     source: Bert, target: Bert | MaskedLm, *, objective: Objective = "causal", **options: Any
 ) -> CausalABNet | MaskedABNet:
-    """A `CausalABNet`, which decodes from left to right, or a `MaskedABNet`, which fills in hidden words.
+    """Create a `CausalABNet` or a `MaskedABNet`.
 
-    `objective` selects one; all other options are passed to it.
+    Args:
+        source: the BERT of the source language.
+        target: the BERT of the target language, with or without its head (`masked_lm`).
+        objective: "causal" decodes from left to right, "cmlm" predicts hidden words.
+        options: further arguments of the selected class.
 
     >>> from .bert import BertSizes
     >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
@@ -231,5 +259,7 @@ def ABNet(
     ('MaskedABNet', 'MaskPredict')
     """
     if objective not in _KINDS:
-        raise OptionError(f"objective={objective!r} is not known", mend=did_you_mean(str(objective), list(_KINDS)))
+        raise OptionError(
+            f"objective={objective!r} is not a valid value", mend=did_you_mean(str(objective), list(_KINDS))
+        )
     return _KINDS[objective](source, target, **options)

@@ -17,8 +17,8 @@ NEARLY_NOTHING = 1e-3
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class EncoderAdapter(FeedForward):
-    """Adapter of the source's side: a norm, a dense layer of `inner`, ReLU, a dense layer back, and the sum with the
-    input.
+    """Adapter of the source side: a norm, a dense layer of width `inner`, ReLU, a dense layer back to `width`, and the
+    sum with the input.
 
     >>> import numpy as np
     >>> hidden = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
@@ -33,7 +33,7 @@ class EncoderAdapter(FeedForward):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class DecoderAdapter(CrossAttention):
-    """Adapter of the target's side: cross-attention to the source's hidden states, then an encoder's adapter.
+    """Adapter of the target side: cross-attention to the source's hidden states, then an `EncoderAdapter`.
 
     >>> import numpy as np
     >>> adapter = DecoderAdapter(width=8, heads=2, inner=32)

@@ -1,7 +1,7 @@
 """Multi-head attention as Keras layers, with caches for decoding.
 
-`SelfAttention` of BERT is this with its own input as memory; cross-attention of a decoder is this with the source's
-hidden states. The four projections are plain Dense layers, so that weights of other libraries map one to one.
+`SelfAttention` of BERT uses it with its own input as memory, cross-attention of a decoder with the source's hidden
+states. The four projections are plain Dense layers, so that weights of other libraries map to them one to one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Configured(keras.layers.Layer):
     _options: dict[str, Any]
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {**super().get_config(), **self._options}
 
 
@@ -86,9 +86,10 @@ class Attention(Configured):
         self.out.build((*hidden_shape[:-1], self.width))
 
     def call(self, hidden: Any, memory: Any = None, allowed: Any = None, training: bool | None = None) -> Any:
-        """Attention of each place of `hidden` to `memory` (to `hidden` itself if None).
+        """Attention of each position of `hidden` to `memory` (to `hidden` itself if None).
 
-        `allowed` is a bool that fits (rows, heads, queries, keys): `among(visible)`, `causal(length)`, or both by `&`.
+        `allowed` is a bool mask that broadcasts to (rows, heads, queries, keys): `among(visible)`, `causal(length)`, or
+        both combined by `&`.
         """
         return self.recall(hidden, self.remember(hidden if memory is None else memory), allowed, training)
 
@@ -97,7 +98,7 @@ class Attention(Configured):
         return Cache(self._split(self.key(memory)), self._split(self.value(memory)))
 
     def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
-        """Attention of each place of `hidden` to a cache."""
+        """Attention of each position of `hidden` to a cache."""
         size = self.width // self.heads
         queries = self._split(self.query(hidden)) * ops.cast(size**-0.5, self.compute_dtype)
         scores = self._widened(ops.einsum("bhqd,bhkd->bhqk", queries, cache.keys))
@@ -128,7 +129,7 @@ def check_heads(width: int, heads: int) -> None:
     """
     if heads < 1 or width % heads:
         raise OptionError(
-            f"a width of {width} does not divide into {heads} heads",
-            why="each head attends with its own equal part of the width",
+            f"the width {width} is not divisible by {heads} heads",
+            why="each head uses an equal part of the width",
             mend=f"width={-(-width // max(heads, 1)) * max(heads, 1)}, or another number of heads",
         )

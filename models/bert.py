@@ -21,9 +21,23 @@ from .layers import ACTIVATIONS, NORMS, FeedForward, Norm, SelfAttention, check_
 
 @dataclass(frozen=True, slots=True)
 class BertSizes:
-    """The sizes and options of a BERT. The defaults are BERT-base.
+    """The sizes and options of a BERT; the defaults are those of BERT-base.
 
-    `attention_dropout` is `dropout` if None; `spread` is the deviation of initial weights; `padding` the id of padding.
+    Args:
+        vocabulary: number of tokens.
+        length: maximum number of tokens in a row.
+        width: size of the hidden states; a multiple of `heads`.
+        heads: number of attention heads.
+        layers: number of layers, each with attention and a feed-forward part.
+        inner: width inside the feed-forward part.
+        types: number of token types.
+        norm: "post" normalises the sum of each sub-layer, as BERT does; "pre" normalises its input.
+        dropout: dropout rate.
+        attention_dropout: dropout rate of attention weights; `dropout` if None.
+        activation: activation function, by its Hugging Face name.
+        epsilon: epsilon of the norms.
+        spread: standard deviation of initial weights.
+        padding: id of the padding token.
 
     >>> BertSizes(vocabulary=1000, width=128, heads=4, layers=2, inner=512).norm
     'post'
@@ -47,7 +61,7 @@ class BertSizes:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "length", "width", "heads", "layers", "inner", "types"):
             if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)!r} makes no BERT", mend=f"{name}=1, or more")
+                raise OptionError(f"{name}={getattr(self, name)!r} is less than 1", mend=f"{name}=1, or more")
         check_heads(self.width, self.heads)
         check_choice("norm", self.norm, NORMS)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
@@ -87,16 +101,21 @@ class Visible(keras.layers.Layer):
         return keras.KerasTensor(tokens.shape, "bool")
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {**super().get_config(), "padding": self.padding}
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Bert(keras.Model):
-    """BERT as a functional model: int32 tokens (rows, length) in, hidden states (rows, length, width) out.
+    """BERT as a functional Keras model: int32 tokens (rows, length) in, hidden states (rows, length, width) out.
 
-    Rows may be of any length up to `sizes.length`. All layers' names begin with the model's: two of them, named
-    differently, can become one model.
+    Rows may have any length up to `sizes.length`. The names of all layers start with the model's name, so that two
+    BERTs with different names can be part of one model.
+
+    Args:
+        sizes: a `BertSizes`.
+        name: name of the model, and prefix of its layers' names.
+        trainable: whether its layers are trained.
 
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=2, inner=16), name="source")
     >>> bert.output.shape, [layer.name for layer in bert.layers[3:5]]
@@ -115,7 +134,7 @@ class Bert(keras.Model):
 
     @property
     def sizes(self) -> BertSizes:
-        """The sizes that it was created with."""
+        """The sizes of the model."""
         return BertSizes(**self._sizes)
 
     @property
@@ -143,7 +162,7 @@ class Bert(keras.Model):
         return self.get_layer(f"{self.name}_ending") if self._sizes["norm"] == "pre" else None
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {"sizes": dict(self._sizes), "name": self.name, "trainable": self.trainable}
 
     @classmethod
@@ -216,9 +235,9 @@ def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
     kind = config.get("model_type", "bert")
     if kind not in NORM_OF:
         raise WeightsError(
-            f"this folder holds a model of kind {kind!r}, not a BERT",
+            f"the folder contains a model of type {kind!r}, not a BERT",
             where=where,
-            mend=f"take one whose model_type is {' or '.join(map(repr, NORM_OF))}",
+            mend=f"use a model whose model_type is {' or '.join(map(repr, NORM_OF))}",
         )
     _check_positions(config, where)
     said: dict[str, Any] = {ours: config.get(theirs, value) for theirs, (ours, value) in USUAL.items()}
@@ -227,7 +246,7 @@ def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
     try:
         return BertSizes(**said, norm=NORM_OF[kind])
     except OptionError as error:
-        raise WeightsError(f"config.json describes no BERT: {error.what}", where=where, why=error.why) from None
+        raise WeightsError(f"config.json does not describe a BERT: {error.what}", where=where, why=error.why) from None
 
 
 def config_of(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, Any]:
@@ -247,8 +266,8 @@ def config_of(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, An
 def _read_whole_number(config: dict[str, Any], name: str, where: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        said = f"has {name}: {value!r}, which is no whole number" if name in config else f"does not say {name}"
-        raise WeightsError(f"config.json {said}", where=where, why="it says how large the model is")
+        said = f"has {name}: {value!r}, which is not an integer" if name in config else f"lacks {name}"
+        raise WeightsError(f"config.json {said}", where=where, why="config.json defines the size of the model")
     return value
 
 
@@ -256,8 +275,8 @@ def _check_positions(config: dict[str, Any], where: str) -> None:
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise WeightsError(
-            f"this BERT has positions of kind {kind!r}",
+            f"this BERT has position embeddings of type {kind!r}",
             where=where,
-            why="only a table of positions, one vector for each, can be loaded",
-            mend='take one whose position_embedding_type is "absolute"',
+            why="only absolute position embeddings (one vector per position) are supported",
+            mend='use a model whose position_embedding_type is "absolute"',
         )

@@ -28,10 +28,12 @@ log = logging.getLogger("whale_nebula.models.bert_folder")
 
 
 def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -> Bert:
-    """Load the BERT of a folder; of a model for a task only the encoder.
+    """Load a BERT from a Hugging Face folder; of a model for a task, only the encoder.
 
-    `name` is the prefix of its layers' names: two BERTs in one model need different ones. Without `weights` only the
-    sizes are read from `config.json`: for a cluster that does not run it.
+    Args:
+        folder: folder with `config.json` and `model.safetensors`.
+        name: prefix of the layers' names. Two BERTs in one model need different names.
+        weights: False reads only the sizes from `config.json`, for a cluster that does not run this BERT.
     """
     folder = Path(folder)
     bert = Bert(_sizes(folder), name=name)
@@ -41,7 +43,12 @@ def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -
 
 
 def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
-    """Load the BERT of a folder with its head for masked language modelling, to continue its pretraining."""
+    """Load a BERT from a Hugging Face folder with its head for masked language modelling, to continue pretraining.
+
+    Args:
+        folder: folder with `config.json` and `model.safetensors`.
+        name: prefix of the layers' names.
+    """
     folder = Path(folder)
     model = masked_lm(Bert(_sizes(folder), name=name))
     _fill(folder, places_of(model.bert) | head_places(model))
@@ -49,7 +56,13 @@ def load_masked_lm(folder: str | Path, *, name: str = "bert") -> MaskedLm:
 
 
 def save_bert(model: Bert | MaskedLm, folder: str | Path, vocabulary: Vocabulary) -> None:
-    """Write a BERT, with its head if it is a `masked_lm`, and its vocabulary, in Hugging Face's format."""
+    """Write a BERT and its vocabulary to a folder in Hugging Face's format.
+
+    Args:
+        model: a `Bert`, or a `masked_lm`, of which the head is written too.
+        folder: folder for `config.json`, `model.safetensors` and `vocab.txt`.
+        vocabulary: the vocabulary of the model.
+    """
     from .text.vocabulary import write_vocabulary  # reading a folder does not need it
 
     bert = model.bert if isinstance(model, MaskedLm) else model
@@ -74,7 +87,7 @@ def _sizes(folder: Path) -> BertSizes:
     except ValueError as error:
         raise WeightsError(f"config.json cannot be read: {error}", where=str(path)) from None
     if not isinstance(config, dict):
-        raise WeightsError("config.json holds no names and values", where=str(path))
+        raise WeightsError("config.json is not a JSON object", where=str(path))
     sizes = sizes_of(config, str(path))
     _check_words(folder / WORDS, sizes.vocabulary)
     return sizes
@@ -88,7 +101,7 @@ def _fill(folder: Path, places: dict[str, Place]) -> None:
         names = plain_names(file.keys())
         check_fit(places, {name: tuple(file.get_slice(names[name]).get_shape()) for name in names}, str(path))
         if left_out := sorted(set(names) - set(places)):
-            log.info("%s: not loaded, as they are no part of the model: %s", path, ", ".join(left_out))
+            log.info("%s: not loaded, as they are not part of the model: %s", path, ", ".join(left_out))
         for name, place in places.items():
             place.fill(np.asarray(file.get_tensor(names[name]), "float32"))
 
@@ -101,7 +114,7 @@ def _opened(path: Path) -> Any:
         raise WeightsError(
             f"model.safetensors cannot be read: {error}",
             where=str(path),
-            mend="download it again; git keeps only a line of text in its place where git-lfs is not installed",
+            mend="download it again; without git-lfs, git stores a short text file in its place",
         ) from None
 
 
@@ -110,8 +123,8 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ModuleNotFoundError:
         raise ConfigError(
-            "a BERT's folder was asked for, and the package safetensors is not installed",
-            why="whale_nebula needs it for these folders alone, so it is an extra",
+            "loading a BERT from a folder requires the package safetensors, which is not installed",
+            why="it is an optional dependency, used only for these folders",
             mend="pip install 'whale-nebula[bert]'",
         ) from None
     return safetensors
@@ -125,12 +138,12 @@ def _check_there(folder: Path, name: str) -> None:
     others = sorted(path.name for path in folder.iterdir())
     pickled = name == TENSORS and "pytorch_model.bin" in others
     raise WeightsError(
-        f"the folder has no {name}",
+        f"the folder does not contain {name}",
         where=str(folder),
-        why="its pytorch_model.bin is a pickle, and a pickle is code: it is not opened"
+        why="pytorch_model.bin is a pickle file, which can execute code, so it is not opened"
         if pickled
-        else f"there is {', '.join(others) or 'nothing'}",
-        mend=f"model.save_pretrained({str(folder)!r}) of transformers writes {name} beside it" if pickled else None,
+        else f"it contains {', '.join(others) or 'nothing'}",
+        mend=f"model.save_pretrained({str(folder)!r}) of transformers writes {name} next to it" if pickled else None,
     )
 
 
@@ -141,10 +154,10 @@ def _check_words(path: Path, rows: int) -> None:
     words = len(path.read_bytes().splitlines())
     if words > rows:
         raise WeightsError(
-            f"vocab.txt has {words} words, and config.json says {rows}",
+            f"vocab.txt has {words} words, but config.json specifies {rows}",
             where=str(path),
-            why="each word has a row in the model's table",
-            mend="take the vocab.txt that the model was trained with",
+            why="each word corresponds to a row of the model's embedding table",
+            mend="use the vocab.txt that the model was trained with",
         )
 
 
@@ -232,14 +245,14 @@ def check_fit(places: Mapping[str, Place], shapes: Mapping[str, tuple[int, ...]]
         for name, place in places.items()
         if name in shapes and shapes[name] != place.shape
     ]
-    for what, names in (("lacks", missing), ("has more tensors than config.json says:", extra)):
+    for what, names in (("lacks", missing), ("has tensors that config.json does not imply:", extra)):
         if names:
             raise WeightsError(f"model.safetensors {what} {_some(names)}", where=where, why=_WHY)
     if wrong:
-        raise WeightsError(f"model.safetensors has other shapes than config.json says: {_some(wrong)}", where=where)
+        raise WeightsError(f"shapes in model.safetensors do not match config.json: {_some(wrong)}", where=where)
 
 
-_WHY = "config.json says which tensors there are"
+_WHY = "config.json determines the tensors of the model"
 
 
 def _belongs(name: str) -> bool:

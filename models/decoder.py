@@ -1,6 +1,6 @@
-"""The target's side of a translator: its layers, for whole sentences or word by word.
+"""The target side of a translator: its layers, for complete sentences or word by word.
 
-A search decodes several sentences for each row of the source. Their words attend to the source side by side, so that it
+A search decodes several sentences for each row of the source. Their words attend to the source in parallel, so that it
 is stored only once.
 """
 
@@ -46,9 +46,9 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The layers of the target's side in order, followed by `scores`.
+    """The layers of the target side in order, followed by `scores`.
 
-    Attention is causal; or, if there is a `visible`, bidirectional over the words that it marks.
+    Attention is causal, or, with `visible`, bidirectional over the words that it marks.
     """
 
     embedding: TokenEmbedding

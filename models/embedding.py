@@ -89,7 +89,7 @@ class TokenEmbedding(Configured):
         length = tokens.shape[1]
         if length is not None and length > self.length:
             raise OptionError(
-                f"rows of {length} tokens are longer than the {self.length} positions of {self.name!r}",
-                why="a model knows as many positions as it was made with",
-                mend=f"cut the text at {self.length} tokens, or make the model with length={length}",
+                f"rows of {length} tokens exceed the {self.length} positions of {self.name!r}",
+                why="the number of positions is fixed when the model is created",
+                mend=f"truncate the text to {self.length} tokens, or create the model with length={length}",
             )

@@ -1,4 +1,4 @@
-"""The source's side of a translator: its layers and their result."""
+"""The source side of a translator: its layers and their result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Source(NamedTuple):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Marked(keras.layers.Layer):
-    """Attaches the mask of words to hidden states as Keras's mask: under `nb.compress(mask=True)` only words are sent.
+    """Attaches the mask of words to hidden states as Keras's mask, so that under `nb.compress(mask=True)` only words
+    are sent.
 
-    The others are set to zero: no query attends to them, and codecs compress zeros best.
+    Other positions are set to zero: no query attends to them, and codecs compress zeros best.
 
     >>> import numpy as np
     >>> Marked()((np.ones((1, 3, 1), "float32"), np.array([[True, True, False]]))).numpy().ravel().tolist()
@@ -46,7 +47,7 @@ class Marked(keras.layers.Layer):
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """The layers of the source's side, in order."""
+    """The layers of the source side, in order."""
 
     visible: Visible
     embedding: TokenEmbedding

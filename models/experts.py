@@ -36,22 +36,32 @@ def _pick(rows: Any, numbers: Any) -> Any:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class SwitchFeedForward(keras.layers.Layer):
-    """A feed-forward layer of `experts` pairs of dense layers, each `hidden` wide.
+    """A feed-forward layer of `experts` pairs of dense layers, each `hidden` wide (mixture of experts).
 
-    A gate in float32 assigns each token to its best `k` experts (1 or 2), weighted by their probabilities. The capacity
-    of an expert is tokens / experts × k × `capacity_factor`, at least `min_capacity`; tokens beyond it get zeros, so
-    add the layer to its input: `x + layer(x)`. Dropped tokens are random (`drop="random"`) in training, otherwise, or
-    with "order", the last ones. With `groups` the gate chooses a group first, then an expert of it. `noise` is the
-    deviation of noise on the gate's logits in training. The auxiliary loss is `aux` times the imbalance of the load:
-    experts × sum of (share of tokens × mean probability), before any drop.
+    A gate in float32 assigns each token to its best `k` experts, weighted by their probabilities. The capacity of an
+    expert is tokens / experts × k × `capacity_factor`, at least `min_capacity`. Tokens beyond it are dropped: their
+    output is zero, so add the layer to its input: `x + layer(x)`.
 
-    The layer's metrics are the entropy of the load (1: all alike), the share of assignments that was dropped, and the
+    The layer's metrics are the entropy of the load (1 for a uniform load), the share of dropped assignments, and the
     share of tokens of the busiest expert.
 
-    With `row_groups` the rows of a (micro-)batch are divided into groups, each with its own capacity, load and balance:
-    `aux` and the metrics are means over groups. So four micro-batches of two groups equal one batch of eight. Each
-    device of `nb.split` has some of the groups, and tokens go to experts and back by two all-to-alls. Results depend on
-    the number of groups, not on that of devices.
+    Args:
+        experts: number of experts.
+        hidden: width between the two dense layers of an expert.
+        k: experts for each token, 1 or 2.
+        capacity_factor: capacity of an expert, relative to a uniform load.
+        min_capacity: minimum capacity of an expert.
+        noise: standard deviation of noise that is added to the gate's logits in training.
+        groups: number of expert groups; the gate first chooses a group, then an expert in it.
+        aux: weight of the auxiliary loss, which is experts × sum of (share of tokens × mean probability), before any
+            drop.
+        drop: "random" drops random tokens in training and the last ones otherwise; "order" always drops the last ones.
+        activation: activation function of the experts.
+        seed: seed of the initial weights, the noise and the dropped tokens.
+        row_groups: divides the rows of a (micro-)batch into this many groups, each with its own capacity, load and
+            balance; `aux` and the metrics are means over groups, so four micro-batches of two groups equal one batch of
+            eight. Each device of `nb.split` has some of the groups, and tokens are sent to experts and back by two
+            all-to-alls. Results depend on the number of groups, not on the number of devices.
 
     >>> layer = SwitchFeedForward(4, 16)
     >>> layer(tf.zeros([2, 5, 8])).shape
@@ -92,7 +102,7 @@ class SwitchFeedForward(keras.layers.Layer):
         glorot = keras.initializers.GlorotUniform(self.seed)
 
         def draw(shape: Any, dtype: Any = None) -> Any:
-            """Draw a matrix for each expert, each with its own seed, as one seed would repeat the same."""
+            """Draw a matrix for each expert, with different seeds, because equal seeds give equal matrices."""
             seeds = range(glorot.seed, glorot.seed + shape[0])
             return tf.stack([keras.initializers.GlorotUniform(seed)(shape[1:], dtype) for seed in seeds])
 
@@ -222,7 +232,7 @@ class SwitchFeedForward(keras.layers.Layer):
         return keras.KerasTensor(x.shape, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         options = (
             "experts", "hidden", "k", "capacity_factor", "min_capacity", "noise", "groups", "aux", "drop", "seed",
             "row_groups",
@@ -234,26 +244,34 @@ class SwitchFeedForward(keras.layers.Layer):
 def _check_rows(rows: int | None, groups: int) -> None:
     if rows is not None and rows % groups:
         raise OptionError(
-            f"a batch of {rows} rows with row_groups={groups}",
-            why="row groups are of equal size: each has a capacity of its own",
-            mend="rows of a (micro-)batch that are a multiple of row_groups, as with drop_remainder=True",
+            f"a batch of {rows} rows is not divisible by row_groups={groups}",
+            why="row groups have equal sizes, and a capacity each",
+            mend="use a (micro-)batch size that is a multiple of row_groups, for example with drop_remainder=True",
         )
 
 
 def _check(experts: int, k: int, groups: int | None, drop: str, factor: float) -> None:
     if experts < 1 or k not in (1, 2) or k > experts:
         raise OptionError(
-            f"k={k!r} of {experts!r} experts",
-            why="a token goes to one expert or to two",
+            f"k={k!r} with {experts!r} experts",
+            why="k must be 1 or 2, and not exceed the number of experts",
             mend=f"SwitchFeedForward({max(2, experts)}, hidden, k=1)",
         )
     if groups is not None and (groups < 1 or experts % groups or (k == 2 and experts // groups < 2)):
         raise OptionError(
-            f"{experts} experts in {groups} groups",
-            why="groups are of equal size, and hold as many experts as a token goes to",
+            f"{experts} experts cannot be divided into {groups} groups",
+            why="groups have equal sizes, with at least k experts each",
             mend="groups=None, or a divisor of the number of experts",
         )
     if drop not in (IN_ORDER, RANDOM):
-        raise OptionError(f"drop={drop!r}", why="who is left out is drawn, or comes last", mend='drop="random"')
+        raise OptionError(
+            f"drop={drop!r}",
+            why='dropped tokens are chosen at random ("random") or from the end ("order")',
+            mend='drop="random"',
+        )
     if factor <= 0:
-        raise OptionError(f"capacity_factor={factor!r}", why="an expert takes some tokens", mend="capacity_factor=1.25")
+        raise OptionError(
+            f"capacity_factor={factor!r}",
+            why="each expert needs capacity for at least one token",
+            mend="capacity_factor=1.25",
+        )

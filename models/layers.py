@@ -213,7 +213,9 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
     """
     if value not in choices:
         one_of = " or ".join(repr(choice) for choice in choices)
-        raise OptionError(f"{option}={value!r} is not known", mend=f"{option}={choices[0]!r}; it may be {one_of}")
+        raise OptionError(
+            f"{option}={value!r} is not a valid value", mend=f"{option}={choices[0]!r}; valid values are {one_of}"
+        )
 
 
 @keras.saving.register_keras_serializable("whale_nebula")

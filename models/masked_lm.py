@@ -14,7 +14,7 @@ from .layers import activation_of
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Guess(Configured):
-    """The head's transformation: gathers hidden states at some places, then a dense layer and a norm."""
+    """The head's transformation: gather hidden states at the places to predict, then a dense layer and a norm."""
 
     def __init__(self, width: int, activation: str, epsilon: float, spread: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -57,10 +57,10 @@ class Bias(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class MaskedLm(keras.Model):
-    """A BERT and its head, which shares the BERT's table of tokens. The BERT is trained in place.
+    """A BERT and its masked-language-modelling head, which shares the BERT's token table. The BERT is trained in place.
 
-    It takes rows of `tokens` and the `places` to predict, and computes logits at these places only, as most of a row is
-    not hidden.
+    Inputs are rows of `tokens` and the `places` to predict. Logits are computed at these places only, because most
+    tokens of a row are not hidden.
     """
 
     def __init__(self, bert: Bert, **kwargs: Any) -> None:
@@ -85,7 +85,7 @@ class MaskedLm(keras.Model):
         return self.get_layer(f"{self.bert.name}_bias")
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {"bert": self.bert.get_config(), "name": self.name, "trainable": self.trainable}
 
     @classmethod
@@ -95,7 +95,9 @@ class MaskedLm(keras.Model):
 
 
 def masked_lm(bert: Bert) -> MaskedLm:
-    """Add the head to a BERT: {"tokens", "places"} in, logits (rows, places, vocabulary) out.
+    """Add a masked-language-modelling head to a BERT, which is trained in place.
+
+    The model takes `{"tokens", "places"}` and returns logits (rows, places, vocabulary).
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> model = masked_lm(Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)))

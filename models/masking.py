@@ -1,8 +1,8 @@
-"""Masked language modelling's data: hide some tokens of each row, which the model has to predict.
+"""Data for masked language modelling: some tokens of each row are hidden, and the model predicts them.
 
 Of the tokens, 15 % are predicted; of these 80 % are replaced by the mask, 10 % by a random token, and 10 % are
-unchanged, so that the model cannot rely on visible tokens either. The choice is a function of only the seed and the
-batch's number.
+unchanged, so that the model cannot rely on visible tokens either. The choice depends only on the seed and the batch's
+number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,16 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """Options of masking. `special` tokens are never hidden, and never replace another.
+    """Options of masking for masked language modelling.
+
+    Args:
+        vocabulary: number of tokens.
+        mask: id of a hidden token.
+        special: ids that are never hidden, and never replace another token.
+        share: share of a row's tokens that are predicted.
+        masked: share of these that are replaced by the mask.
+        swapped: share of these that are replaced by a random token.
+        seed: seed of the choice.
 
     >>> Masking(vocabulary=10, mask=4, special=(0, 2, 3)).words
     (1, 5, 6, 7, 8, 9)
@@ -63,14 +72,16 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise OptionError(f"share={self.share!r} of the tokens cannot be hidden", mend="share=0.15")
+            raise OptionError(f"share={self.share!r} is not a valid share of tokens to mask", mend="share=0.15")
         if min(self.masked, self.swapped) < 0 or self.masked + self.swapped > 1:
             raise OptionError(
-                f"masked={self.masked!r} and swapped={self.swapped!r} are not two parts of one whole",
+                f"masked={self.masked!r} and swapped={self.swapped!r} are not shares with a sum of at most 1",
                 mend="masked=0.8, swapped=0.1",
             )
         if not self.words:
-            raise OptionError(f"all {self.vocabulary} tokens are special", mend="leave words out of special")
+            raise OptionError(
+                f"all {self.vocabulary} tokens of the vocabulary are special", mend="remove words from special"
+            )
 
     @classmethod
     def of(cls, tokens: Tokens, **options: Any) -> Masking:
@@ -90,7 +101,7 @@ Example = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]
 def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
     """Mask a batch (rows, length) for `masked_lm`: inputs, labels, and their weights.
 
-    Each row has its share hidden, at least one token; the weight is 0 for places that a row has fewer than the longest.
+    In each row the share, and at least one token, is hidden. Rows with fewer places are padded with weight 0.
     """
     hideable = _hideable(tokens, how)
     seeds = tf.unstack(tf.random.split((how.seed, number), 3))
@@ -103,7 +114,7 @@ def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
 
 
 def masked_examples(batches: tf.data.Dataset, how: Masking) -> tf.data.Dataset:
-    """Batches of rows of tokens, each masked differently: with `batches.repeat()` every epoch is masked anew.
+    """Mask batches of rows of tokens. With `batches.repeat()` the choice differs in every epoch.
 
     >>> how = Masking(vocabulary=100, mask=4, special=(0, 2, 3))
     >>> rows = tf.data.Dataset.from_tensors([[2, 50, 60, 70, 3, 0]])
@@ -130,14 +141,21 @@ def pretrain(
     epochs: int = 1,
     **fit: Any,
 ) -> keras.callbacks.History:
-    """Train a BERT on rows of tokens by masked language modelling, in place, by a plain `fit` of `steps` in all.
+    """Train a BERT in place by masked language modelling; returns the history of `fit`.
 
-    `batches` are int32 (rows, length), each of its own length: for one side of a text, `text.batches(encoded,
-    order).map(lambda inputs, labels: inputs["source"])`, and `how = Masking.of(tokenizer, seed=1)`.
+    The learning rate rises during the share `warmup` of the steps and then falls to zero; without warm-up it is
+    constant. The history has one entry for each epoch.
 
-    The head of a `masked_lm` is trained and kept; a plain BERT gets a temporary one. The learning rate rises over the
-    share `warmup` of the steps and then falls to zero (without warmup it is constant); the history has one entry for
-    each of the `epochs` into which the steps are divided. Further options are passed to `fit`.
+    Args:
+        bert: a `masked_lm`, whose head is trained too, or a `Bert`, which gets a temporary head.
+        batches: batches of int32 tokens (rows, length), each with its own length; for one side of a text
+            `text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])`.
+        how: options of masking, such as `Masking.of(tokenizer, seed=1)`.
+        steps: total number of steps.
+        learning_rate: maximum learning rate.
+        warmup: share of the steps in which the learning rate rises.
+        epochs: number of epochs into which the steps are divided.
+        fit: further options of `fit`.
     """
     model = bert if isinstance(bert, MaskedLm) else masked_lm(bert)
     optimizer = _optimizer(learning_rate, steps, warmup)
@@ -197,9 +215,9 @@ class Hidden(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """Hides words of each sentence: from 1 to all of them, uniformly distributed.
+    """Hides words of each sentence for a `MaskedABNet`: from one to all of them, uniformly distributed.
 
-    Start, end and padding are always visible. The choice is a function of the seed and the batch's number alone.
+    Start, end and padding are always visible. The choice depends only on the seed and the batch's number.
 
     >>> hiding = Hiding(mask=4, special=(0, 2, 3))
     >>> hidden = hiding(tf.constant([[2, 7, 8, 9, 3, 0]]), number=1)
@@ -212,7 +230,7 @@ class Hiding:
     seed: int = 0
 
     def __call__(self, ids: Any, number: Any) -> Hidden:
-        """Hide words of whole sentences (rows, length), with start and end, for this batch."""
+        """Hide words of complete sentences (rows, length), with start and end, for this batch."""
         is_word = tf.reduce_all(ids[:, :, None] != tf.constant(self.special, ids.dtype), axis=2)
         words = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
         seeds = tf.random.split(tf.stack([self.seed, tf.cast(number, tf.int32)]), 2)

@@ -1,4 +1,4 @@
-"""A translator as a Keras model: an encoder and a decoder in two places, with only hidden states between them."""
+"""Translators as Keras models: an encoder and a decoder in two places, with only hidden states sent between them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Sides:
 
 
 class Translating(keras.Model):
-    """Common base of translators: {"source": ids, "target": shown ids} in, logits over the target's vocabulary out.
+    """Common base of translators: `{"source": ids, "target": shown ids}` in, logits over the target's vocabulary out.
 
-    Called with a `search`, it takes only source ids and decodes: the encoder runs in the source's scope, the whole
-    search in the target's, inside the `nb.compress` in which the model was built, so that the same tensors are sent as
-    in training. `decoding.translation` makes a function of it.
+    Called with a `search`, it takes only source ids and decodes: the encoder runs in the source's scope, the entire
+    search in the target's, both inside the `nb.compress` in which the model was built, so that tensors are sent in the
+    same encoding as in training. `decoding.translation` creates a function for it.
     """
 
     sides: Sides
@@ -76,12 +76,12 @@ class Translating(keras.Model):
                 return self.find(source, search)
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one, without scopes."""
+        """The options to recreate the model, without scopes."""
         return dict(self._config)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Create an equal one, without scopes."""
+        """Create an equal model, without scopes."""
         both = {side: keras.saving.deserialize_keras_object(config[side]) for side in ("source", "target")}
         return cls(**{**config, **both})
 
@@ -95,9 +95,9 @@ class Translating(keras.Model):
         if not isinstance(search, self.searched_by):
             name = self.searched_by.__name__
             raise OptionError(
-                f"{self.name!r} cannot be searched by a {type(search).__name__}",
-                why="a Beam writes from left to right, a MaskPredict fills in: as the model was trained",
-                mend=f"search={name}(...), of whale_nebula.models.decoding",
+                f"{self.name!r} cannot be decoded by {type(search).__name__}",
+                why="left-to-right models need a Beam, fill-in models need MaskPredict",
+                mend=f"search={name}(...), from whale_nebula.models.decoding",
             )
 
 
@@ -105,7 +105,7 @@ def check_names(source: Any, target: Any) -> None:
     """Refuse two BERTs with one name, as their layers' names would be equal."""
     if source.name == target.name:
         raise OptionError(
-            f"both BERTs are called {source.name!r}",
-            why="the names of their layers begin with theirs, and a model has each name once",
+            f"both BERTs have the name {source.name!r}",
+            why="their layers' names begin with it, and layer names must be unique in a model",
             mend='Bert(sizes, name="source") and Bert(sizes, name="target"); load_bert(folder, name="source")',
         )

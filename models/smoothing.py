@@ -11,10 +11,17 @@ from whale_nebula.errors import OptionError
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class SmoothedCrossentropy(keras.losses.Loss):
-    """Cross-entropy with labels that distribute `smoothing` of their weight uniformly over all words.
+    """Cross-entropy with label smoothing, without padding.
 
-    Labels are ids, as in batches; labels of `padding` do not count. The loss is a mean over the words that count (and
-    their sample weights), so a batch in micro-batches has the loss of the whole batch.
+    Labels are ids. The loss is a mean over the words that are not padding, weighted by sample weights, so that a batch
+    that is divided into micro-batches has the same loss.
+
+    Args:
+        smoothing: share of each label's weight that is distributed uniformly over all words.
+        padding: id of labels that do not count.
+        reduction: reduction, as for other Keras losses.
+        name: name of the loss.
+        dtype: type of the loss.
 
     >>> loss = SmoothedCrossentropy(0.1)
     >>> logits = [[[0.0, 4.0, 0.0, 0.0], [0.0, 9.0, 0.0, 0.0]]]
@@ -34,8 +41,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if not 0 <= smoothing < 1:
             raise OptionError(
-                f"smoothing={smoothing!r} is no share of a label",
-                why="the label itself keeps what is left of 1",
+                f"smoothing={smoothing!r} is not a valid share",
+                why="it must be at least 0 and less than 1",
                 mend="SmoothedCrossentropy(0.1)",
             )
         self._options = {"smoothing": smoothing, "padding": padding}
@@ -56,5 +63,5 @@ class SmoothedCrossentropy(keras.losses.Loss):
         return (1 - smoothing) * label + smoothing * each
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {**super().get_config(), **self._options}

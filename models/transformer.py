@@ -22,7 +22,16 @@ Around = Callable[[int], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a transformer. `inner` is the width inside the feed-forward parts: 4 × `width` if None.
+    """The sizes of a `transformer`.
+
+    Args:
+        vocabulary: number of tokens.
+        length: number of tokens in a row.
+        width: size of the hidden states; a multiple of `heads`.
+        heads: number of attention heads.
+        blocks: number of blocks.
+        inner: width inside the feed-forward parts; 4 × `width` if None.
+        dropout: dropout rate.
 
     >>> Sizes(width=256).feed_forward
     1024
@@ -39,11 +48,11 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if name not in ("inner", "dropout") and value < 1:
-                raise OptionError(f"{name}={value!r} makes no transformer", mend=f"{name}=1, or more")
+                raise OptionError(f"{name}={value!r} is less than 1", mend=f"{name}=1, or more")
         if self.width % self.heads:
             raise OptionError(
                 f"a width of {self.width} does not divide into {self.heads} heads",
-                why="each head attends with its own equal part of the width",
+                why="heads have equal parts of the width",
                 mend=f"width={self.width + self.heads - self.width % self.heads}",
             )
 
@@ -102,11 +111,15 @@ class Block(Configured):
 
 
 def transformer(sizes: Sizes | None = None, *, around: Around = nowhere, shorter: bool = False) -> keras.Model:
-    """Build the model: int32 tokens (rows, length) in, logits (rows, length, vocabulary) out.
+    """Build the benchmark transformer, a causal language model: int32 tokens (rows, length) in, logits (rows, length,
+    vocabulary) out.
 
-    `around(block)` gives the scope around each block; the embedding belongs to the first one's, the output to the last
-    one's. Scopes above stages (`nb.cluster`, `nb.pipeline`) are entered around the call. `shorter` allows rows shorter
-    than `length`.
+    Args:
+        sizes: the sizes; `Sizes()` if None.
+        around: called with the number of each block; returns the scope to build it in, such as `nb.stage`. The
+            embedding belongs to the first block, the output to the last. Enter scopes above stages (`nb.cluster`,
+            `nb.pipeline`) around the call of `transformer`.
+        shorter: whether rows may be shorter than `length`.
 
     >>> import whale_nebula as nb
     >>> small = Sizes(vocabulary=11, length=4, width=8, heads=2, blocks=2)

@@ -1,7 +1,7 @@
-"""The baseline transformer of ABNet: encoder and decoder trained from scratch on pairs only.
+"""The baseline of ABNet: a transformer whose encoder and decoder are trained from scratch on sentence pairs.
 
-It has the layers of a BERT, none of them frozen or pretrained, and cross-attention between a decoder's self-attention
-and its feed-forward part.
+It has the layers of a BERT, none of them frozen or pretrained, and cross-attention between self-attention and
+feed-forward part of the decoder's layers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from .sides import Around, Sides, Translating, nowhere
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Translator(Translating):
-    """{"source": ids, "target": ids with the start} in, logits of the next word at each place out.
+    """A transformer for translation that is trained from scratch.
 
-    `around(side)` gives the scope around each side. If `tied`, logits are computed by the embedding's table.
+    Inputs are `{"source": ids, "target": ids with the start token}`; the output is the logits of the next word at each
+    position.
+
+    Args:
+        source: sizes of the encoder.
+        target: sizes of the decoder.
+        tied: whether logits are computed with the decoder's token table.
+        around: called with "source" and "target"; returns the scope to build that side in, such as `nb.stage`.
+        name: name of the model.
 
     >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
     >>> Translator(sizes, sizes).output.shape
@@ -45,7 +53,7 @@ class Translator(Translating):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Translator:
-        """Create an equal one, without scopes."""
+        """Create an equal model, without scopes."""
         sizes = {side: BertSizes(**config[side]) for side in ("source", "target")}
         return cls(**{**config, **sizes})
 

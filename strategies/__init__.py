@@ -1,6 +1,4 @@
-"""Maps for `nb.place`, computed from a model and clusters; and training methods. Installed as
-`whale_nebula.strategies`.
-"""
+"""Placement maps for `nb.place`, and training methods. Installed as `whale_nebula.strategies`."""
 
 from .curriculum import ByTokens, Curriculum
 from .low_rank_cut import low_rank_cut

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.errors import DataError, OptionError
-from whale_nebula.tf.keras_training import change_fit_data
+from whale_nebula.errors import DataError, NotYetError, OptionError
+from whale_nebula.runtime.keras import set_options
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack
+from whale_nebula.scopes.step_options import StepOptions, replace_options
+from whale_nebula.site import script_site
+from whale_nebula.tf.keras_training import change_fit_data, list_fit_callbacks
+
+from .length_options import ByLength, LengthOptions, ShapesByLength
 
 Pace = str | Mapping[int, int]
 ROOTS = {"linear": 1, "root": 2}
@@ -40,6 +48,13 @@ class Curriculum(keras.callbacks.Callback):
     becomes two of 128, or three of 80, of which the rest is dropped. As a callback of `fit` it does so to the data of
     that `fit`, and the next `fit` continues where it ended.
 
+    `micro_batch` and `compress` are tables by length, or functions of the length: they replace the number of
+    micro-batches of `nb.pipeline`, and the codecs of `nb.compress`, in steps of a length, if the curriculum is a
+    callback of `fit`, or inside `use_options` in other loops. An entry holds from its length on, and lengths before
+    the first one keep what scopes say. A codec is "none", what `nb.compress` takes, or an `nb.compress(...)`. With
+    "auto" either is chosen for each length before the first step of a `fit`, by predicted seconds; under
+    `nb.auto_parallel` each length is planned by itself.
+
     >>> [Curriculum(8, 64, 100).length(step) for step in (0, 30, 99, 100, 1000)]
     [8, 24, 56, 64, 64]
     >>> [Curriculum(8, 64, 100, pace="root").length(step) for step in (0, 30, 99, 100)]
@@ -47,7 +62,16 @@ class Curriculum(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, start: int, end: int, steps: int, *, step: int = 8, pace: Pace = "linear", mode: str = "truncate"
+        self,
+        start: int,
+        end: int,
+        steps: int,
+        *,
+        step: int = 8,
+        pace: Pace = "linear",
+        mode: str = "truncate",
+        micro_batch: ByLength | str | None = None,
+        compress: ByLength | str | None = None,
     ) -> None:
         super().__init__()
         for name, value in {"start": start, "end": end, "steps": steps, "step": step}.items():
@@ -67,6 +91,10 @@ class Curriculum(keras.callbacks.Callback):
         self.changes: Mapping[int, int] = (
             self._read_table(pace) if isinstance(pace, Mapping) else self._list_changes(pace)
         )
+        site = script_site(sys._getframe(1))
+        self._asked = self._options = LengthOptions.parse(self.lengths, micro_batch, compress, site)
+        self._axes: list[list[int]] = []
+        self._checked = False
 
     def _list_changes(self, pace: Any) -> dict[int, int]:
         """The lengths by their first step: each begins where the pace first reaches it."""
@@ -124,7 +152,9 @@ class Curriculum(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """As a callback: cut the training data of the `fit` that begins."""
         super().set_model(model)
-        self._cuts = change_fit_data(model, self._cut_fit)
+        self._cuts, self._checked = change_fit_data(model, self._cut_fit), False
+        self._options = self._asked
+        set_options(model, self._find_options if self._options else None)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuse a `fit` whose data it could not cut."""
@@ -135,10 +165,65 @@ class Curriculum(keras.callbacks.Callback):
                 mend="model.fit(dataset, callbacks=[curriculum]), or model.fit(dataset.apply(curriculum))",
             )
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Refuse options by length for a model without scopes."""
+        if self._options and not self._checked:
+            raise OptionError(
+                f"micro_batch= and compress= of a curriculum do nothing to model {self.model.name!r}",
+                where=str(self._options.site),
+                why="it has no scopes, so Keras runs its steps",
+                mend='with nb.stage(cluster="gpu"): around the layers that belong together; or neither option',
+            )
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """End with the options by length: another `fit` of the model may have another curriculum."""
+        set_options(self.model, None)
+
+    def use_options(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Context with `micro_batch` and `compress` of a step, for loops that draw their own batches, and for `nb.plan`
+        and `nb.verify`.
+        """
+        if self._options.open:
+            raise NotYetError(
+                '"auto" of a curriculum in a loop',
+                where=str(self._options.site),
+                why="it is chosen before the first step of a fit",
+                mend='a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
+            )
+        return replace_options(self._options.find(self.length(step)))
+
+    def _find_options(self, batch: Any, step: Step, arguments: Arguments, unpack: Unpack) -> StepOptions | None:
+        """The options for a batch that was cut; none after a `fit` with this curriculum has failed."""
+        if all(each is not self for each in list_fit_callbacks()):
+            set_options(self.model, None)
+            return None
+        shapes = [tuple(each.shape) for each in _list_tensors(batch)]
+        rows, length = next((shape[0], shape[axes[0]]) for shape, axes in zip(shapes, self._axes, strict=True) if axes)
+        if not self._checked:
+            packs = {each: self.end // each if self.mode == "pack" else 1 for each in self.lengths}
+            self._options.check_rows(int(rows), int(length), packs)
+            if self._options.open:
+                by_length = {
+                    each: self._find_shapes(shapes, rows // packs[length] * packs[each], each) for each in packs
+                }
+                free = ShapesByLength(by_length, self._find_shapes(shapes, None, None))
+                self._options = self._options.choose(step, arguments, unpack, free)
+        self._checked = True
+        return self._options.find(int(length))
+
+    def _find_shapes(self, shapes: Sequence[Any], rows: int | None, length: int | None) -> list[Any]:
+        """The shapes of a batch with this number of rows and this length."""
+        return [
+            (rows, *(length if number in axes else size for number, size in enumerate(shape[1:], 1))) if shape else ()
+            for shape, axes in zip(shapes, self._axes, strict=True)
+        ]
+
     def _cut_fit(self, dataset: Any) -> tf.data.Dataset:
         if not isinstance(dataset, tf.data.Dataset):
             raise self._no_dataset(dataset)
         self._check(dataset.element_spec)
+        specs = [tuple(each.shape) for each in _list_tensors(dataset.element_spec)]
+        self._axes = [[axis for axis, size in enumerate(shape) if axis and size == self.end] for shape in specs]
         if self._position is None:
             self._position = Position.at(0)
         self._position.begin.assign(self._position.reached)
@@ -217,7 +302,7 @@ class Curriculum(keras.callbacks.Callback):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to create one with equal lengths, as `ByTokens` keeps them."""
         pace = self.pace if isinstance(self.pace, str) else [[begin, length] for begin, length in self.changes.items()]
         return {
             "start": self.start,
@@ -227,6 +312,11 @@ class Curriculum(keras.callbacks.Callback):
             "pace": pace,
             "mode": self.mode,
         }
+
+
+def _list_tensors(batch: Any) -> list[Any]:
+    """The tensors of a batch, or their specs."""
+    return [each for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
 
 
 class ByTokens(keras.optimizers.schedules.LearningRateSchedule):

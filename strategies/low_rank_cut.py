@@ -1,4 +1,4 @@
-"""Cut a BERT at the linear layers that end sub-layers, as `nb.compress(rank=, basis="svd")` requires."""
+"""Placement maps that cut a BERT inside sub-layers, as `nb.compress(rank=, basis="svd")` requires."""
 
 from __future__ import annotations
 
@@ -25,12 +25,20 @@ def low_rank_cut(
     prefix: str = "",
     after: str = "",
 ) -> Place:
-    r"""A `place` map that cuts a BERT inside each of `layers`, right after the product that ends a sub-layer.
+    r"""Create a map for `nb.place` that cuts a BERT inside each of `layers`, after the last product of a sub-layer.
 
-    The norm that follows is on the far side; the sub-layer's input is added on the near one. `clusters` are one more
-    than the cuts, by name or, if one occurs twice, as `nb.stage(cluster=, name=)`. `sub_layer` is "inner", the
-    feed-forward part, or "attention". Within a larger model `prefix` is the path of the BERT with a slash at its end,
-    and `after` a pattern of the layers that follow the BERT, in the last cluster.
+    The norm that follows is on the far side of the cut; the sub-layer's input is added on the near side.
+
+    Args:
+        bert: a `Bert`.
+        layers: the number of a layer, counted from 0, or several in ascending order.
+        clusters: one more than the cuts, in order: names, or `nb.stage(cluster=, name=)` if a cluster occurs twice.
+        sub_layer: "inner" cuts after the feed-forward part, "attention" after attention.
+        prefix: path of the BERT within a larger model, with a slash at its end.
+        after: pattern of the layers that follow the BERT; they are placed on the last cluster.
+
+    Returns:
+        a dict from patterns of layer paths to clusters.
 
     >>> from whale_nebula.models import Bert, BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=2, inner=16))
@@ -43,7 +51,7 @@ def low_rank_cut(
     cuts: list[Any] = list(layers) if isinstance(layers, (list, tuple, range)) else [layers]
     _check(bert, cuts, clusters, sub_layer)
     names = [bert.visible.name, bert.embedding.name, *(each.name for pair in bert.sub_layers for each in pair)]
-    begins_with_norm = bert.ending is not None  # then the next layer reads the product
+    begins_with_norm = bert.ending is not None  # the next layer then reads the product
     names += [bert.ending.name] if bert.ending is not None else []
     patterns, begin, norm = [], 0, ""
     for cut in cuts:
@@ -60,22 +68,27 @@ def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: 
     from whale_nebula.models import Bert  # callers have imported it
 
     if not isinstance(bert, Bert):
-        why = "its layers are found by the names that a Bert gives them"
-        raise OptionError(f"{type(bert).__name__} is no Bert", why=why, mend="nb.place(model, {PATTERN: CLUSTER, ...})")
+        why = "layers are found by the names that Bert gives them"
+        raise OptionError(
+            f"{type(bert).__name__} is not a Bert", why=why, mend="nb.place(model, {PATTERN: CLUSTER, ...})"
+        )
     count = bert.sizes.layers
     if not cuts or any(type(each) is not int or not 0 <= each < count for each in cuts) or sorted(set(cuts)) != cuts:
         raise OptionError(
-            f"layers={cuts!r} of a BERT that has {count}",
-            why="they are counted from 0, and a later cut is in a later layer",
+            f"layers={cuts!r} is not valid for a BERT with {count} layers",
+            why="layers are counted from 0, and must be distinct and in ascending order",
             mend=f"layers={count - 1}",
         )
     if sub_layer not in SUB_LAYERS:
         raise OptionError(f"no sub-layer is called {sub_layer!r}", mend=did_you_mean(sub_layer, SUB_LAYERS))
     if isinstance(clusters, str) or len(clusters) != len(cuts) + 1:
-        why = f"{len(cuts) + 1} sides come of {len(cuts)} cuts"
-        raise OptionError(f"clusters={clusters!r}", why=why, mend='["gpu", "npu"]')
+        raise OptionError(
+            f"clusters={clusters!r} is not a list of {len(cuts) + 1} clusters",
+            why="n cuts divide the model into n + 1 parts",
+            mend='["gpu", "npu"]',
+        )
 
 
 def _match_layers(prefix: str, names: Sequence[str]) -> str:
-    """A pattern of these layers and everything inside them."""
+    """A pattern that matches these layers and everything inside them."""
     return f"({'|'.join(re.escape(prefix + name) for name in names)})(/.*)?" if names else ""

@@ -1,7 +1,7 @@
-"""Adam and LAMB whose momenta can be exchanged at one bit a number: after a warm-up the variance is frozen.
+"""Adam and LAMB optimizers that freeze the variance after a warm-up, so that momenta can be sent at one bit per number.
 
-With `nb.replica(exchange="1bit")` clusters exchange momenta after each step, in float32 at first and as signs once the
-variance is frozen. Otherwise they are ordinary optimizers whose variance is frozen after `freeze_step` steps.
+With `nb.replica(exchange="1bit")` clusters exchange momenta after each step, in float32 during the warm-up and as signs
+once the variance is frozen. Without it they are ordinary optimizers whose variance is frozen after `freeze_step` steps.
 """
 
 from __future__ import annotations
@@ -27,29 +27,42 @@ _OF_GRADIENTS = (
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a finite number."""
+    """Whether a value is a finite number."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
 def check_number(name: str, option: str, value: Any, example: float, value_below: float = np.inf) -> None:
-    """Refuse a value that is not a number from 0 to below a bound."""
+    """Raise an error for a value that is not a number from 0 to below a bound."""
     if not is_number(value) or not 0 <= value < value_below:
-        bound = "from 0 up" if value_below == np.inf else f"from 0 up and below {value_below:g}"
-        raise OptionError(f"{option}={value!r} of {name}", mend=f"{option}={example:g}, {bound}")
+        bound = "at least 0" if value_below == np.inf else f"at least 0 and less than {value_below:g}"
+        raise OptionError(f"{option}={value!r} of {name} is not a number {bound}", mend=f"{option}={example:g}")
 
 
 class OneBitAdam(keras.optimizers.Optimizer):
-    """Adam without bias correction, whose variance is frozen from step `freeze_step` on: 15 to 25 % of all steps.
+    """1-bit Adam: Adam without bias correction, whose variance is frozen after a warm-up of `freeze_step` steps.
 
-    `weight_decay` is a part of the update. With `servers=True` the mean of the clusters' momenta is compressed a second
-    time, with its own error feedback, as with parameter servers: for comparison only, as it saves no bytes.
+    With `nb.replica(exchange="1bit")` clusters exchange momenta instead of gradients, after the warm-up at one bit per
+    number.
+
+    Args:
+        learning_rate: learning rate, or a schedule.
+        freeze_step: number of warm-up steps, usually 15 to 25 % of all steps.
+        beta_1: decay of the momentum.
+        beta_2: decay of the variance in the warm-up.
+        epsilon: added to the root of the variance.
+        weight_decay: weight decay, which is part of the update.
+        servers: whether the mean of momenta is compressed a second time, with its own error feedback, as with parameter
+            servers. Between clusters this saves no bytes; between three or more workers of one cluster it does.
+        name: name of the optimizer.
+        kwargs: further options of a Keras optimizer. Gradient clipping and accumulation, loss scaling and `use_ema` are
+            not supported.
 
     >>> OneBitAdam(1e-3, freeze_step=500).get_config()["freeze_step"]
     500
     """
 
     fused = False
-    """Whether all momenta are sent with one scale, or each with its own."""
+    """Whether all momenta share one scale; otherwise each variable has its own."""
 
     def __init__(
         self, learning_rate: Any = 1e-3, freeze_step: int = 1000, beta_1: float = 0.9, beta_2: float = 0.999,
@@ -59,16 +72,20 @@ class OneBitAdam(keras.optimizers.Optimizer):
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         for option in _OF_GRADIENTS:
             if kwargs.get(option):
-                why = "it would be of the gradients of each cluster's own rows, before momenta are exchanged"
-                raise OptionError(f"{option}={kwargs[option]!r} of {name}", why=why, mend=f"leave {option} out")
+                why = "it would apply to the gradients of each cluster's own rows, before momenta are exchanged"
+                raise OptionError(
+                    f"{name} does not support {option}={kwargs[option]!r}", why=why, mend=f"remove {option}="
+                )
         if not isinstance(freeze_step, int) or isinstance(freeze_step, bool) or freeze_step < 1:
-            raise OptionError(f"freeze_step={freeze_step!r} of {name}", mend="freeze_step=1000: after so many steps")
+            raise OptionError(
+                f"freeze_step={freeze_step!r} of {name} is not a positive integer", mend="freeze_step=1000"
+            )
         for option, value in {"beta_1": beta_1, "beta_2": beta_2}.items():
             check_number(name, option, value, 0.9, value_below=1.0)
         check_number(name, "epsilon", epsilon, 1e-8)
         check_number(name, "weight_decay", weight_decay, 0.01)
         if not isinstance(servers, bool):
-            raise OptionError(f"servers={servers!r} of {name}", mend="servers=True, or servers=False")
+            raise OptionError(f"servers={servers!r} of {name} is not a bool", mend="servers=True, or servers=False")
         self.freeze_step, self.beta_1, self.beta_2, self.epsilon = freeze_step, beta_1, beta_2, epsilon
         self.decay, self.servers = weight_decay, servers
 
@@ -88,7 +105,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
         return tuple(self.add_variable_from_reference(variable, name=name) for name in names)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update by the gradient of all rows, or, if momenta are exchanged, of the cluster's rows."""
+        """Update a variable by the gradient of all rows, or, if momenta are exchanged, of the cluster's rows."""
         momentum, *others = self._kept[self._get_variable_index(variable)]
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
         before = tf.convert_to_tensor(momentum)
@@ -102,7 +119,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
             self.assign(slot, value)
 
     def slots_of(self, variable: Any) -> Slots | None:
-        """The slots of a weight; None if the optimizer trains another model's."""
+        """The slots of a weight; None if the weight is not trained by this optimizer."""
         for own, kept in zip(self._trainable_variables, self._kept, strict=True):
             if getattr(own, "value", own) is variable:
                 momentum, *others = (getattr(each, "value", each) for each in kept)
@@ -119,13 +136,13 @@ class OneBitAdam(keras.optimizers.Optimizer):
         return float(tf.convert_to_tensor(rate))
 
     def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
-        """No preconditioning: all momenta share one scale."""
+        """The factors of momenta before compression: 1, as all momenta are compressed unscaled."""
         return [1.0] * len(momenta)
 
     def advance(
         self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
     ) -> tuple[Any, Sequence[Any]]:
-        """A weight and its variance after an update."""
+        """The weight and its variance after an update."""
         (velocity,) = others
         fresh = self.beta_2 * velocity + (1.0 - self.beta_2) * tf.square(gradient)
         velocity = tf.where(step >= self.freeze_step, velocity, fresh)
@@ -133,18 +150,28 @@ class OneBitAdam(keras.optimizers.Optimizer):
         return weight - rate * update, (velocity,)
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         names = ("freeze_step", "beta_1", "beta_2", "epsilon", "servers")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}, "weight_decay": self.decay}
 
 
 class OneBitLamb(OneBitAdam):
-    """LAMB that continues after `freeze_step` with the mean of each layer's coefficients so far, times a factor.
+    """1-bit LAMB: the variance is frozen after a warm-up, and layer coefficients continue from their means.
 
-    The factor is the largest ratio of the frozen to the current root of the variance, limited to `factors` and to a
-    change of a tenth; the current variance is that of the gradients that the momenta imply. Coefficients are limited to
-    `coefficients`, and averaged with `coefficient_beta`. Before momenta are compressed, each layer's is scaled to the
-    same root mean square.
+    After the warm-up each layer's coefficient is its mean so far times a factor: the largest ratio of the frozen to the
+    current root of the variance, limited to `factors` and, in each step, to a relative change of `factor_change`. The
+    current variance is that of the gradients which the momenta imply. Before momenta are compressed, they are scaled to
+    the same root mean square in all layers.
+
+    Args:
+        learning_rate: learning rate, or a schedule.
+        freeze_step: number of warm-up steps, usually 15 to 25 % of all steps.
+        coefficients: limits of a layer's coefficient.
+        coefficient_beta: decay of the mean of coefficients.
+        factors: limits of the factor.
+        factor_change: maximum relative change of the factor in a step.
+        name: name of the optimizer.
+        kwargs: further options of `OneBitAdam`.
     """
 
     fused = True
@@ -159,7 +186,8 @@ class OneBitLamb(OneBitAdam):
             pair = isinstance(limits, tuple | list) and len(limits) == 2
             if not pair or not all(is_number(each) for each in limits) or not 0 < limits[0] <= limits[1]:
                 raise OptionError(
-                    f"{option}={limits!r} of {name}", mend=f"{option}=(0.5, 4.0): the least and the most, both above 0"
+                    f"{option}={limits!r} of {name} is not a pair of positive limits, the smaller first",
+                    mend=f"{option}=(0.5, 4.0)",
                 )
         check_number(name, "coefficient_beta", coefficient_beta, 0.9, value_below=1.0)
         check_number(name, "factor_change", factor_change, 0.1, value_below=1.0)
@@ -176,14 +204,14 @@ class OneBitLamb(OneBitAdam):
         return *super()._make_slots(variable, names), mean, last
 
     def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
-        """Factors that bring the momenta of all layers to the same root mean square; 1 for a layer without momentum."""
+        """Factors that scale the momenta of all layers to the same root mean square; 1 for a layer without momentum."""
         roots = np.array([float(tf.sqrt(tf.reduce_mean(tf.square(each)))) for each in momenta])
         return np.where(roots > 0, np.mean(roots) / np.where(roots > 0, roots, 1.0), 1.0).tolist()
 
     def advance(
         self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
     ) -> tuple[Any, Sequence[Any]]:
-        """A weight, both variances, the mean of coefficients and the last factor after an update."""
+        """The weight, both variances, the mean of coefficients and the last factor after an update."""
         velocity, current, mean, last = others
         frozen = step >= self.freeze_step
         current = self.beta_2 * current + (1.0 - self.beta_2) * tf.square(gradient)
@@ -210,6 +238,6 @@ class OneBitLamb(OneBitAdam):
         return tf.clip_by_value(value, limits[0], limits[1])
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         names = ("coefficients", "coefficient_beta", "factors", "factor_change")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

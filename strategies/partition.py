@@ -1,4 +1,4 @@
-"""Maps for `nb.place` that cut a model's sequence of layers, by number or by parameters."""
+"""Placement maps for `nb.place` that divide a model's sequence of layers, by number or by parameters."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Place = dict[str, str]
 def layers_in_sequence(model: Any) -> list[Spot]:
     """The direct layers of a model with their paths, without inputs, in the order in which they were added.
 
-    That is the order of execution in a Sequential or functional model, and mostly in others: otherwise planning reports
-    which layer feeds an earlier one.
+    In a Sequential or functional model this is the order of execution, and mostly in other models too; where it is not,
+    planning reports which layer feeds an earlier one.
     """
     from whale_nebula.capture.placed import spots  # imports TensorFlow, which a model has loaded
 
@@ -30,28 +30,28 @@ def layers_in_sequence(model: Any) -> list[Spot]:
     if not layers:
         raise PlacementError(
             f"model {getattr(model, 'name', model)!r} has no layers to place",
-            why="a subclassed model has layers once its __init__ has made them",
-            mend="give a Keras model with layers",
+            why="the layers of a subclassed model are those that its __init__ creates",
+            mend="pass a Keras model with layers",
         )
     return layers
 
 
 def checked_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[str]:
-    """Validate the names of clusters: distinct, and not more than there are layers."""
+    """Validate the names of clusters: they must be distinct, and not more than there are layers."""
     names = [clusters] if isinstance(clusters, str) else list(clusters)
     if not names or len(set(names)) != len(names):
-        raise OptionError(f"clusters={names!r}", why="it lists clusters, each once", mend='["gpu", "npu"]')
+        raise OptionError(f"clusters={names!r} is not a list of distinct clusters", mend='["gpu", "npu"]')
     if len(names) > len(layers):
         raise PlacementError(
-            f"{len(layers)} layers cannot be cut into {len(names)} parts",
-            why="every cluster needs a layer at least",
-            mend=f"name at most {len(layers)} clusters",
+            f"{len(layers)} layers cannot be divided into {len(names)} parts",
+            why="each cluster needs at least one layer",
+            mend=f"pass at most {len(layers)} clusters",
         )
     return names
 
 
 def place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
-    r"""The map that assigns each cluster the layers with its paths, and everything inside them.
+    r"""The map that assigns to each cluster the layers with its paths, and everything inside them.
 
     >>> place_map(["gpu", "npu"], [["in", "a.b"], ["out"]])
     {'(in|a\\.b)(/.*)?': 'gpu', '(out)(/.*)?': 'npu'}
@@ -61,9 +61,16 @@ def place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
 
 
 def halves(model: Any, clusters: Iterable[str]) -> Place:
-    """A `place` map that cuts a model's sequence of layers into parts with equal numbers of layers.
+    """Create a map for `nb.place` that divides a model's sequence of layers into parts with equal numbers of layers.
 
     Three clusters get thirds; with a remainder the first parts have one layer more.
+
+    Args:
+        model: a Keras model.
+        clusters: names of the clusters, in the order of the parts.
+
+    Returns:
+        a dict from patterns of layer paths to clusters.
 
     >>> import keras
     >>> model = keras.Sequential([keras.layers.Dense(8, name=name) for name in "abc"])
@@ -78,9 +85,16 @@ def halves(model: Any, clusters: Iterable[str]) -> Place:
 
 
 def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
-    """A `place` map that cuts a model's sequence of layers so that the largest part is minimal.
+    """Create a map for `nb.place` that divides a model's layers so that the part with most parameters is minimal.
 
-    A layer without parameters belongs to the one before it. The model must be built.
+    A layer without parameters is in the same part as the layer before it.
+
+    Args:
+        model: a built Keras model.
+        clusters: names of the clusters, in the order of the parts.
+
+    Returns:
+        a dict from patterns of layer paths to clusters.
 
     >>> import keras
     >>> layers = [keras.layers.Dense(width, name=name) for name, width in {"a": 2, "b": 2, "c": 8}.items()]
@@ -98,7 +112,7 @@ def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
 
 
 def _groups(layers: Sequence[Spot]) -> list[list[Spot]]:
-    """Each layer with parameters, with the following ones without (at the start, the preceding ones)."""
+    """Each layer with parameters, together with the following layers without (at the start, the preceding ones)."""
     groups: list[list[Spot]] = [[]]
     filled = False
     for spot in layers:
@@ -115,8 +129,8 @@ def _parameters(layer: Any) -> int:
         raise PlacementError(
             f"layer {layer.name!r} is not built",
             where=layer.name,
-            why="its parameters are counted, and it has none before it has seen a shape",
-            mend="build the model first: model.build(shape), or call it once",
+            why="its parameters are counted, and it has none before it is built",
+            mend="build the model first: call model.build(shape), or the model once",
         )
     return int(layer.count_params())
 

@@ -7,6 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ["WHALE_NEBULA_VERIFY_PASSES"] = "1"  # programs are verified after every pass, in all processes
 os.environ["XDG_CACHE_HOME"] = "/proc/nowhere"  # nothing that was measured on this machine, or by other tests, counts
+os.environ.setdefault("MPLCONFIGDIR", os.path.abspath(".pytest_cache/matplotlib"))  # fonts are looked for once
 
 import contextlib
 import gc
@@ -31,7 +32,7 @@ Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
-OPTIMIZED = ("tests/parity/test_cases.py", "tests/parity/test_pretraining.py", "tests/examples/test_translate.py")
+OPTIMIZED = ("tests/parity/test_cases.py", "tests/parity/test_pretraining.py")
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
@@ -87,7 +88,7 @@ def no_zygote_stays() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def graph_optimizer(request: pytest.FixtureRequest) -> None:
     """Tests that run each function a few times do so without TensorFlow's graph optimizer, which takes a fifth of their
-    time. The parity matrix and the first example run with it, as users do; with `--grid` all but unit tests.
+    time. Parity tests run with it, as users do; with `--grid` all but unit tests.
     """
     node, grid = request.node.nodeid, request.config.getoption("--grid")
     off = node.startswith("tests/unit/") if grid else not node.startswith(OPTIMIZED)

@@ -22,6 +22,8 @@ PAGES = sorted(DOCS.rglob("*.md"))
 BENCHMARKS = sorted(script.parent.name for script in (ROOT / "benchmarks").glob("*/run.py"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+STARTS = ("codecs", "seeing", "metrics", "clusters-object")
+"""Pages beside those of scopes that begin with a program."""
 
 
 def anchors(text: str) -> set[str]:
@@ -80,6 +82,17 @@ def test_the_five_minutes_run(tmp_path: Path) -> None:
     done = zygote.run("train.py", cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "stage gpu" in done.stdout
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    "page", [*sorted(DOCS.glob("scopes/*.md")), *(DOCS / f"{each}.md" for each in STARTS)], ids=lambda page: page.stem
+)
+def test_the_first_program_of_a_page_runs_without_a_warning(page: Path, tmp_path: Path) -> None:
+    strict = "import warnings\nwarnings.filterwarnings('error', category=UserWarning, module='__main__')\n"
+    (tmp_path / "train.py").write_text(strict + CODE.findall(page.read_text())[0])
+    done = zygote.run("train.py", cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.grid

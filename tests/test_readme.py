@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from tests.processes import zygote
+from tests.test_docs import anchors
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -18,9 +19,11 @@ def test_the_first_program_trains_and_is_cut_as_it_says(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "['gpu', 'npu']"
 
 
-def test_links_to_files_lead_to_files() -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", README)
-    assert [each for each in targets if "://" not in each and not (ROOT / each).exists()] == []
+def test_links_lead_to_files_and_headings() -> None:
+    targets = [each.partition("#") for each in re.findall(r"\]\(([^)]+)\)", README) if "://" not in each]
+    assert [name for name, _, _ in targets if not (ROOT / name).exists()] == []
+    named = [(name, anchor) for name, _, anchor in targets if anchor]
+    assert [each for each in named if each[1] not in anchors((ROOT / each[0]).read_text())] == []
 
 
 def test_the_two_commands_exist() -> None:

@@ -1,6 +1,6 @@
-"""The page `docs/architecture.md`: its diagram and its table come from the source.
+"""Generates the diagram and the table of `docs/architecture.md` from the source.
 
-`python tools/architecture.py` writes the page anew; a test fails where it is out of date.
+`python tools/architecture.py` rewrites the page; a test fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, PAGE = ROOT / "whale_nebula", ROOT / "docs" / "architecture.md"
 
-# From bottom to top: a package imports those before it, and never one after it. Those of a group belong together.
+# Layers from bottom to top: a package imports only packages before it. Packages of a group belong together.
 GROUPS = {
     "base": ("errors", "site", "spec", "plain", "faults"),
     "data": ("config", "hardware", "wire", "tf", "checkpoint", "codec", "ir", "schedule", "scopes"),
@@ -26,7 +26,7 @@ _DRAWN = tuple(name for name in LAYERS if name not in ("__main__", "errors", "si
 
 
 def page(text: str) -> str:
-    """The page with its generated parts as the source has them now."""
+    """Replace the generated parts of the page's text by current ones."""
     for name, part in (("diagram", diagram()), ("packages", packages())):
         before, rest = text.split(f"<!-- {name}: generated -->")
         after = rest.split(f"<!-- end of {name} -->")[1]
@@ -35,7 +35,7 @@ def page(text: str) -> str:
 
 
 def diagram() -> str:
-    """Which package imports which, without what follows from others: a Mermaid flowchart."""
+    """Draw a Mermaid flowchart of imports between packages, without those that follow from others."""
     found = {name: imported(name) & set(_DRAWN) for name in _DRAWN}
     lines = ["```mermaid", "flowchart TB"]
     for group, names in reversed(GROUPS.items()):
@@ -49,23 +49,23 @@ def diagram() -> str:
 
 
 def reach(name: str, found: dict[str, set[str]]) -> set[str]:
-    """All that a package imports, and what that imports."""
+    """All packages that a package imports, directly or indirectly."""
     return found[name].union(*(reach(other, found) for other in found[name]))
 
 
 def packages() -> str:
-    """A row for each package: its first sentence."""
+    """Create a table with the first sentence of each package's docstring."""
     rows = ["| package | what it is |", "|---|---|"]
     for name in reversed(LAYERS):
         if name == "__main__":
             continue
-        said = ast.get_docstring(ast.parse(sources(name)[0].read_text("utf-8"))) or ""
-        rows.append(f"| `{name}` | {' '.join(said.split(chr(10) * 2)[0].split())} |")
+        text = ast.get_docstring(ast.parse(sources(name)[0].read_text("utf-8"))) or ""
+        rows.append(f"| `{name}` | {' '.join(text.split(chr(10) * 2)[0].split())} |")
     return "\n".join(rows)
 
 
 def sources(name: str) -> list[Path]:
-    """The files of a package, its own first; or of a module."""
+    """The files of a package, `__init__.py` first, or the file of a module."""
     folder = PACKAGE / name
     if not folder.is_dir():
         return [folder.with_suffix(".py")]
@@ -73,7 +73,7 @@ def sources(name: str) -> list[Path]:
 
 
 def imported(name: str) -> set[str]:
-    """The packages right below the root that one imports when it is loaded."""
+    """The top-level packages that a package imports when it is loaded."""
     found = set()
     for path in sources(name):
         for node in ast.parse(path.read_text("utf-8")).body:

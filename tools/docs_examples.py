@@ -1,31 +1,42 @@
-"""For the documentation: examples in docstrings become code blocks, which Markdown would make quotations of."""
+"""Documentation extension that converts examples and sections of docstrings to Markdown."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import griffe
 
+SECTIONS = ("Args", "Returns")
 
-def fenced(text: str) -> str:
-    """The text with a fence around each example.
 
-    >>> print(fenced("One:\\n\\n>>> 1 + 1\\n2"))
-    One:
+def rendered(text: str) -> str:
+    """Convert the examples of a docstring to code blocks, and its sections (Args, Returns) to lists.
+
+    >>> print(rendered("One.\\n\\nArgs:\\n    a: a number,\\n        at least 1."))
+    One.
     <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
+    **Args**
+    <BLANKLINE>
+    - `a`: a number, at least 1.
     """
-    blocks = text.split("\n\n")
-    return "\n\n".join(f"```pycon\n{block}\n```" if block.lstrip().startswith(">>>") else block for block in blocks)
+    return "\n\n".join(map(_rendered_block, text.split("\n\n")))
+
+
+def _rendered_block(block: str) -> str:
+    if block.lstrip().startswith(">>>"):
+        return f"```pycon\n{block}\n```"
+    title, _, body = block.partition(":\n")
+    if title not in SECTIONS:
+        return block
+    items = re.sub(r"\n {5,}", " ", body).splitlines()
+    return "\n".join([f"**{title}**\n", *(re.sub(r"^ {4}(\w+):", r"- `\1`:", each).strip() for each in items)])
 
 
 class Examples(griffe.Extension):
-    """Puts fences around the examples of every docstring."""
+    """Renders the examples and sections of every docstring."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for each function, class and module."""
         if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+            obj.docstring.value = rendered(obj.docstring.value)

@@ -1,4 +1,4 @@
-"""For the documentation: a line `<!-- table: replica -->` becomes the table that benchmarks/replica has measured."""
+"""Documentation hook that replaces a line `<!-- table: replica -->` by the table that benchmarks/replica measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MEASURED = re.compile(r"<!-- measured.*?-->\n(.*?)<!-- /measured -->", re.DOTAL
 
 
 def tables(text: str) -> list[str]:
-    """The benchmarks whose tables a page wants.
+    """The benchmarks whose tables a page includes.
 
     >>> tables("before\\n<!-- table: replica -->\\nafter")
     ['replica']
@@ -21,10 +21,10 @@ def tables(text: str) -> list[str]:
 
 
 def measured(name: str) -> str:
-    """What a benchmark's README has as measured: the table, and the machine."""
+    """The measured part of a benchmark's README: the table, and the machine."""
     found = _MEASURED.search((BENCHMARKS / name / "README.md").read_text())
     if found is None:
-        raise SystemExit(f"benchmarks/{name}/README.md has no table that was measured")
+        raise SystemExit(f"benchmarks/{name}/README.md has no measured table")
     return found[1].strip()
 
 

@@ -1,11 +1,11 @@
-"""Checks names: a function is a verb with an object.
+"""Checks that names of functions are a verb with an object.
 
-Its name is not a bare participle (`made`, `told`, `encoded`), and does not begin with a preposition, an adverb or a
+A name must not be a bare participle (`made`, `told`, `encoded`), or start with a preposition, an adverb or a
 pronoun (`without_rows`, `again`, `what`).
 
-`python tools/names.py` lists those that are; `make lint` runs it. Names that begin with a verb pass (`describe_sent`),
-and so do properties, which are values, and what makes an error (`late_error`). Methods that a protocol calls when
-something has happened are in `EVENTS`. Rules of ops (passes/rules) are named by what an op does.
+`python tools/names.py` lists violations; `make lint` runs it. Names that start with a verb pass (`describe_sent`), and
+so do properties, which are values, and functions that create an error (`late_error`). Methods that a protocol calls on
+an event are in `EVENTS`. Rules of ops (passes/rules) are named after what the op does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ RULES = "whale_nebula/passes/rules/"
 PUBLIC = {"gathered", "here", "resumed", "what_if"}  # names of the public interface
 EVENTS = {"broken", "carried", "connected", "disconnected", "ended", "entered", "gone", "lost", "opened", "refused"}
 MOST_METHODS = 55
-"""How many methods are still named so. This number only falls."""
+"""Number of methods that still violate the rule. It may only decrease."""
 
 
 def functions() -> Iterator[tuple[str, str, bool]]:
-    """(place, name, whether it is a method) of every function, without properties."""
+    """Yield (place, name, whether it is a method) for every function that is not a property."""
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         owners = [(tree, False), *((node, True) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
@@ -56,7 +56,7 @@ def is_participle(name: str) -> bool:
 
 
 def lacks_verb(place: str, name: str, method: bool) -> bool:
-    """Whether a function, or a private method, begins with a word that is not a verb.
+    """Whether the name of a function, or of a private method, starts with a word that is not a verb.
 
     >>> lacks_verb("a.py:1", "without_rows", False), lacks_verb("a.py:1", "late_error", False)
     (True, False)
@@ -66,7 +66,7 @@ def lacks_verb(place: str, name: str, method: bool) -> bool:
 
 
 def main() -> int:
-    """Print what should have another name; 1 if there is anything."""
+    """Print the names to change; return 1 if there are any."""
     every = list(functions())
     wrong = [each for each in every if is_participle(each[1])]
     plain = [f"{place} {name}" for place, name, method in wrong if not method and name not in PUBLIC]
@@ -75,7 +75,7 @@ def main() -> int:
         plain += methods
     plain += [f"{place} {name}" for place, name, method in every if lacks_verb(place, name, method)]
     for line in plain:
-        print(f"{line}: name what it does: a verb and its object", file=sys.stderr)
+        print(f"{line}: a function's name must be a verb with an object", file=sys.stderr)
     return 1 if plain else 0
 
 

@@ -1,9 +1,9 @@
-"""Runs the notebooks of examples/notebooks and writes them with their outputs.
+"""Runs the notebooks of examples/notebooks, and writes them with their outputs.
 
     python tools/notebooks.py
 
-A notebook is written as a `.py` in percent form and paired with its `.ipynb` by jupytext: the first is what is read,
-changed and compared, the second what is shown.
+Each notebook is a `.py` file in percent format, which jupytext pairs with an `.ipynb` file. Edit the `.py` file; the
+`.ipynb` file is generated.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ DEADLINE = 300
 
 
 def executed(path: Path) -> Any:
-    """The notebook of a `.py`, run from its first cell to its last in a kernel of its own."""
+    """Run the notebook of a `.py` file from start to end in its own kernel."""
     notebook = jupytext.read(path)
     for number, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{number}"  # a drawn one would be another one each time
+        cell.id = f"cell-{number}"  # a random id would change with each run
     where = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, timeout=DEADLINE, kernel_name="python3", resources=where)
     client.execute(env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # when each cell ran
-        if "outputs" in cell:  # what TensorFlow says of the machine when it is loaded is of no interest to readers
+        cell.metadata.pop("execution", None)  # the time at which each cell ran
+        if "outputs" in cell:  # messages of TensorFlow about the machine
             cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
     return notebook
 
 
 def main() -> int:
-    """Run and write all of them."""
+    """Run and write all notebooks."""
     for path in sorted(NOTEBOOKS.glob("*.py")):
         nbformat.write(executed(path), path.with_suffix(".ipynb"))
         print(f"wrote {path.with_suffix('.ipynb').name}")

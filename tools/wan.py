@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Run one command per site, each on a host of its own, joined by a slow wide-area network.
+"""Run one command per site, each on its own emulated host; the hosts are connected by a slow wide-area network.
 
     python tools/wan.py --rate 60mbit --delay 20ms --loss 0.1% -- CMD OF SITE 0 --- CMD OF SITE 1 [--- ...]
 
-Every site is a network namespace with one interface, `wan0`, at 10.77.0.1, 10.77.0.2 and so on. A router in user space
-carries packets between them and gives each direction of each pair its own rate, one-way delay and loss. Needs root,
-/dev/net/tun and iproute2. Commands get WAN_SITE (0, 1 ...) in their environment.
+Each site is a network namespace with one interface, `wan0`, at 10.77.0.1, 10.77.0.2 and so on. A router in user space
+forwards packets between them, with a rate, a one-way delay and a loss for each direction of each pair. Requires root,
+/dev/net/tun and iproute2. The environment of a command has its site in WAN_SITE (0, 1 ...).
 
-    --cut 5s+3s         nothing passes from second 5 on, for 3 seconds
-    --cut 5s+3s@0:1     only what site 0 sends to site 1 is lost
-    --change 10s=6mbit  every rate is another one from second 10 on
-    --follow FILE       rate and delay are what the file says, "120mbit 20ms", from whenever it says so
+    --cut 5s+3s         drop all packets for 3 seconds, from second 5 on
+    --cut 5s+3s@0:1     drop only packets from site 0 to site 1
+    --change 10s=6mbit  change all rates, from second 10 on
+    --follow FILE       read rate and delay from a file ("120mbit 20ms") whenever it changes
 
-Cuts and changes may be repeated. They count from the start or, with --go FILE, from when that file is there. The exit
-code is that of the first command that failed, or 0. What crossed is printed last, as one line of JSON on stderr: bytes
-and packets for each direction as they were delivered, headers included. Whoever ends wan.py ends the commands.
+--cut and --change may be repeated. Their times count from the start or, with --go FILE, from when that file exists. The
+exit code is that of the first command that failed, or 0. The last output is a line of JSON on stderr with the bytes and
+packets that were delivered in each direction, including headers. The commands are killed when wan.py exits.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ Way = tuple[int, int]
 
 
 class Cut(NamedTuple):
-    """A span of time in which nothing passes, one way or every way."""
+    """A time span in which packets are dropped, in one direction or in all."""
 
     start: float
     end: float
     way: Way | None
 
     def hides(self, now: float, way: Way) -> bool:
-        """Whether it swallows a packet."""
+        """Whether a packet is dropped."""
         return self.start <= now < self.end and self.way in (None, way)
 
 
 class Site(NamedTuple):
-    """A host: its first process, the network device on our side, and the socket that lets it begin."""
+    """An emulated host: its first process, the router's network device, and the socket that starts its command."""
 
     pid: int
     device: int
@@ -69,7 +69,7 @@ class Site(NamedTuple):
 
 
 def quantity(text: str) -> float:
-    """A number with its unit, in bits per second, seconds, or as a share."""
+    """Parse a number with a unit, as bits per second, seconds or a share."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz%")
     try:
         return float(number) * UNITS[text[len(number) :]]
@@ -78,7 +78,7 @@ def quantity(text: str) -> float:
 
 
 def cut(text: str) -> Cut:
-    """START+LENGTH, and the way where it is only one."""
+    """Parse START+LENGTH[@FROM:TO]."""
     span, _, way = text.partition("@")
     start, _, length = span.partition("+")
     begin = quantity(start)
@@ -87,37 +87,39 @@ def cut(text: str) -> Cut:
 
 
 def change(text: str) -> tuple[float, float]:
-    """WHEN=RATE."""
+    """Parse WHEN=RATE."""
     when, _, rate = text.partition("=")
     return quantity(when), quantity(rate)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[list[str]]]:
-    """The options, and a command for each site."""
+    """Parse the options, and the command of each site."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=quantity, default=60e6, help="of each direction, 60mbit if not said")
-    parser.add_argument("--delay", type=quantity, default=0.0, help="one way: 20ms")
-    parser.add_argument("--loss", type=quantity, default=0.0, help="share of the packets: 1%%")
-    parser.add_argument("--queue", type=quantity, default=0.2, help="what the router holds, in seconds of line time")
+    parser.add_argument("--rate", type=quantity, default=60e6, help="rate of each direction (60mbit)")
+    parser.add_argument("--delay", type=quantity, default=0.0, help="one-way delay, such as 20ms")
+    parser.add_argument("--loss", type=quantity, default=0.0, help="share of packets that are lost, such as 1%%")
+    parser.add_argument(
+        "--queue", type=quantity, default=0.2, help="length of the router's queues, in seconds at the rate"
+    )
     parser.add_argument("--mtu", type=int, default=9000)
-    parser.add_argument("--seed", type=int, default=0, help="of what is lost")
-    parser.add_argument("--cut", type=cut, action="append", default=[], help="START+LENGTH[@FROM:TO]: 5s+3s")
-    parser.add_argument("--change", type=change, action="append", default=[], help="WHEN=RATE: 10s=6mbit")
-    parser.add_argument("--follow", help="a file that says rate and delay, and may be written anew: 120mbit 20ms")
-    parser.add_argument("--go", help="a file: cuts and changes count from when it is there")
+    parser.add_argument("--seed", type=int, default=0, help="seed of losses")
+    parser.add_argument("--cut", type=cut, action="append", default=[], help="START+LENGTH[@FROM:TO], such as 5s+3s")
+    parser.add_argument("--change", type=change, action="append", default=[], help="WHEN=RATE, such as 10s=6mbit")
+    parser.add_argument("--follow", help="file with rate and delay, which may change: 120mbit 20ms")
+    parser.add_argument("--go", help="file; times of cuts and changes count from when it exists")
     parser.add_argument("--timeout", type=quantity, default=3600.0)
     words = list(argv)
     if "--" not in words:
         parser.parse_args(words)
-        parser.error("no commands: put them after --, parted by ---")
+        parser.error("no commands: write them after --, separated by ---")
     at = words.index("--")
-    options, commands = parser.parse_args(words[:at]), _parted(words[at + 1 :])
+    options, commands = parser.parse_args(words[:at]), _split_commands(words[at + 1 :])
     if len(commands) < 2 or not all(commands):
-        parser.error("two commands or more are needed, parted by ---")
+        parser.error("at least two commands are required, separated by ---")
     return options, commands
 
 
-def _parted(words: Sequence[str]) -> list[list[str]]:
+def _split_commands(words: Sequence[str]) -> list[list[str]]:
     commands: list[list[str]] = [[]]
     for word in words:
         if word == "---":
@@ -128,7 +130,7 @@ def _parted(words: Sequence[str]) -> list[list[str]]:
 
 
 def start_site(index: int, command: Sequence[str], mtu: int) -> Site:
-    """Fork a process into a namespace of its own; its network device comes back, the command waits for go."""
+    """Fork a process into its own namespace. It sends its network device, and waits until its command may start."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -137,17 +139,17 @@ def start_site(index: int, command: Sequence[str], mtu: int) -> Site:
     theirs.close()
     _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
     if not ancillary:
-        sys.exit(f"wan.py: site {index} could not be made (see above)")
+        sys.exit(f"wan.py: cannot create site {index} (see above)")
     return Site(pid, array.array("i", ancillary[0][2])[0], ours)
 
 
 def _be_site(index: int, command: Sequence[str], mtu: int, parent: socket.socket) -> None:
-    """The forked process: make the namespace and its device, hand it over, and become the command."""
+    """Run in the forked process: create the namespace and its device, send the device, and become the command."""
     os.setsid()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if libc.unshare(CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "unshare: root is needed")
+        raise OSError(ctypes.get_errno(), "unshare requires root")
     device = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", b"wan0", IFF_TUN | IFF_NO_PI))
     for words in (
@@ -168,7 +170,7 @@ def _be_site(index: int, command: Sequence[str], mtu: int, parent: socket.socket
 
 @dataclass
 class Router:
-    """Carries packets between the sites: each way a line that is free again at a time, then a delay."""
+    """Forwards packets between sites: in each direction they are queued at the rate, then delayed."""
 
     devices: Sequence[int]
     options: argparse.Namespace
@@ -184,7 +186,7 @@ class Router:
     followed: float = 0.0
 
     def follow(self, now: float) -> None:
-        """Take rate and delay from the file, now and then. One that is just being written is read the next time."""
+        """Read rate and delay from the file at intervals. If it is being written, it is read the next time."""
         if not self.options.follow or now < self.followed:
             return
         self.followed = now + TICK_SECONDS
@@ -196,7 +198,7 @@ class Router:
         self.options.rate, self.options.delay = rate, delay
 
     def elapsed(self, now: float) -> float:
-        """Seconds on the clock of cuts and changes; below zero until it goes."""
+        """Seconds on the clock of cuts and changes; negative until it starts."""
         if self.options.go and not self.gone:
             if not os.path.exists(self.options.go):
                 return -1.0
@@ -204,11 +206,11 @@ class Router:
         return now - self.began
 
     def wait(self) -> float:
-        """Seconds until something has to be delivered."""
+        """Seconds until the next packet is due."""
         return min(TICK_SECONDS, max(0.0, self.line[0][0] - time.monotonic())) if self.line else TICK_SECONDS
 
     def read(self, source: int) -> None:
-        """Take what a site sends."""
+        """Read the packets that a site sends."""
         for _ in range(READS_AT_ONCE):
             try:
                 packet = os.read(self.devices[source], 65536)
@@ -233,7 +235,7 @@ class Router:
         return latest[1] if latest else self.options.rate
 
     def deliver(self) -> None:
-        """Hand over what is due."""
+        """Deliver the packets that are due."""
         now = time.monotonic()
         while self.line and self.line[0][0] <= now:
             _, _, way, packet = heapq.heappop(self.line)
@@ -245,8 +247,8 @@ class Router:
             self.sent[way] += len(packet)
             self.packets[way] += 1
 
-    def told(self) -> str:
-        """What crossed, as JSON."""
+    def to_json(self) -> str:
+        """The delivered bytes and packets, as JSON."""
         ways = {
             f"{a}->{b}": {"bytes": self.sent[a, b], "packets": self.packets[a, b], "lost": self.lost[a, b]}
             for a, b in sorted(self.sent | self.lost)
@@ -255,8 +257,8 @@ class Router:
 
 
 def route(sites: Sequence[Site], options: argparse.Namespace) -> int:
-    """Carry packets until every command has ended; gives the exit code."""
-    # Losses are drawn so that a run can be repeated; nothing secret depends on them.
+    """Forward packets until all commands have exited; return the exit code."""
+    # Losses are seeded so that a run can be repeated; they need no secure random numbers.
     router = Router([site.device for site in sites], options, random.Random(options.seed))
     poll, start = select.poll(), time.monotonic()
     numbers = {site.device: number for number, site in enumerate(sites)}
@@ -266,14 +268,14 @@ def route(sites: Sequence[Site], options: argparse.Namespace) -> int:
     status: dict[int, int] = {}
     while len(status) < len(sites):
         if time.monotonic() - start > options.timeout:
-            sys.stderr.write("wan.py: the time is up\n")
+            sys.stderr.write("wan.py: timeout\n")
             _kill(sites, status)
         for device, _ in poll.poll(router.wait() * 1000):
             router.read(numbers[device])
         router.deliver()
         router.follow(time.monotonic())
         _look(sites, status)
-    sys.stderr.write(router.told() + "\n")
+    sys.stderr.write(router.to_json() + "\n")
     return next((status[site.pid] for site in sites if status[site.pid]), 0)
 
 
@@ -292,7 +294,7 @@ def _look(sites: Sequence[Site], status: dict[int, int]) -> None:
 
 
 def main() -> int:
-    """Make the sites, let them begin together, and carry their packets."""
+    """Create the sites, start their commands together, and forward packets."""
     options, commands = parse(sys.argv[1:])
     sites = [start_site(number, command, options.mtu) for number, command in enumerate(commands)]
     for site in sites:

@@ -2,6 +2,7 @@
 
     python benchmarks/curriculum/run.py            # half an hour; goes on where it was broken off
     python benchmarks/curriculum/run.py --quick    # a few steps of each, to see that it runs; writes nothing
+    python benchmarks/curriculum/run.py --by-length    # micro-batches chosen by length: five minutes
 
 A language model of two stages over an emulated line of 60 Mbit/s and 20 ms; the variants of one seed train alternately.
 """
@@ -42,6 +43,12 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 LARGE, LARGE_STEPS, LARGE_RATE = 4, 120, 4
 """So many times the batch, for so many steps, at so many times the rate."""
 SPIKE = 1.1
+BY_LENGTH: Mapping[str, Mapping[str, Any]] = {
+    "4 micro-batches": {},
+    "micro-batches chosen": {"micro_batch": "auto"},
+}
+EACH = 8
+"""The steps of each length in this comparison."""
 
 
 class Looks(keras.callbacks.Callback):
@@ -148,6 +155,43 @@ def reach(row: Mapping[str, Any], target: float) -> tuple[float, float, float] |
     return None
 
 
+def make_model() -> Any:
+    """The model in two stages, with four micro-batches."""
+    with nb.cluster(), nb.pipeline(micro_batch=4):
+        model = transformer(SIZES, around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"), shorter=True)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def measure_by_length() -> list[list[Any]]:
+    """Seconds of a step by length, with micro-batches chosen by length and with four; the first two steps of each
+    length do not count.
+    """
+    nb.init(links=LINE, seed=1)
+    pace = {number * EACH: length for number, length in enumerate((16, 64, LENGTH))}
+    x, y = read_text(SENTENCES, WORDS, LENGTH)
+    seen: dict[str, dict[int, list[Any]]] = {}
+    for way, options in BY_LENGTH.items():
+        curriculum, model, reports = Curriculum(16, LENGTH, max(pace), pace=pace, **options), make_model(), list[Any]()
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda *_, to=reports, **__: to.append(nb.last_report())
+        )
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
+        model.fit(data, steps_per_epoch=len(pace) * EACH, verbose=0, callbacks=[curriculum, look])
+        seen[way] = {length: [] for length in pace.values()}
+        for step, report in enumerate(reports):
+            if step % EACH >= 2:
+                seen[way][curriculum.length(step)].append(report)
+    rows: list[list[Any]] = [["rows of", *(head for way in BY_LENGTH for head in (f"seconds, {way}", "as"))]]
+    for length in pace.values():
+        row: list[Any] = [length]
+        for way in BY_LENGTH:
+            took = [each.step_seconds for each in seen[way][length]]
+            row += [f"{statistics.median(took):.3f}", seen[way][length][-1].micro_batches]
+        rows.append(row)
+    return rows
+
+
 def describe_steps(found: list[dict[str, Any]]) -> list[list[Any]]:
     """Steps by length, with the simulator's predictions."""
     rows: list[list[Any]] = [
@@ -232,7 +276,16 @@ def draw(found: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     """Measure what is missing, and write all tables."""
-    quick = parser(__doc__).parse_args().quick
+    arguments = parser(__doc__)
+    arguments.add_argument("--by-length", action="store_true", help="only micro-batches chosen by length")
+    given = arguments.parse_args()
+    quick = given.quick
+    if given.by_length:
+        table = measure_by_length()
+        print("\n".join(" | ".join(map(str, row)) for row in table))
+        if not quick:
+            write(__file__, {"machine": machine(), "table": table}, table, part="by_length")
+        return 0
     kept = [] if quick else finished(ROWS)
     found = measure(20, 20, SEEDS[:1], kept) if quick else measure(STEPS, LARGE_STEPS, SEEDS, kept)
     tables = {"steps": describe_steps(found), "steadiness": describe_steadiness(found)}

@@ -12,10 +12,10 @@
 # ---
 
 # %% [markdown]
-# # One model, two clusters, a slow line
+# # One model, two clusters, a slow link
 #
-# Half of a small language model lives in cluster `gpu`, the other half in cluster `npu`. A line of 20 Mbit/s and 20 ms
-# joins them. Both clusters and the line are emulated in this notebook's process: nothing else is needed.
+# One half of a small language model is in cluster `gpu`, the other half in cluster `npu`. A link of 20 Mbit/s and 20 ms
+# connects them. Both clusters and the link are emulated in this notebook's process, so you need nothing else.
 
 # %%
 import contextlib
@@ -32,7 +32,7 @@ LINE = "20mbit,20ms"
 run = nb.init(links=LINE)
 
 # %% [markdown]
-# The task: rows like 3 7 11 15 ... (modulo 32). The model says what comes next, so it has to find each row's stride.
+# The task: rows like 3 7 11 15 ... (modulo 32). The model predicts the next number, so it must infer each row's stride.
 
 # %%
 SIZES = Sizes(vocabulary=32, length=32, width=64, heads=4, blocks=2)
@@ -43,9 +43,10 @@ x, y = tokens[:, :-1], tokens[:, 1:]
 print(x[0])
 
 # %% [markdown]
-# ## Where things run
+# ## Placement
 #
-# Scopes say it. What `compress` gets is how the boundary crosses the line; everything else is Keras as you know it.
+# Scopes assign layers to clusters. The arguments of `compress` set the encoding of the tensors that are sent between
+# the clusters; everything else is plain Keras.
 
 
 # %%
@@ -62,31 +63,31 @@ def language_model(**codec):
 # %%
 model = language_model()
 plan = nb.plan(model, x[:64], y[:64])
-plan  # a notebook shows its picture
+plan  # a notebook shows it as a picture
 
 # %%
 print(plan)
 
 # %% [markdown]
-# ## Is it still the same model?
+# ## Comparison with the uncut model
 #
-# One step by the plan and one of the uncut model, compared number by number:
+# `nb.verify` runs one step by the plan and one step of the uncut model, and compares all results:
 
 # %%
 print(nb.verify(model, x[:64], y[:64]))
 
 # %% [markdown]
-# ## Training across the line
+# ## Training over the link
 #
-# Twice the same model: with a line that carries float32, and with four bits a number, there and back. The emulated line
-# is busy for as long as a real one would be.
+# Train the same model twice: once with float32 on the link, and once with four bits per number in both directions. The
+# emulated link is busy for as long as a real link would be.
 
 # %%
 CODECS = {"float32": {}, "int4, both ways": {"int4": True, "backward": "int4"}}
 
 
 class Curve(keras.callbacks.Callback):
-    """The loss by time; the first step, which is traced and planned, does not count."""
+    """Records the loss by time; the first step, which is traced and planned, is not counted."""
 
     def on_train_begin(self, logs=None):
         self.points, self.began = [], None
@@ -118,9 +119,9 @@ right.set(xticks=range(2), xticklabels=ways, ylabel="kB a step")
 plt.show()
 
 # %% [markdown]
-# ## Where the time goes
+# ## Where time is spent
 #
-# The report of the last step: who computed, who waited, what crossed, and what would help.
+# The report of the last step: computation and waiting of each stage, bytes on each link, and what would make it faster.
 
 # %%
 print(reports["float32"])

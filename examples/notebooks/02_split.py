@@ -12,11 +12,11 @@
 # ---
 
 # %% [markdown]
-# # Operators over several devices
+# # Operators split over several devices
 #
-# A classifier may be larger than all that comes before it. Then its gradients are what a step waits for, if every
-# worker copies it. Here the features are copied, and the classifier is divided: each device computes its own classes.
-# All devices are emulated in this notebook's process; `whale-nebula run` gives each a process, with the same numbers.
+# A classifier may be larger than the rest of its model. If every worker has a copy of it, steps wait for its gradients.
+# Here the feature layers are replicated, and the classifier is split: each device computes some of the classes. All
+# devices are emulated in this notebook's process; `whale-nebula run` starts a process for each, with equal results.
 
 # %%
 import keras
@@ -54,13 +54,13 @@ def classifier(split=True, devices=2):
 nb.init()
 model = classifier()
 plan = nb.plan(model, rows[:BATCH], labels[:BATCH])
-plan  # a notebook shows its picture
+plan  # a notebook shows it as a picture
 
 # %% [markdown]
-# ## How tensors lie, and what crosses
+# ## Layouts of tensors, and what is sent
 #
-# Nobody said how logits, their gradients or Adam's moments lie: that follows from the classifier's weights. The logits
-# are never whole on any device. What crosses are numbers of rows, and the gradient of the features.
+# The layouts of logits, of their gradients and of Adam's moments follow from those of the classifier's weights. No
+# device ever has all logits. Only a few numbers per row and the gradient of the features are sent.
 
 # %%
 print(plan)
@@ -70,15 +70,15 @@ for name, layout in list(plan.layouts.items())[:12]:
     print(f"{layout:10} {name}")
 
 # %% [markdown]
-# ## Is it still the same model?
+# ## Comparison with the uncut model
 
 # %%
 print(nb.verify(model, rows[:BATCH], labels[:BATCH]))
 
 # %% [markdown]
-# ## What a device holds
+# ## Memory of a device
 #
-# Weights and slots of the classifier, by the number of devices.
+# Weights and optimizer slots of the classifier on each device, by the number of devices.
 
 # %%
 held = []
@@ -95,8 +95,8 @@ plt.show()
 # %% [markdown]
 # ## Experts
 #
-# `SwitchFeedForward` has its experts along axis 0 of its weights, so `nb.split(axis=0)` spreads them. Which expert has
-# how much to do is among the metrics: an entropy of one means that all have the same.
+# Axis 0 of the weights of `SwitchFeedForward` are its experts, so `nb.split(axis=0)` distributes them. The metrics show
+# the load of the experts: an entropy of one means that all have the same load.
 
 # %%
 tokens = random.normal(size=(512, 16, 24)).astype("float32")

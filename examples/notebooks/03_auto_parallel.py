@@ -12,11 +12,11 @@
 # ---
 
 # %% [markdown]
-# # One line, and the planner finds the plan
+# # Automatic placement by the planner
 #
-# A language model, two clusters, a line between them, and no scope anywhere. `nb.auto_parallel()` decides which cluster
-# runs what, with how many replicas and micro-batches. The clusters are those of a config; this notebook's process
-# emulates them, and the plan is the one that they would have.
+# A language model, two clusters and a link between them, without scopes. `nb.auto_parallel()` decides which cluster
+# runs which layers, with how many replicas and micro-batches. The clusters are those of a config; this notebook's
+# process emulates them, and the plan is the same as on real clusters.
 
 # %%
 import keras
@@ -46,20 +46,20 @@ nb.init({"clusters": CLUSTERS}, links="60mbit,10ms")
 nb.auto_parallel()
 model = language_model()
 plan = nb.plan(model, x[:BATCH], y[:BATCH])
-plan  # a notebook shows its picture
+plan  # a notebook shows it as a picture
 
 # %% [markdown]
 # ## Why this plan
 #
-# The candidates with their seconds, memory and bytes, what each waits for, and what would change them.
+# The candidates with their seconds, memory and bytes, the bottleneck of each, and what would change the choice.
 
 # %%
 print(plan.explain())
 
 # %% [markdown]
-# ## The step of the best plan by the rate of the line
+# ## Step time of the best plan, by the rate of the link
 #
-# Over a slow line the planner cuts where less crosses, or leaves all of it to one cluster.
+# Over a slow link the planner cuts where fewer bytes are sent, or uses only one cluster.
 
 
 # %%
@@ -85,7 +85,7 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# ## It is still the same model
+# ## Comparison with the uncut model
 
 # %%
 nb.shutdown()

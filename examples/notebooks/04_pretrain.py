@@ -12,12 +12,12 @@
 # ---
 
 # %% [markdown]
-# # Pretraining one way
+# # One-way pretraining
 #
-# Two small generators, one for Germanic and one for Romance languages, each live with their own text. They hide words,
-# fill them in, and send what they have made to one discriminator, which learns to tell which words were replaced, and
-# what stood there. Nothing comes back. All clusters are emulated in this notebook's process; `whale-nebula run` gives
-# each a process, with the same numbers. `examples/pretrain.py` is the whole program.
+# Two small generators, one for Germanic and one for Romance languages, run where their text is. They hide words, fill
+# in predictions, and send the result to one discriminator, which learns to detect replaced words and to predict the
+# originals. Nothing is sent back. All clusters are emulated in this notebook's process; `whale-nebula run` starts a
+# process for each, with equal results. `examples/pretrain.py` is the full program.
 
 # %%
 import keras
@@ -48,8 +48,8 @@ for language, lines in corpus.pairs.items():
     print(language, lines[0])
 
 # %% [markdown]
-# Each generator is fed its own languages, and pairs of translations that begin with one of them. Languages are mixed by
-# temperature, so that one with little text is learned, too.
+# Each generator gets its own languages, and pairs of translations that start with one of them. Languages are mixed by
+# temperature, so that languages with little text are learned, too.
 
 # %%
 alone = {name: encode_alone(corpus, words, own, LENGTH) for name, own in FAMILIES.items()}
@@ -91,7 +91,7 @@ def batch(number):
 
 
 # %% [markdown]
-# Three stages; ids, bits and hidden originals go to the discriminator, and no gradient comes back.
+# The plan has three stages. Ids, bits and hidden originals are sent to the discriminator, and no gradient is sent back.
 
 # %%
 nb.plan(step, *batch(0))

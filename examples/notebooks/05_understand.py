@@ -12,12 +12,12 @@
 # ---
 
 # %% [markdown]
-# # Fine-tuning on sentences that stay at home
+# # Fine-tuning on private sentences
 #
-# A BERT learns what sentences say. Sentences and labels are in cluster `home`, with the first layers and the head;
-# the layers between run in cluster `away`. Where the model is cut, a linear layer crosses on its own singular vectors:
-# 8 numbers a token and not 64. Both clusters are emulated in this notebook's process; `whale-nebula run` gives each a
-# process, with the same numbers. `examples/understand.py` is the whole program.
+# A BERT is fine-tuned to classify sentences. Sentences and labels are in cluster `home`, with the first layers and the
+# head; the layers between run in cluster `away`. At each cut the output of a linear layer is sent in the basis of the
+# layer's singular vectors: 8 numbers per token instead of 64. Both clusters are emulated in this notebook's process;
+# `whale-nebula run` starts a process for each, with equal results. `examples/understand.py` is the full program.
 
 # %%
 import keras
@@ -48,7 +48,7 @@ for sentence, label in list(zip(made.first, made.labels, strict=True))[:4]:
     print(int(label), sentence)
 
 # %% [markdown]
-# ## A language model, of text that is not a secret
+# ## A language model, pretrained on public text
 
 # %%
 keras.utils.set_random_seed(1)
@@ -63,9 +63,9 @@ weights = bert.get_weights()
 [round(loss, 2) for loss in learned.history["loss"]]
 
 # %% [markdown]
-# ## Cut twice, inside of layers
+# ## Two cuts inside layers
 #
-# `home` comes twice, so its second stage has a name of its own.
+# Cluster `home` occurs twice, so its second stage needs its own name.
 
 # %%
 nb.init(links="60mbit,10ms")
@@ -90,7 +90,7 @@ def cut(rank):
 nb.plan(cut(8), train.ids[:32], train.labels[:32])
 
 # %% [markdown]
-# ## What crosses, and what it does to training
+# ## Bytes and loss by rank
 
 # %%
 curves, sent = {}, {}

@@ -12,12 +12,12 @@
 # ---
 
 # %% [markdown]
-# # Three methods for slow lines
+# # Three methods for slow links
 #
-# Momenta in a bit a number, rows that grow, and tables that stand beside the model. Each has a page
+# Momenta at one bit per number, rows that grow, and embedding tables next to the model. Each has a page
 # (`docs/one-bit.md`, `docs/curriculum.md`, `docs/recommender.md`) and a program (`examples/one_bit.py`,
 # `examples/curriculum.py`, `examples/recommend.py`). All clusters are emulated in this notebook's process;
-# `whale-nebula run` gives each a process, with the same numbers.
+# `whale-nebula run` starts a process for each, with equal results.
 
 # %%
 import keras
@@ -39,7 +39,7 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Looks(keras.callbacks.Callback):
-    """Keeps seconds and bytes of each step, and the loss."""
+    """Records the seconds, the bytes and the loss of each step."""
 
     def __init__(self):
         super().__init__()
@@ -51,10 +51,10 @@ class Looks(keras.callbacks.Callback):
 
 
 # %% [markdown]
-# ## Momenta in a bit a number
+# ## Momenta at one bit per number
 #
-# Two clusters train copies of one model. For twelve steps their momenta cross in float32; then the variance is frozen,
-# and each number crosses as its sign. What signs leave out is added to the next momentum.
+# Two clusters train copies of one model. For twelve steps their momenta are sent in float32; then the variance is
+# frozen, and only the sign of each number is sent. The error of the signs is added to the next momentum.
 
 # %%
 nb.init({"clusters": {"gpu": {}, "npu": {}}}, links=LINE, seed=1)
@@ -77,8 +77,8 @@ print(f"a step after the warm-up sends 1/{sent[:12].mean() / sent[-12:].mean():.
 # %% [markdown]
 # ## Rows that grow
 #
-# A pipeline of two stages begins with rows of 16 tokens, and has full ones from step 30 on. Bytes and seconds follow
-# the length; there are two traces, whatever the number of lengths. The learning rate counts tokens.
+# A pipeline of two stages starts with rows of 16 tokens, and has full rows from step 30 on. Bytes and seconds follow
+# the length; there are two traces, for any number of lengths. The learning rate is a function of tokens.
 
 # %%
 nb.init(seed=1, links=LINE)
@@ -104,10 +104,10 @@ for length in np.unique(lengths):
     print(f"rows of {length}: {np.median(sent[own]) / 1e3:.0f} kB, {np.median(seconds[own]):.3f} s a step")
 
 # %% [markdown]
-# ## Tables beside the model
+# ## Tables in a different cluster
 #
-# The table of a recommender stands in a cluster of its own, and has a row for each id that was trained. The dense part
-# is in another cluster; only vectors of a batch and their gradients cross.
+# The table of a recommender is in its own cluster, and has a row for each trained id. The dense part is in another
+# cluster; only the vectors of a batch and their gradients are sent.
 
 # %%
 nb.init(links=LINE, seed=1)

@@ -1,6 +1,6 @@
-"""Beam search: decode from left to right with the most likely prefixes side by side.
+"""Beam search: decoding from left to right with the most likely prefixes in parallel.
 
-All of it is one `tf.while_loop` over plain tensors, so it belongs to the stage in which it is called, if any.
+The search is one `tf.while_loop` over plain tensors, so it belongs to the stage in which it is called, if any.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """Options of beam search: `width` prefixes at once, at most `longest` words, the last of which is `end`.
+    """Options of beam search, for causal models.
 
-    `penalty` compensates for the lower likelihood of long sentences: scores are divided by ((5 + words) / 6) **
-    penalty.
+    Args:
+        start: id of the start token.
+        end: id of the end token.
+        longest: maximum number of words, including the end token.
+        width: number of prefixes that are kept for each sentence.
+        penalty: length penalty: scores are divided by ((5 + words) / 6) ** penalty. Zero prefers short sentences.
+        never: ids that are never produced.
     """
 
     start: int
@@ -40,13 +45,13 @@ class Beam:
     def __post_init__(self) -> None:
         if self.width < 1 or self.longest < 1:
             said = f"width={self.width}, longest={self.longest}"
-            raise OptionError(f"a beam of {said} finds nothing", mend="width=5, longest=64")
+            raise OptionError(f"a beam search needs positive sizes: {said}", mend="width=5, longest=64")
         if self.penalty < 0:
-            why = "shorter sentences are more likely as it is, and would be preferred once more"
+            why = "shorter sentences are already more likely, and a negative penalty would favour them further"
             raise OptionError(f"penalty={self.penalty!r} is negative", why=why, mend="penalty=0.6")
         if self.end in self.never:
-            why = "then no sentence would come to its end"
-            raise OptionError(f"never={self.never} has the end, {self.end}", why=why, mend="never=(0,)")
+            why = "no sentence could be completed"
+            raise OptionError(f"never={self.never} contains the end token, {self.end}", why=why, mend="never=(0,)")
 
 
 class _Search(NamedTuple):

@@ -1,7 +1,7 @@
-"""Mask-predict: predict all words of a sentence at once, then the least certain of them again, a few times.
+"""Mask-predict: predict all words of a sentence at once, then the least certain ones again, for a few rounds.
 
-Sentences of several lengths are decoded side by side, and the likeliest is kept. All of it is one `tf.while_loop` over
-plain tensors, so it belongs to the stage in which it is called.
+Sentences of several lengths are decoded in parallel, and the most likely one is kept. The search is one `tf.while_loop`
+over plain tensors, so it belongs to the stage in which it is called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ Predict = Callable[[tf.Tensor], tf.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class MaskPredict:
-    """Options of the search: `candidates` lengths for each sentence, at most `longest` words, `rounds` predictions."""
+    """Options of mask-predict, for models that fill in hidden words.
+
+    Args:
+        start: id of the start token.
+        end: id of the end token.
+        mask: id of a hidden word.
+        longest: maximum number of words.
+        candidates: number of sentence lengths that are tried for each sentence.
+        rounds: number of predictions.
+        never: ids that are never produced.
+    """
 
     start: int
     end: int
@@ -35,8 +45,8 @@ class MaskPredict:
     def __post_init__(self) -> None:
         if not 1 <= self.candidates <= self.longest or self.rounds < 1:
             said = f"candidates={self.candidates}, longest={self.longest}, rounds={self.rounds}"
-            why = "there are `longest` lengths to choose from, and a sentence is predicted once at least"
-            raise OptionError(f"mask-predict cannot search with {said}", why=why, mend="candidates=5, rounds=4")
+            why = "at most `longest` lengths can be candidates, and a sentence needs at least one round"
+            raise OptionError(f"mask-predict cannot run with {said}", why=why, mend="candidates=5, rounds=4")
 
 
 class _Draft(NamedTuple):

@@ -1,4 +1,4 @@
-"""A trained translator as a function: source ids in, in the source's cluster; translations out, in the target's."""
+"""Translation with a trained model: source ids in, in the source's cluster; translations out, in the target's."""
 
 from __future__ import annotations
 
@@ -42,20 +42,22 @@ def mask_predicted(decoder: Decoder, source: Source, lengths: Any, search: MaskP
 def _check_room(longest: int, room: int) -> None:
     if longest > room:
         raise OptionError(
-            f"longest={longest}, and the model has room for {room} words",
-            why="it was made with so many positions; start and end need theirs where they stand beside the words",
+            f"longest={longest} exceeds the {room} words that the model has positions for",
+            why="start and end tokens take positions, too, where the model uses them",
             mend=f"longest={room}",
         )
 
 
 def translation(model: Any, search: Any) -> NebulaFunction:
-    """A function under `nb.function` that translates a batch: `translate(ids)` returns a `Found`.
+    """Create an `nb.function` that translates a batch: `translate(ids)` returns a `Found`.
 
-    `search` is a `Beam` for causal models, a `MaskPredict` for those that fill in. It runs in the model's scopes;
-    without any it is plain TensorFlow.
+    It runs in the model's scopes; without any it is plain TensorFlow. In several processes the target's cluster has no
+    source text: call `translate(None, rows)` there and `translate(ids, rows)` elsewhere. `rows` has one element, of any
+    value, for each row, so that every cluster knows the number of rows.
 
-    In several processes the target's cluster has no source: there it is `translate(None, rows)`, elsewhere
-    `translate(ids, rows)`; `rows` has any number for each row, so that every cluster has their count.
+    Args:
+        model: a trained translator.
+        search: a `Beam` for causal models, a `MaskPredict` for models that fill in hidden words.
     """
 
     def translate(source: Any, rows: Any = None) -> Found:

@@ -1,8 +1,9 @@
-"""Pretraining of a discriminator by generators of several languages, with data in one direction only.
+"""Pretraining of a discriminator by generators of several languages, with data sent in one direction only.
 
 * `Corpus`, `encode_alone`, `encode_with_pivot`, `mix_families`: from text to batches, with languages mixed by
   temperature
-* `Corruption`, `Objectives`, `Discriminator`, `Pretraining`: the training step (MRTD, TRTD, CLM; one generator or many)
+* `Corruption`, `Objectives`, `Discriminator`, `Pretraining`: the training step (MRTD, TRTD, CLM; one generator or
+  several)
 * `make_adam`: Adam with a learning rate that rises and falls linearly
 * `choice_model`, `tune_choice`, `choice_accuracy`: evaluation of the discriminator on languages without fine-tuning
 """

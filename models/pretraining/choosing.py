@@ -25,15 +25,16 @@ Ints = npt.NDArray[np.int32]
 def encode_choices(
     words: Tokenizer, sentences: Sequence[str], right: Sequence[str], wrong: Sequence[str], length: int
 ) -> Ints:
-    """Encode each sentence with its translation and with a wrong one: (rows, 2, length); the first one is right."""
+    """Encode each sentence with its right and with a wrong translation: (rows, 2, length), the right one first."""
     both = [encode_pairs_in_rows(words, sentences, others, length) for others in (right, wrong)]
     return np.stack(both, axis=1)
 
 
 def choice_model(bert: Bert) -> keras.Model:
-    """The BERT, which is trained in place, with a score for each pair: how well its second half translates the first.
+    """A BERT with a score for each sentence pair: how well the second half translates the first. The BERT is trained in
+    place.
 
-    It is the mean of a score for each of a row's tokens, as a discriminator is trained on tokens.
+    It is the mean of a score for each token of a row, because a discriminator is trained on tokens.
     """
     width = bert.sizes.width
     dense = keras.layers.Dense(width, "tanh", kernel_initializer=near_zero(width**-0.5), name="dense")
@@ -46,7 +47,16 @@ def choice_model(bert: Bert) -> keras.Model:
 def tune_choice(
     model: keras.Model, rows: Ints, *, steps: int, batch: int = 32, rate: float = 5e-4, seed: int = 0
 ) -> list[float]:
-    """Fine-tune so that the right candidate has the higher score. Returns the loss of each step."""
+    """Fine-tune a model so that the right candidate has the higher score; returns the loss of each step.
+
+    Args:
+        model: a `choice_model`.
+        rows: result of `encode_choices`.
+        steps: number of steps.
+        batch: sentences in a batch.
+        rate: maximum learning rate.
+        seed: seed of the order of rows.
+    """
     adam = make_adam(model, rate, steps=steps)
 
     @tf.function
@@ -68,7 +78,7 @@ def tune_choice(
 
 
 def choice_accuracy(model: keras.Model, rows: Ints, batch: int = 64) -> float:
-    """The share of sentences whose translation is found; 0.5 is chance."""
+    """The share of sentences for which the right translation has the higher score; 0.5 is chance."""
     right = 0.0
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]

@@ -22,8 +22,8 @@ Lines = Mapping[str, list[str]]
 class Corpus:
     """For each language: sentences `alone`, aligned `pairs`, and aligned `tests`.
 
-    If it is `made` by rule, a wrong translation differs from the right one in one thing; otherwise it is another
-    sentence of about the same length.
+    If the corpus is `made` by rule, a wrong translation differs from the right one in one thing; otherwise it is
+    another sentence of about the same length.
     """
 
     alone: Lines
@@ -46,7 +46,7 @@ class Corpus:
     def of_folder(
         cls, folder: Path, languages: Sequence[str], count: int, split: str = "train", test: str = "val"
     ) -> Corpus:
-        """Read the first `count` lines of aligned files SPLIT.LANGUAGE[.gz] and of those to test with."""
+        """Read the first `count` lines of aligned files SPLIT.LANGUAGE[.gz], and of the files of the split `test`."""
         first, *others = languages
         found: dict[str, dict[str, list[str]]] = {split: {}, test: {}}
         for name, lines in found.items():
@@ -60,7 +60,7 @@ class Corpus:
         return [line for each in (self.alone, self.pairs) for lines in each.values() for line in lines]
 
     def choices(self, split: str, first: str, second: str, count: int) -> text.Choices:
-        """Sentences with right and wrong translations, of `train` or `test`."""
+        """Sentences with right and wrong translations, for `train` or `test`."""
         if self.made:
             return text.choices("train" if split == "train" else "test", count, first, second)
         lines = self.pairs if split == "train" else self.tests
@@ -79,23 +79,24 @@ def check_families(families: Mapping[str, Sequence[str]], languages: Sequence[st
     dealt = [language for each in families.values() for language in each]
     if sorted(dealt) != sorted(languages):
         raise OptionError(
-            f"families of {', '.join(dealt)} for the languages {', '.join(languages)}",
-            why="each language belongs to one generator",
+            f"the families contain {', '.join(dealt)}, but the languages are {', '.join(languages)}",
+            why="each language must belong to exactly one family",
             mend=f"all={','.join(languages)}",
         )
 
 
 def encode_alone(corpus: Corpus, words: text.Tokenizer, languages: Sequence[str], length: int) -> dict[str, Ints]:
-    """Rows of each of these languages (MRTD)."""
+    """Encode the sentences of each of these languages as rows (MRTD)."""
     return {language: encode_sentences(words, corpus.alone[language], length) for language in languages}
 
 
 def encode_with_pivot(
     corpus: Corpus, words: text.Tokenizer, languages: Sequence[str], pivot: str, length: int
 ) -> dict[str, Ints]:
-    """Rows of pairs whose first half is one of these languages (TRTD): the pivot with each other, each with the pivot.
+    """Encode pairs whose first half is one of these languages (TRTD): the pivot with each other language, each other
+    language with the pivot.
 
-    So two languages other than the pivot are never in one row.
+    Two languages other than the pivot are never in one row.
     """
     found = {}
     for first in languages:

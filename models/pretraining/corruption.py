@@ -1,11 +1,11 @@
 """Corruption of rows of tokens: hide some, fill them in by a generator, and restore them from the originals.
 
 A row is one sentence, `[CLS] a [SEP]`, or a pair of translations, `[CLS] a [SEP] b [SEP]`, with the same share hidden
-in both halves. A `Corrupted` is sent to the discriminator: ids, a bit a token, and, if the objective needs them, the
-original ids at the hidden places.
+in both halves. A `Corrupted` is sent to the discriminator: ids, one bit per token, and, if the objective needs them,
+the original ids at the hidden places.
 
-Random numbers are a function of only a seed, a row's number and a place. So a row is corrupted in the same way in any
-batch, micro-batch or cluster, and a distributed run has bit-identical results to the uncut one.
+Random numbers depend only on a seed, a row's number and a place. A row is therefore corrupted in the same way in any
+batch, micro-batch or cluster, and a distributed run is bit-identical to the uncut one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,15 @@ def draw_gumbel(seed: int, purpose: int, numbers: Any, shape: tuple[int, int]) -
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """Options of corruption: `share` of the tokens is hidden, and filled in by a generator's logits divided by `heat`.
+    """Options of corruption.
+
+    Args:
+        mask: id of a hidden token.
+        end: id of the token that ends each half of a row.
+        special: ids that are never hidden.
+        share: share of the tokens that is hidden.
+        heat: temperature of sampling: the generator's logits are divided by it.
+        seed: seed of the corruption.
 
     >>> Corruption(mask=4, end=3, special=(0, 2, 3)).count(20)
     4
@@ -59,9 +67,9 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise OptionError(f"share={self.share!r} of the tokens cannot be hidden", mend="share=0.15")
+            raise OptionError(f"share={self.share!r} is not a valid share of tokens to mask", mend="share=0.15")
         if self.heat <= 0:
-            raise OptionError(f"heat={self.heat!r} is no temperature", mend="heat=1.0")
+            raise OptionError(f"heat={self.heat!r} is not a positive temperature", mend="heat=1.0")
 
     @classmethod
     def of(cls, words: Any, **options: Any) -> Corruption:

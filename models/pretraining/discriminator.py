@@ -1,4 +1,6 @@
-"""The discriminator, which is kept: a BERT that predicts for each token whether it was replaced, and its original."""
+"""The discriminator, the model that is kept: a BERT that predicts for each token whether it was replaced, and its
+original.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,13 @@ class Doubt(Configured):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Discriminator(keras.Model):
-    """A BERT with its heads: tokens in, `{"replaced": logits}` out, and with `corrects` `{"tokens": scores}` as well.
+    """A BERT with its heads: tokens in, `{"replaced": logits}` out, and with `corrects` also `{"tokens": scores}`.
 
-    The BERT is trained in place, and is what is fine-tuned; the heads are discarded.
+    The BERT is trained in place and is the model to fine-tune; the heads are discarded.
+
+    Args:
+        bert: the BERT.
+        corrects: whether it has a head that predicts the original tokens.
 
     >>> from whale_nebula.models.bert import BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16), name="d")
@@ -69,7 +75,7 @@ class Discriminator(keras.Model):
         self.bert, self.corrects = bert, corrects
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {"bert": self.bert.get_config(), "corrects": self.corrects, "name": self.name}
 
     @classmethod

@@ -28,8 +28,8 @@ def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict
     """
     if temperature <= 0 or not counts or min(counts.values()) < 1:
         raise OptionError(
-            f"no shares of {dict(counts)} by temperature={temperature!r}",
-            why="each has text, and a temperature is above zero",
+            f"cannot compute shares of {dict(counts)} with temperature={temperature!r}",
+            why="each family needs text, and the temperature must be positive",
             mend="temperature=2.0",
         )
     total = sum(counts.values())
@@ -38,13 +38,15 @@ def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict
 
 
 def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """The number of a batch's rows for each source: whole numbers of at least one, as near to the shares as possible.
+    """The number of a batch's rows for each source: integers of at least one, as near to the shares as possible.
 
     >>> deal_rows(10, {"germanic": 0.72, "romance": 0.28})
     {'germanic': 7, 'romance': 3}
     """
     if batch < len(shares):
-        raise OptionError(f"a batch of {batch} rows for {len(shares)} families", mend=f"batch={len(shares)}, or more")
+        raise OptionError(
+            f"a batch of {batch} rows is too small for {len(shares)} families", mend=f"batch={len(shares)}, or more"
+        )
     exact = {name: max(1.0, batch * share) for name, share in shares.items()}
     found = {name: int(each) for name, each in exact.items()}
     while sum(found.values()) > batch:
@@ -58,7 +60,7 @@ def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
 class Mixture:
     """The text of one generator: sources of rows (count, length), drawn by their shares in every step.
 
-    `batch(step)` is a function of the seed and the step alone. Numbers of rows are unique in a training: `first` of
+    `batch(step)` depends only on the seed and the step. Numbers of rows are unique in a training run: `first` of
     `whole` gives the rows of each step's batch that belong to this mixture.
     """
 
@@ -73,9 +75,9 @@ class Mixture:
         lengths = {name: each.shape[1] for name, each in self.sources.items()}
         if not lengths or len(set(lengths.values())) > 1 or set(lengths) != set(self.shares):
             raise DataError(
-                f"sources of lengths {lengths} with shares of {', '.join(self.shares)}",
-                why="all rows of a mixture have one length, and each source has a share",
-                mend="encode all with the same length",
+                f"sources of lengths {lengths} do not match the shares of {', '.join(self.shares)}",
+                why="all sources of a mixture need the same length, and a share each",
+                mend="encode all sources with the same length",
             )
 
     def batch(self, step: int) -> tuple[Ints, Ints]:
@@ -98,9 +100,18 @@ def mix_families(
     temperature: float = 2.0,
     seed: int = 0,
 ) -> dict[str, Mixture]:
-    """A mixture for each family: its languages by temperature, and the share `of_pairs` of its rows from its pairs.
+    """Create a mixture for each family of languages.
 
-    The batch is divided among families by temperature, too; a generator has the same number of rows in every step.
+    The batch is divided among families, and a family's rows among its languages, by temperature. A generator has the
+    same number of rows in every step.
+
+    Args:
+        families: for each family the rows of its languages.
+        batch: rows in a step, of all families together.
+        pairs: for each family the rows of its pairs.
+        of_pairs: share of a family's rows that is drawn from its pairs.
+        temperature: 1 draws by size; a large value draws all equally.
+        seed: seed of the draws.
     """
     sizes = {name: sum(map(len, sources.values())) for name, sources in families.items()}
     rows = deal_rows(batch, shares_by_temperature(sizes, temperature))
@@ -130,9 +141,9 @@ def encode_pairs_in_rows(words: Tokenizer, first: Sequence[str], second: Sequenc
     """`[CLS] a [SEP] b [SEP]`, padded to `length`; in longer pairs both halves are truncated."""
     if len(first) != len(second):
         raise DataError(
-            f"{len(first)} and {len(second)} sentences are no pairs",
+            f"{len(first)} and {len(second)} sentences do not form pairs",
             why="row n of one language is the translation of row n of the other",
-            mend="give both from the same rows",
+            mend="pass both languages of the same rows",
         )
     room, rows = length + 1, []  # the second half begins with the [SEP] that ends the first
     for one, other in zip(_cut(words, first), _cut(words, second), strict=True):
@@ -152,7 +163,7 @@ def _ended(row: list[int], length: int, words: Tokenizer) -> list[int]:
 
 def _filled(rows: Sequence[Sequence[int]], length: int, pad: int) -> Ints:
     if length < 5:
-        raise OptionError(f"rows of {length} tokens leave no room for words", mend="length=32")
+        raise OptionError(f"rows of {length} tokens are too short for any words", mend="length=32")
     found = np.full((len(rows), length), pad, np.int32)
     for number, row in enumerate(rows):
         found[number, : len(row)] = row

@@ -47,11 +47,11 @@ class Objectives:
 
     def __post_init__(self) -> None:
         if min(self.detection, self.correction) < 0:
-            raise OptionError(f"{self} has a weight below zero", mend="Objectives(detection=50.0, correction=1.0)")
+            raise OptionError(f"{self} has a negative weight", mend="Objectives(detection=50.0, correction=1.0)")
         if not self.detection:
             raise OptionError(
-                "a discriminator without detection has nothing to copy by",
-                why="how sure it is of a token is what the correction copies by",
+                "correction requires detection",
+                why="the copy mechanism of the correction uses the detection's probabilities",
                 mend="Objectives(detection=50.0)",
             )
 
@@ -101,9 +101,9 @@ DISCRIMINATOR = "discriminator"
 class Pretraining:
     """Generators by family name, one discriminator, and their objectives; all share one vocabulary.
 
-    Call `losses` inside the tape of a step, and `update` after it. The numbers of rows are the first argument:
-    processes compare the rows of an input that all of them have. `around` gives the scope of each network, by the name
-    of a generator or "discriminator":
+    Call `losses` inside the tape of a step, and `update` after it. Pass the row numbers as the first argument of the
+    step: every process has them, and processes compare the number of rows of such an input. `around` returns the scope
+    of each network, by the name of a generator or "discriminator":
 
     ```python
     @nb.function
@@ -124,22 +124,22 @@ class Pretraining:
     def __post_init__(self) -> None:
         if not self.generators or DISCRIMINATOR in self.generators:
             raise OptionError(
-                f"generators called {', '.join(self.generators) or 'nothing'}",
-                why=f"there is at least one, and {DISCRIMINATOR!r} is another network",
+                f"invalid generators: {', '.join(self.generators) or 'none'}",
+                why=f"at least one is required, and the name {DISCRIMINATOR!r} is reserved",
                 mend='generators={"all": masked_lm(Bert(...))}',
             )
         sizes = {name: each.bert.sizes.vocabulary for name, each in self.generators.items()}
         sizes[DISCRIMINATOR] = self.discriminator.bert.sizes.vocabulary
         if len(set(sizes.values())) > 1:
             raise OptionError(
-                f"networks of several vocabularies: {sizes}",
-                why="what a generator writes is what the discriminator reads",
-                mend="give all of them BertSizes of the same vocabulary",
+                f"the networks have different vocabularies: {sizes}",
+                why="the discriminator reads the tokens that generators produce",
+                mend="create all networks with BertSizes of the same vocabulary",
             )
         if self.objectives.originals and not self.discriminator.corrects:
             raise OptionError(
-                "a discriminator without the head that corrects",
-                why="objectives ask for the correction",
+                "the discriminator has no correction head",
+                why="the objectives include correction",
                 mend="Discriminator(bert, corrects=True), or Objectives(correction=0)",
             )
 
@@ -197,7 +197,12 @@ def _join(parts: Sequence[Any]) -> Any:
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning-rate schedule: linear from almost zero to `peak` in `warmup` steps, then linear to zero at `steps`.
+    """Learning-rate schedule that rises linearly to `peak` in `warmup` steps, then falls linearly to zero at `steps`.
+
+    Args:
+        peak: maximum learning rate.
+        steps: number of steps.
+        warmup: number of steps in which the rate rises.
 
     >>> [round(float(RiseAndFall(0.4, steps=6, warmup=2)(step)), 3) for step in range(7)]
     [0.2, 0.4, 0.4, 0.3, 0.2, 0.1, 0.0]
@@ -206,8 +211,8 @@ class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, peak: float, *, steps: int, warmup: int) -> None:
         if not (0 <= warmup < steps and peak > 0):
             raise OptionError(
-                f"a rate of {peak!r} that rises for {warmup} of {steps} steps",
-                mend="peak above 0, warmup of 0 or more, steps more than warmup",
+                f"invalid schedule: peak={peak!r}, warmup={warmup}, steps={steps}",
+                mend="use peak > 0, warmup >= 0 and steps > warmup",
             )
         self.peak, self.steps, self.warmup = peak, steps, warmup
 
@@ -219,14 +224,22 @@ class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * ops.maximum(0.0, ops.minimum(ops.minimum(rising, falling), 1.0))
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal one."""
+        """The options to recreate it."""
         return {"peak": self.peak, "steps": self.steps, "warmup": self.warmup}
 
 
 def make_adam(
     model: keras.Model, peak: float, *, steps: int, warmup: float = 0.1, clip: float | None = 1.0
 ) -> keras.optimizers.Adam:
-    """An Adam for a model whose rate rises over the share `warmup` of the steps; its slots are created."""
+    """Create an Adam optimizer whose rate rises and falls linearly, with slots for a model.
+
+    Args:
+        model: the model.
+        peak: maximum learning rate.
+        steps: number of steps.
+        warmup: share of the steps in which the rate rises.
+        clip: maximum global norm of the gradients; None does not clip.
+    """
     rate = RiseAndFall(peak, steps=steps, warmup=min(steps - 1, round(warmup * steps)))
     adam = keras.optimizers.Adam(rate, epsilon=1e-6, global_clipnorm=clip)
     adam.build(model.trainable_variables)  # slots created during tracing would cause a second trace

@@ -1,12 +1,12 @@
 """Recommenders: click logs, generated or in Criteo's format, three networks, and an exact AUC.
 
-* `generated_clicks`, `iterate_criteo`: rows
-* `wide_and_deep`, `dlrm`, `multi_view`: models of them
+* `generated_clicks`, `iterate_criteo`: rows of click logs
+* `wide_and_deep`, `dlrm`, `multi_view`: models that predict clicks
 * `HashedEmbedding`: a table of rows that grows with new ids
-* `SplitEmbedding`: such tables in other clusters, of which only distinct rows are sent; `most_frequent` ids are kept
-  near
+* `SplitEmbedding`: such tables in other clusters, of which only distinct rows are sent; `most_frequent` selects the ids
+  whose rows stay next to the dense part
 * `look_ahead`: a dataset whose ids are looked up a step before they are needed
-* `auc`: the quality of their predictions
+* `auc`: the quality of predictions
 """
 
 from .clicks import Clicks, generated_clicks

@@ -46,11 +46,20 @@ def generated_clicks(
     start: int = 0,
     seed: int = 0,
 ) -> Clicks:
-    """The rows from `start` on of an unlimited log; a row is a function of its place, the seed and the other options.
+    """Generate rows of an unlimited click log; a row depends only on its place, the seed and the other options.
 
-    The value of rank r of a field has a frequency like r ** -exponent. The logit of a click has a weight for each
-    value, products of latent vectors of fields 0 and 1, and the numbers. Weights are drawn by id, so the weight of a
-    rare id is useful only for its recurrences.
+    The value of rank r of a field has a frequency proportional to r ** -exponent. The logit of a click has a weight for
+    each value, products of latent vectors of fields 0 and 1, and the numbers. Weights are drawn by id, so the weight of
+    a rare id is useful only if the id recurs.
+
+    Args:
+        rows: number of rows.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        vocabulary: number of values of a field.
+        exponent: exponent of the power law of frequencies.
+        start: place of the first row.
+        seed: seed of the log.
 
     >>> log = generated_clicks(3)
     >>> log.numbers.shape, log.ids.shape, log.clicked.shape
@@ -61,9 +70,9 @@ def generated_clicks(
         ("start", start, 0),
     ):  # fmt: skip
         if not isinstance(value, int) or value < least:
-            raise OptionError(f"{name}={value!r} makes no log of clicks", mend=f"{name}={least}, or more")
+            raise OptionError(f"{name}={value!r} is too small for a click log", mend=f"{name}={least}, or more")
     if exponent <= 0:
-        raise OptionError(f"exponent={exponent!r} makes no id rarer than another", mend="exponent=1.05")
+        raise OptionError(f"exponent={exponent!r} does not give a power law", mend="exponent=1.05")
     first, last = start // _BLOCK, (start + rows - 1) // _BLOCK
     blocks = [_draw_block(block, fields, numbers, vocabulary, exponent, seed) for block in range(first, last + 1)]
     wanted = slice(start - first * _BLOCK, start - first * _BLOCK + rows)

@@ -1,4 +1,4 @@
-"""Criteo's click logs: a row a line, a label, 13 whole numbers and 26 values of eight hexadecimal digits."""
+"""Criteo's click logs: each line is a row with a label, 13 whole numbers and 26 values of eight hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ _ABSENT = 1 << 40
 
 
 def iterate_criteo(path: str | os.PathLike[str], *, rows: int = 65_536) -> Iterator[Clicks]:
-    """The rows of a file, plain or `.gz`, `rows` at a time; the file is streamed and never held whole.
+    """Iterate over the rows of a Criteo file, plain or `.gz`; the file is streamed, never held in memory as a whole.
 
-    Numbers are log(1 + x), 0 if missing, and -log(1 - x) below 0. Ids are hashes of field and value; a missing value
-    has its own id.
+    Numbers x become log(1 + x), or -log(1 - x) if negative, or 0 if missing. Ids are hashes of field and value; a
+    missing value has its own id.
+
+    Args:
+        path: the file.
+        rows: number of rows in each `Clicks`.
     """
     if rows < 1:
-        raise OptionError(f"rows={rows!r} reads no rows", mend="rows=65536")
+        raise OptionError(f"rows={rows!r} is less than 1", mend="rows=65536")
     file = Path(path)
     numbers: list[list[float]] = []
     values: list[list[int]] = []
@@ -53,14 +57,14 @@ def _iterate_lines(path: Path) -> Iterator[str]:
                 yield text.rstrip("\n")
     except UnicodeDecodeError:
         raise DataError(
-            f"{path.name} is no file of Criteo's", where=str(path), why="it holds bytes that are no ASCII"
+            f"{path.name} is not a Criteo file", where=str(path), why="it contains bytes that are not ASCII"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path.name} is damaged", where=str(path), why=str(error), mend="copy it again; gzip -t tests it"
         ) from None
     except OSError as error:
-        mend = "give the path of the log, a file of text or .gz"
+        mend = "pass the path of the log, a text file or .gz"
         raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
 
 
@@ -71,14 +75,14 @@ def _parse_line(text: str, path: Path, line: int) -> tuple[int, list[float], lis
         raise DataError(
             f"{path.name} has a row of {len(columns)} columns",
             where=where,
-            why=f"a label, {CRITEO_NUMBERS} numbers and {CRITEO_FIELDS} values are {_COLUMNS}, parted by tabs",
-            mend="train.txt, as Criteo publishes it; test.txt has no labels"
+            why=f"a label, {CRITEO_NUMBERS} numbers and {CRITEO_FIELDS} values are {_COLUMNS}, separated by tabs",
+            mend="use train.txt as published by Criteo; test.txt has no labels"
             if len(columns) == _COLUMNS - 1
-            else "write absent values as nothing between two tabs",
+            else "leave absent values empty, between two tabs",
         )
     if columns[0] not in ("0", "1"):
         raise DataError(
-            f"{path.name} has the label {columns[0]!r}", where=where, why="a label is 0 or 1", mend="0 or 1"
+            f"{path.name} has the label {columns[0]!r}", where=where, why="labels must be 0 or 1", mend="0 or 1"
         )
     numbers = [_parse(each, 10, at, where) for at, each in enumerate(columns[1 : 1 + CRITEO_NUMBERS], 2)]
     values = [_parse(each, 16, at, where) for at, each in enumerate(columns[1 + CRITEO_NUMBERS :], 2 + CRITEO_NUMBERS)]
@@ -99,9 +103,11 @@ def _parse(text: str, base: int, column: int, where: str) -> int | None:
             return number
     except ValueError:
         pass
-    kind = "whole number" if base == 10 else "value of up to eight hexadecimal digits"
+    kind = "integer" if base == 10 else "value of up to eight hexadecimal digits"
     raise DataError(
-        f"column {column} is {text!r}, and no {kind}", where=where, mend="leave the column empty if it is absent"
+        f"column {column} is {text!r}, which is not a valid {kind}",
+        where=where,
+        mend="leave the column empty if it is absent",
     )
 
 

@@ -13,7 +13,7 @@ from .hashing import mix
 
 
 class Distinct(NamedTuple):
-    """The ids that one table looks up, the count of each, and the place of the row of every id of the batch."""
+    """The ids that one table looks up, the count of each, and the place of the row of each id of the batch."""
 
     ids: np.ndarray
     seen: np.ndarray

@@ -25,15 +25,25 @@ _ARRAYS = ("ids", "counts", "values")
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class HashedEmbedding(keras.layers.Layer):
-    """Embedding of 64-bit ids: whole numbers [...] to [..., width].
+    """Embedding of 64-bit ids whose table grows by a row for each new id: integers [...] to vectors [..., width].
 
-    The table (`.table`) is in the memory of the process that runs the layer's stage. A step pulls the rows of its
-    distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
-    `optimizer`, a Keras optimizer or its name, not by the model's, which does not include the table. `expected_rows` is
-    the number of rows for which a planner counts memory, if not `most_rows`. Call the layer
-    once in a step; concatenate the ids of several look-ups. Its one variable, `anchor`, is always 0: it makes
-    TensorFlow request the gradient, and has an entry for each bucket of ids. So `nb.split(axis=0)` around the call
-    shards the table: each worker of the stage then has the rows of some buckets.
+    The table (`.table`, a `RowTable`) is in the memory of the process that runs the layer's stage. A step reads the
+    rows of its distinct ids and writes back the sums of their gradients; only these rows are updated. The table is not
+    among the model's variables, so the model's optimizer does not update it: the layer has its own.
+
+    Call the layer once in a step; concatenate the ids of several look-ups. Its only variable, `anchor`, is always 0: it
+    makes TensorFlow request the gradient. It has an entry for each bucket of ids, so that `nb.split(axis=0)` around the
+    call shards the table: each worker of the stage then has the rows of some buckets.
+
+    Args:
+        width: width of the vectors.
+        optimizer: a Keras optimizer or its name: SGD, Adagrad, Ftrl or Adam, with a constant learning rate.
+        scale: initial values are uniform between -scale and scale, and depend only on id and seed.
+        seed: seed of the initial values.
+        most_rows: maximum number of rows; the least used ones are evicted for new ones.
+        staleness: number of the last updates that look-ups in training may miss.
+        expected_rows: number of rows for which a planner counts memory; by default `most_rows`.
+        options: further options of a Keras layer, such as `name`.
 
     >>> layer = HashedEmbedding(4, optimizer="adagrad")
     >>> layer(np.array([[7, -9], [7, 2**40]])).shape, len(layer.table)
@@ -59,7 +69,7 @@ class HashedEmbedding(keras.layers.Layer):
         if self.compute_dtype == "float16":
             raise OptionError(
                 "HashedEmbedding does not compute in float16",
-                why="its rows are updated outside of the optimizer that scales the loss",
+                why="its rows are updated outside the optimizer that scales the loss",
                 mend='HashedEmbedding(..., dtype="float32"), or the policy mixed_bfloat16',
             )
         self.optimizer = get_optimizer(optimizer)
@@ -93,7 +103,7 @@ class HashedEmbedding(keras.layers.Layer):
         """Refuse ids that are not integers."""
         if not keras.backend.is_int_dtype(inputs.dtype):
             raise OptionError(
-                f"{type(self).__name__} was given ids of {keras.backend.standardize_dtype(inputs.dtype)}",
+                f"{type(self).__name__} got ids of type {keras.backend.standardize_dtype(inputs.dtype)}",
                 mend='keras.Input((fields,), dtype="int64")',
             )
 
@@ -122,7 +132,7 @@ class HashedEmbedding(keras.layers.Layer):
         return (*input_shape, self.width)
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal layer, without its rows."""
+        """The options to recreate the layer, without its rows."""
         own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
         own["expected_rows"] = self.expected_rows
         kept = {"staleness": self.staleness, "optimizer": keras.optimizers.serialize(self.optimizer)}
@@ -135,7 +145,7 @@ class HashedEmbedding(keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         """Save rows, slots and counts to a Keras file."""
-        _check_alone("saving the rows of HashedEmbedding in a file of Keras's from several processes")
+        _check_alone("saving rows of HashedEmbedding to a Keras file from several processes")
         state = self.table.state_dict()
         for name in _ARRAYS:
             store[name] = state[name]
@@ -143,13 +153,13 @@ class HashedEmbedding(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Load the rows of a Keras file."""
-        _check_alone("loading the rows of HashedEmbedding from a file of Keras's in several processes")
+        _check_alone("loading rows of HashedEmbedding from a Keras file in several processes")
         columns = self.width * (1 + len(self.table.optimizer.slots))
         found = np.shape(store["values"])
         if len(found) != 2 or found[1] != columns:
             raise WeightsError(
-                f"the file has rows of {found[-1]} numbers, and {self.name!r} has {columns} with its optimizer's slots",
-                mend="make the layer with the width and the optimizer that it was saved with",
+                f"rows in the file have {found[-1]} numbers, but {self.name!r} has {columns}, with optimizer slots",
+                mend="create the layer with the width and optimizer that it was saved with",
             )
         state = {name: np.array(store[name]) for name in _ARRAYS}
         plain = {"steps": int(np.array(store["steps"])), "optimizer": self.table.optimizer.name, "width": self.width}
@@ -177,6 +187,6 @@ def _check_alone(feature: str) -> None:
     if run is not None and not run.alone:
         raise NotYetError(
             feature,
-            why="the process that runs the layer's stage holds the rows, and another one may write the file",
-            mend="nb.init(checkpoint=...) with nb.state(rows=layer.table) in every process",
+            why="the rows are in the process that runs the layer's stage, and a different process may write the file",
+            mend="use nb.init(checkpoint=...) with nb.state(rows=layer.table) in every process",
         )

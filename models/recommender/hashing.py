@@ -60,8 +60,8 @@ def cross_fields(ids: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarra
     wrong = [pair for pair in pairs if np.shape(pair) != (2,) or not all(each in known for each in pair)]
     if wrong:
         raise OptionError(
-            f"the fields {wrong[0]} cannot be crossed: there are {ids.shape[1]}",
-            mend=f"pairs of numbers of fields from 0 to {ids.shape[1] - 1}: [(0, 1)]",
+            f"the fields {wrong[0]} cannot be crossed: there are only {ids.shape[1]} fields",
+            mend=f"pass pairs of field indices from 0 to {ids.shape[1] - 1}: [(0, 1)]",
         )
     made = [
         id_of(ids.shape[1] + at, mix(ids[:, one]) ^ ids[:, other].view(np.uint64))

@@ -18,11 +18,16 @@ def look_ahead(
     ids: Callable[..., Any] = lambda inputs, *_: inputs["ids"],
     steps: int = 1,
 ) -> tf.data.Dataset:
-    """A dataset whose elements are prefetched `steps` steps ahead, with their ids looked up at that time.
+    """Prefetch a dataset, and look up the ids of each element when it is prefetched.
 
-    `ids` selects from an element's parts the ids with which `embeddings` are called. The announced ids are compared
-    with the step's, and rows that were updated in between are read again, so results do not change. Only a table in
-    this process looks ahead, and only for steps of one micro-batch.
+    Announced ids are compared with those of the step, and rows that were updated in between are read again, so results
+    do not change. Only tables in this process look ahead, and only for steps of one micro-batch.
+
+    Args:
+        dataset: the dataset.
+        embeddings: the layers whose rows are looked up.
+        ids: returns, from the parts of an element, the ids with which the layers are called.
+        steps: number of steps to prefetch.
 
     >>> data = tf.data.Dataset.from_tensor_slices(({"ids": np.arange(6).reshape(2, 3)}, np.zeros(2))).batch(1)
     >>> [len(element) for element in look_ahead(data, HashedEmbedding(4))]

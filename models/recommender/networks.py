@@ -1,8 +1,8 @@
 """Networks that predict clicks: wide and deep, DLRM, and multi-view.
 
-Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and returns a logit a row. The embedding
-is given, from [rows, fields] to [rows, fields, width]: a `keras.layers.Embedding`, for small ids, one whose table
-grows, or a `SplitEmbedding`.
+Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and returns a logit for each row. The
+embedding is passed in; it maps [rows, fields] to [rows, fields, width]: a `keras.layers.Embedding` for small ids, a
+`HashedEmbedding` or a `SplitEmbedding`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ def wide_and_deep(
     numbers: int,
     deep: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """Wide and deep: a weight for each id, plus a network of embeddings; `wide` is an embedding of width 1."""
+    """Wide and deep: a linear part with a weight for each id, plus a network on embeddings.
+
+    Args:
+        embedding: layer from ids to vectors.
+        wide: an embedding of width 1, for the weights of ids.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        deep: widths of the hidden layers.
+    """
     dense, ids = _inputs(fields, numbers)
     hidden = keras.layers.Concatenate(name="joined")([dense, keras.layers.Flatten(name="flat")(embedding(ids))])
     hidden = _stack(hidden, deep, "deep")
@@ -45,16 +53,23 @@ def dlrm(
     bottom: Sequence[int] = (64,),
     top: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """The DLRM network: numbers become a vector of the embeddings' width; products of all pairs of vectors go to the
-    last layers.
+    """DLRM: a network maps the numbers to a vector; inner products of all pairs of vectors go to the top layers.
+
+    Args:
+        embedding: layer from ids to vectors.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        width: width of the vectors of `embedding`.
+        bottom: widths of the layers on the numbers, without the last one.
+        top: widths of the layers on the products.
     """
     dense, ids = _inputs(fields, numbers)
     vector, found = _stack(dense, [*bottom, width], "bottom"), embedding(ids)
     if found.shape[-1] != width:
         name = getattr(embedding, "name", "the embedding")
         raise OptionError(
-            f"width={width!r} of dlrm, and {name!r} gives vectors of {found.shape[-1]}",
-            why="products are of vectors of one width",
+            f"width={width!r} of dlrm does not match vectors of width {found.shape[-1]} from {name!r}",
+            why="dot products need vectors of equal width",
             mend=f"width={found.shape[-1]}",
         )
     vectors = keras.layers.Concatenate(axis=1, name="vectors")(
@@ -73,16 +88,26 @@ def multi_view(
     numbers: int,
     tower: Sequence[int] = (64, 32),
 ) -> keras.Model:
-    """The multi-view network: a tower for each view, which is a list of fields; the logit is the similarity of the
-    others to the first.
+    """Multi-view: a tower for each group of fields; the logit is the similarity of the other towers to the first.
 
-    The first view also has the numbers.
+    The first view also gets the numbers.
+
+    Args:
+        embedding: layer from ids to vectors.
+        views: for each tower the fields that it sees; at least two.
+        fields: number of ids in a row.
+        numbers: number of dense numbers in a row.
+        tower: widths of the layers of a tower.
     """
     if len(views) < 2 or not all(views):
-        raise OptionError(f"views={views!r} compares nothing", mend="views=[[0, 1], [2, 3]]: two or more, none empty")
+        raise OptionError(
+            f"views={views!r} has fewer than two views", mend="views=[[0, 1], [2, 3]]: two or more, none empty"
+        )
     beyond = sorted({each for view in views for each in view if not 0 <= each < fields})
     if beyond:
-        raise OptionError(f"a view has field {beyond[0]}, and there are {fields}", mend=f"fields 0 to {fields - 1}")
+        raise OptionError(
+            f"a view has field {beyond[0]}, but there are only {fields} fields", mend=f"use fields 0 to {fields - 1}"
+        )
     dense, ids = _inputs(fields, numbers)
     vectors = embedding(ids)
     ends = []
@@ -137,7 +162,9 @@ class Fields(keras.layers.Layer):
 
 def _inputs(fields: int, numbers: int) -> tuple[Any, Any]:
     if fields < 1 or numbers < 1:
-        raise OptionError(f"fields={fields!r}, numbers={numbers!r} is no row", mend="one field and one number, or more")
+        raise OptionError(
+            f"fields={fields!r}, numbers={numbers!r}: a row needs inputs", mend="use at least one field and one number"
+        )
     return keras.Input((numbers,), name="numbers"), keras.Input((fields,), dtype="int64", name="ids")
 
 
@@ -148,9 +175,9 @@ def _stack(inputs: Any, widths: Sequence[int], name: str, activation: str = "rel
 
 
 def auc(predicted: ArrayLike, clicked: ArrayLike) -> float:
-    """The exact area under the ROC curve: how often a clicked row is predicted above one that is not.
+    """The exact area under the ROC curve: how often a clicked row is predicted above a row that is not clicked.
 
-    Equal predictions count one half.
+    Equal predictions count as one half.
 
     >>> auc([0.9, 0.4, 0.6, 0.1], [1, 0, 1, 0]), auc([0.5, 0.5], [1, 0])
     (1.0, 0.5)
@@ -158,18 +185,19 @@ def auc(predicted: ArrayLike, clicked: ArrayLike) -> float:
     scores, labels = np.asarray(predicted).reshape(-1), np.asarray(clicked).reshape(-1)
     if len(scores) != len(labels):
         raise DataError(
-            f"{len(scores)} predictions and {len(labels)} labels cannot be compared", mend="predict all rows of one log"
+            f"{len(scores)} predictions and {len(labels)} labels cannot be compared",
+            mend="pass predictions and labels of the same rows",
         )
     hits = int(np.sum(labels == 1))
     misses = int(np.sum(labels == 0))
     if hits + misses != len(labels) or not hits or not misses:
         raise DataError(
-            f"there is no AUC of {hits} rows with label 1 and {misses} with 0, of {len(labels)}",
-            why="it compares rows that were clicked with rows that were not",
-            mend="labels of 0 and 1, and rows of both",
+            f"AUC is undefined: {hits} rows with label 1 and {misses} with label 0, of {len(labels)}",
+            why="it compares positive rows with negative rows",
+            mend="pass labels 0 and 1, with rows of both",
         )
     if not np.isfinite(scores).all():
-        raise DataError("a prediction is not finite, so the rows have no order", mend="a smaller learning rate")
+        raise DataError("a prediction is not finite, so rows cannot be ranked", mend="use a smaller learning rate")
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     ranks = (ends - (counts - 1) / 2)[places]  # from 1; equal predictions share the mean of theirs

@@ -26,14 +26,12 @@ class RowOptimizer:
 
 
 def get_optimizer(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The Keras optimizer with this name; an optimizer is returned as it is."""
+    """The Keras optimizer with this name; an optimizer is returned unchanged."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return optimizer
     names = {each.lower(): each for each in _RULES}
     if str(optimizer).lower() not in names:
-        raise OptionError(
-            f"there is no optimizer {optimizer!r} of rows", mend=did_you_mean(str(optimizer), list(names))
-        )
+        raise OptionError(f"{optimizer!r} is not an optimizer of rows", mend=did_you_mean(str(optimizer), list(names)))
     return keras.optimizers.get(str(optimizer).lower())
 
 
@@ -47,8 +45,8 @@ def make_row_optimizer(optimizer: str | keras.optimizers.Optimizer) -> RowOptimi
     kind, config = type(found).__name__, found.get_config()
     if kind not in _RULES:
         raise OptionError(
-            f"a table of rows has no rule of {kind}",
-            why="a rule must say what a row becomes from its own gradient and slots",
+            f"{kind} is not supported for embedding tables",
+            why="the update of a row must depend only on its own gradient and slots",
             mend="optimizer= one of " + ", ".join(f'"{each.lower()}"' for each in _RULES),
         )
     make, known = _RULES[kind]
@@ -56,14 +54,14 @@ def make_row_optimizer(optimizer: str | keras.optimizers.Optimizer) -> RowOptimi
     other = [key for key, value in config.items() if key not in {*known, "name"} and value != plain.get(key)]
     if other:
         raise OptionError(
-            f"a table of rows does not know {other[0]}={config[other[0]]!r} of {kind}",
-            mend=f"leave {other[0]} out; it knows {', '.join(known)}",
+            f"embedding tables do not support {other[0]}={config[other[0]]!r} of {kind}",
+            mend=f"remove {other[0]}; supported are {', '.join(known)}",
         )
     wrong = [key for key in known if not isinstance(config[key], int | float)]
     if wrong:
         raise OptionError(
-            f"{wrong[0]} of {kind} is no number",
-            why="schedules are not built for tables of rows",
+            f"{wrong[0]} of {kind} is not a number",
+            why="schedules are not supported for embedding tables",
             mend=f"{wrong[0]}=0.05",
         )
     return make({key: float(config[key]) for key in known})

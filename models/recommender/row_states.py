@@ -19,12 +19,15 @@ State = dict[str, Any]
 def check_state(state: State, width: int, optimizer: str) -> None:
     """Refuse a state that does not match a table of this width and optimizer."""
     if missing := [each for each in ("ids", "counts", "values", "steps", "optimizer", "width") if each not in state]:
-        raise WeightsError(f"this is no table of rows: it has no {missing[0]!r}", mend="what state_dict() has given")
+        raise WeightsError(
+            f"this is not the state of an embedding table: {missing[0]!r} is missing",
+            mend="pass the result of state_dict()",
+        )
     for name, mine in (("width", width), ("optimizer", optimizer)):
         if state[name] != mine:
             raise WeightsError(
-                f"the rows that were saved have {name} {state[name]!r}, and the table has {mine!r}",
-                mend=f"{name}={state[name]!r} where the table is made",
+                f"the saved rows have {name} {state[name]!r}, but the table has {mine!r}",
+                mend=f"create the table with {name}={state[name]!r}",
             )
 
 

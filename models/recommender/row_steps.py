@@ -1,5 +1,5 @@
-"""Look-ups and updates of a table within training steps: gradients of micro-batches are summed before one update; ids
-of later steps are looked up, and deferred updates made, in parallel with the current step.
+"""Look-ups and updates of a table within training steps. Gradients of micro-batches are summed before one update. Ids
+of later steps are looked up, and deferred updates applied, in parallel with the current step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowSteps:
         self._lock = threading.Lock()
         self._step, self._pulls = 0, 0
         self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
-        self._whole = True  # an announcement is a whole batch, and is compared with the ids of a look-up
+        self._whole = True  # an announcement covers an entire batch, and is compared with the ids of a look-up
         self._announced: deque[_Announced] = deque(maxlen=_MOST_ANNOUNCED)
         self._beside: ThreadPoolExecutor | None = None
         self._updates: Future[None] | None = None
@@ -89,15 +89,15 @@ class RowSteps:
         run = opened_run()
         if run is not None and run.step_now.apart and step:
             raise NotYetError(
-                "a table of rows of which each cluster trains a copy",
-                why="clusters that meet exchange variables, and rows are none",
-                mend="keras.layers.Embedding there, or stages without sync_every= and exchange=",
+                "an embedding table of which each cluster trains a copy",
+                why="local SGD exchanges variables, and the rows of a HashedEmbedding are not variables",
+                mend="use keras.layers.Embedding, or remove sync_every= and exchange=",
             )
         if self._pushed and self._pulls == len(self._pushed) and run is not None and not run.alone:
             raise NotYetError(
-                "a table of rows whose stage has replicas in several processes",
-                why=f"of {count} micro-batches this process had {self._pulls}: each would have rows of its own",
-                mend="nb.replica around the other stages",
+                "an embedding table in a stage with replicas in several processes",
+                why=f"this process had {self._pulls} of {count} micro-batches, so their rows would differ",
+                mend="put nb.replica around the other stages only",
             )
         self._step, self._pulls, self._pushed, self._whole = step, 0, [], count == 1
         if self._updates is not None:
@@ -133,7 +133,7 @@ class RowSteps:
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "table-rows")  # ends with this object
+            self._beside = ThreadPoolExecutor(1, "table-rows")  # its threads end with this object
         return self._beside
 
 
@@ -154,8 +154,8 @@ def _warn_if_unsaved(table: RowTable) -> None:
     said = NebulaWarning(
         "rows of a HashedEmbedding are not saved with the checkpoints of this run",
         where=checkpoints.levels[0].folder.path,
-        why="they are no variables: where the run goes on they begin anew",
-        mend="nb.state(rows=layer.table) before the first step",
+        why="they are not variables, and start afresh when the run resumes",
+        mend="call nb.state(rows=layer.table) before the first step",
     )
     _LOG.warning("%s", said)
 

@@ -48,13 +48,19 @@ class _Saved:
 
 
 class RowTable:
-    """Rows of `width` numbers with optimizer slots, and the count of each row's uses.
+    """A table of rows of `width` numbers, with optimizer slots and the number of uses of each row.
 
-    An id without a row has the initial values of a row, drawn by id and seed: uniform, up to `scale`. With `most_rows`,
-    the least used rows are evicted for new ones. `expected_rows` are those that a planner counts. With `staleness`,
-    look-ups in training may miss that number of the
-    last updates. A table that is sharded over workers has in each the rows of its `share`: other ids are looked up as
-    zeros, and their gradients are ignored.
+    An id without a row has the initial values of a row. A table that is sharded over workers has only the rows of its
+    `share` in each: other ids are looked up as zeros, and their gradients are ignored.
+
+    Args:
+        width: numbers in a row.
+        optimizer: the update rule.
+        scale: initial values are uniform between -scale and scale, and depend only on id and seed.
+        seed: seed of the initial values.
+        most_rows: maximum number of rows; the least used ones are evicted for new ones.
+        staleness: number of the last updates that look-ups in training may miss.
+        expected_rows: number of rows for which a planner counts memory.
     """
 
     def __init__(
@@ -69,17 +75,17 @@ class RowTable:
         expected_rows: int | None = None,
     ) -> None:
         if not isinstance(staleness, int) or staleness < 0:
-            raise OptionError(f"staleness={staleness!r} is no number of steps", mend="staleness=0, or more")
+            raise OptionError(f"staleness={staleness!r} is not a valid number of steps", mend="staleness=0, or more")
         sizes = [each for each in (width, most_rows, expected_rows) if each is not None]
         if not all(isinstance(each, int) and each > 0 for each in sizes):
             raise OptionError(
-                f"width={width!r}, most_rows={most_rows!r}, expected_rows={expected_rows!r} holds no row",
+                f"width={width!r}, most_rows={most_rows!r}, expected_rows={expected_rows!r}: sizes must be positive",
                 mend="width=16, most_rows=1_000_000",
             )
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < float("inf"):
-            raise OptionError(f"scale={scale!r} draws no rows", mend="scale=0.05: new values are up to it")
+            raise OptionError(f"scale={scale!r} is not a valid scale", mend="scale=0.05")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-            raise OptionError(f"seed={seed!r} draws no rows", mend="seed=0, a whole number of 64 bits")
+            raise OptionError(f"seed={seed!r} is not a valid seed", mend="use an integer of 64 bits, such as seed=0")
         self.width, self.optimizer, self.scale, self.seed, self.most_rows = width, optimizer, scale, seed, most_rows
         self.staleness, self.expected_rows = staleness, expected_rows
         self.share: Share | None = None
@@ -108,14 +114,14 @@ class RowTable:
         return sum(each.reserved_bytes for each in (self._values, self._ids, self._counts, self._stamps))
 
     def expect_bytes(self) -> Expected:
-        """The bytes of all rows that the table is expected to have, of all workers together: as many as
-        `expected_rows`, else as it may have at most, else as it has.
+        """The bytes of the rows that the table is expected to have, on all workers together: `expected_rows`, otherwise
+        `most_rows`, otherwise the current number.
         """
-        held, said = len(self), "that it has: expected_rows= of its layer says how many it will have"
+        held, said = len(self), "that it has now: pass expected_rows= to its layer for the expected number"
         if self.expected_rows is not None:
-            held, said = self.expected_rows, "by expected_rows="
+            held, said = self.expected_rows, "from expected_rows="
         elif self.most_rows is not None:
-            held, said = self.most_rows, "by most_rows="
+            held, said = self.most_rows, "from most_rows="
         row = sum(each.row_bytes for each in (self._values, self._ids, self._counts, self._stamps))
         return Expected(held * row + IdIndex.bytes_of(held), f"{held:,} rows {said}")
 
@@ -174,7 +180,7 @@ class RowTable:
                 self._update_due()
 
     def update(self, pushes: int | None = None) -> None:
-        """Make the updates of the first pushes, or of all: at the end of a training with `staleness`."""
+        """Apply the updates of the first pushes, or all updates, as at the end of a training with `staleness`."""
         with self._lock:
             self._update(self.pushes if pushes is None else pushes)
 
@@ -192,9 +198,9 @@ class RowTable:
             self._stamps.write(rows, np.full((len(rows), 1), self._steps, np.int64))
 
     def evict(self, *, fewer_than: int) -> int:
-        """Drop rows with fewer uses than this; returns their number. Their ids begin anew when they recur."""
+        """Drop rows with fewer uses than this; returns their number. If their ids recur, they get new rows."""
         if not isinstance(fewer_than, int | np.integer):
-            raise OptionError(f"fewer_than={fewer_than!r} is no whole number", mend="evict(fewer_than=3)")
+            raise OptionError(f"fewer_than={fewer_than!r} is not an integer", mend="evict(fewer_than=3)")
         with self._lock:
             self._update_due()
             rows, _, counts, _ = self._read_all(values=False)
@@ -226,7 +232,7 @@ class RowTable:
 
     # ------------------------------------------------------------------ shares of several workers
     def hold(self, share: Share) -> None:
-        """Restrict the table to the rows of these buckets, permanently. Rows of a saved run are taken from all workers
+        """Restrict the table to the rows of these buckets, permanently. Rows of a saved run are loaded from all workers
         that had some of them.
         """
         with self._holding:
@@ -234,9 +240,9 @@ class RowTable:
                 return
             if self.share is not None:
                 raise StateError(
-                    f"a table of rows has {self.share}, and is asked for {share}",
-                    why="a program has divided the table otherwise than another one before it",
-                    mend="the same nb.split(axis=0) around its layer in all programs",
+                    f"an embedding table has {self.share}, but {share} is requested",
+                    why="two programs divide the table in different ways",
+                    mend="use the same nb.split(axis=0) around its layer in all programs",
                 )
             if self._saved is not None:
                 self._take_share(share, self._saved)
@@ -252,9 +258,9 @@ class RowTable:
             return  # all rows of this worker are loaded
         if not covers(list(shares.values()), share) and (shares or not saved.complete):
             raise CheckpointError(
-                "rows of a table are not in the checkpoint's files on this host",
-                why="other hosts have written them, in folders of their own, and the table is divided otherwise now",
-                mend="give all hosts one shared folder, or as many workers as have saved it",
+                "some rows of a table are not in the checkpoint's files on this host",
+                why="other hosts wrote them to their own folders, and the table is divided differently now",
+                mend="use a folder that all hosts share, or the number of workers that saved it",
             )
         states = [saved.parts[name].read() for name, each in shares.items() if each.meets(share)]
         for each in states:
@@ -294,7 +300,7 @@ class RowTable:
 
     @property
     def _limit(self) -> int | None:
-        """The maximum number of rows here."""
+        """The maximum number of rows of this share."""
         return None if self.most_rows is None else (self.share or WHOLE).count_of(self.most_rows)
 
     def _has_room(self, rows: np.ndarray) -> bool:
@@ -349,7 +355,7 @@ class RowTable:
         if wanted > most:
             size = (self.share or WHOLE).size
             raise DataError(
-                f"a batch has {wanted} distinct ids, and the table may have {most} rows",
+                f"a batch has {wanted} distinct ids, but the table is limited to {most} rows",
                 mend=f"most_rows={-(-wanted * BUCKETS // size)}, or more",
             )
         rows, ids, counts, _ = self._read_all(values=False)

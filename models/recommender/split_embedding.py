@@ -20,18 +20,19 @@ from .hashed_embedding import HashedEmbedding
 class DistinctRows(HashedEmbedding):
     """The rows of a table's distinct ids, and the place of each id of the batch among those of all tables.
 
-    Whole numbers [...] give rows [distinct, width] and places [...], from which `GatherRows` makes vectors. `part` of
-    `parts` tables holds its ids by hash; with `hot`, the first part holds these and no others. The places are those of
-    part 0.
+    Integers [...] give rows [distinct, width] and places [...], from which `GatherRows` builds vectors. `part` of
+    `parts` tables holds its ids by hash; with `hot`, the first part holds these ids and no others. The places are those
+    of part 0.
     """
 
     def __init__(self, width: int, *, part: int = 0, parts: int = 1, hot: ArrayLike = (), **options: Any) -> None:
         super().__init__(width, **options)
         self.hot = np.unique(np.asarray(hot, np.int64))
         if not 0 <= part < parts or (len(self.hot) and parts < 2):
+            suffix = " with hot ids" if len(self.hot) else ""
             raise OptionError(
-                f"part={part!r} of parts={parts!r}{' with hot ids' if len(self.hot) else ''} is no part of a table",
-                mend="part=0, parts=2: a number from 0 below the count, which is 2 or more where ids are hot",
+                f"part={part!r} of parts={parts!r}{suffix} is not a valid part of a table",
+                mend="part=0, parts=2: an index below the number of parts, which is at least 2 with hot ids",
             )
         self.part, self.parts = part, parts
         self._owners = Parts(parts, tuple(self.hot.tolist()))
@@ -50,7 +51,7 @@ class DistinctRows(HashedEmbedding):
         return keras.KerasTensor((None, self.width), dtype="float32"), keras.KerasTensor(places, dtype="int32")
 
     def get_config(self) -> dict[str, Any]:
-        """The options to create an equal layer, without its rows."""
+        """The options to recreate the layer, without its rows."""
         return {**super().get_config(), "part": self.part, "parts": self.parts, "hot": self.hot.tolist()}
 
     def _find_distinct(self, flat: np.ndarray) -> Distinct:
@@ -59,9 +60,9 @@ class DistinctRows(HashedEmbedding):
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class GatherRows(keras.layers.Layer):
-    """Vectors of rows: places [...] and the rows [distinct, width] of each table give [..., width].
+    """Gathers vectors of rows: places [...] and the rows [distinct, width] of each table give [..., width].
 
-    Its backward sums the gradients of each row, so that one for each row returns.
+    The backward pass sums the gradients of each row, so that one gradient for each row is sent back.
     """
 
     def call(self, inputs: Any) -> Any:
@@ -75,11 +76,17 @@ class GatherRows(keras.layers.Layer):
 
 
 class SplitEmbedding:
-    """An embedding like `HashedEmbedding` with tables in other clusters; only distinct rows are sent.
+    """An embedding like `HashedEmbedding` with tables in other clusters, of which only distinct rows are sent.
 
-    There are `tables` tables, each a separate layer that holds its ids by hash: `{name}0`, `{name}1`, ... With `hot`,
-    one more, `{name}_near`, has the rows of these ids, beside the dense part. Place the first ones elsewhere, and keep
-    the layer `{name}_gather` with the dense part. Options are those of `HashedEmbedding`.
+    Each table is a separate layer that holds its ids by hash: `{name}0`, `{name}1`, ... Place these layers elsewhere,
+    and keep the layer `{name}_gather` with the dense part.
+
+    Args:
+        width: width of the vectors.
+        tables: number of tables.
+        hot: ids whose rows stay next to the dense part, in one more layer, `{name}_near`; see `most_frequent`.
+        name: prefix of the layers' names.
+        options: further options of `HashedEmbedding`.
 
     >>> embedding = SplitEmbedding(4, tables=2, optimizer="sgd")
     >>> embedding(keras.Input((3,), dtype="int64")).shape, [each.name for each in embedding.layers]
@@ -90,7 +97,7 @@ class SplitEmbedding:
         self, width: int, *, tables: int = 1, hot: ArrayLike = (), name: str = "table", **options: Any
     ) -> None:
         if not isinstance(tables, int) or tables < 1:
-            raise OptionError(f"tables={tables!r} holds no row", mend="tables=1, or more")
+            raise OptionError(f"tables={tables!r} is less than 1", mend="tables=1, or more")
         near = int(np.size(hot) > 0)
         names = [f"{name}_near"] * near + [f"{name}{at}" for at in range(tables)]
         self.layers: Sequence[DistinctRows] = [

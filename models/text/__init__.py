@@ -1,8 +1,8 @@
 """Text of several languages: sentence pairs, vocabularies, batches for clusters that each have one side, and BLEU.
 
-The functions in the order of their use:
+The functions, in the order of their use:
 
-* `read_folder`, `generated`, `monolingual`: sentences; `aligned`, `alone`, `choices`: those of four languages
+* `read_folder`, `generated`, `monolingual`: sentences; `aligned`, `alone`, `choices`: sentences of four languages
 * `learn_vocabulary`, `read_vocabulary`, `Tokenizer`: conversion of sentences to ids and back
 * `encode_pairs`, `make_order`, `batches`: from ids to a `tf.data.Dataset` for `fit`
 * `bleu`, `paired_bootstrap`: the quality of a translation

@@ -1,4 +1,4 @@
-"""BLEU of a whole text, case-insensitive and detokenised, with sacrebleu's signature."""
+"""Corpus BLEU, case-insensitive and detokenised, with sacrebleu's signature."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ class Difference(NamedTuple):
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Score a text against one reference for each sentence.
+    """Score translations against one reference for each sentence.
+
+    Args:
+        hypotheses: the translations.
+        references: the reference translations, in the same order.
 
     >>> score = bleu(["A cat sits on the mat."], ["a cat sits on the mat ."])
     >>> round(score.value, 6), score.signature.split("|")[:4]
@@ -57,9 +61,17 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def paired_bootstrap(
     a: Sequence[str], b: Sequence[str], references: Sequence[str], *, samples: int = 1000, seed: int = 12345
 ) -> Difference:
-    """Paired bootstrap test of whether `b` is better than `a`: both are scored on sentences drawn with replacement.
+    """Paired bootstrap test of whether translations `b` are better than translations `a`.
 
-    The p-value is sacrebleu's: how often a difference deviates from the mean by at least the real difference.
+    Both are scored on sentences that are drawn with replacement. The p-value is sacrebleu's: how often a difference
+    deviates from the mean by at least the observed difference.
+
+    Args:
+        a: translations of the baseline.
+        b: translations to compare.
+        references: the reference translations, in the same order.
+        samples: number of bootstrap samples.
+        seed: seed of the samples.
 
     >>> texts = ["one two three four", "five six seven eight nine"]
     >>> paired_bootstrap(texts, texts, texts, samples=10).delta
@@ -67,7 +79,7 @@ def paired_bootstrap(
     """
     _check(references, a=a, b=b)
     if samples < 1:
-        raise OptionError(f"samples={samples!r} draws nothing", mend="samples=1000")
+        raise OptionError(f"samples={samples!r} is less than 1", mend="samples=1000")
     of_a, of_b = _statistics(a, references), _statistics(b, references)
     draws = np.random.default_rng(seed).integers(0, len(references), (samples, len(references)))
     deltas = np.asarray([_value(of_b[rows].sum(axis=0)) - _value(of_a[rows].sum(axis=0)) for rows in draws])
@@ -81,13 +93,13 @@ def paired_bootstrap(
 
 def _check(references: Sequence[str], **texts: Sequence[str]) -> None:
     if not references:
-        raise DataError("no references: BLEU of nothing", mend="give one reference for each sentence")
+        raise DataError("BLEU needs references, and none were given", mend="pass one reference for each sentence")
     for name, text in texts.items():
         if isinstance(text, str) or len(text) != len(references):
             raise DataError(
-                f"{len(text)} sentences of {name!r} and {len(references)} references are no pairs",
+                f"{len(text)} sentences of {name!r} and {len(references)} references do not form pairs",
                 why="sentence n is scored against reference n",
-                mend="give both of the same rows: Order.restored puts results back into the order of the rows",
+                mend="pass both in the same order: Order.restored restores the order of rows",
             )
 
 

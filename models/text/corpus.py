@@ -18,7 +18,7 @@ SIDES: tuple[Side, Side] = ("source", "target")
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Sentence pairs: row n of `source` is translated by row n of `target`. A side of another cluster is None.
+    """Sentence pairs: row n of `source` is translated by row n of `target`. A side that is in another cluster is None.
 
     >>> pairs = Pairs(["un gato", "un perro"], ["a cat", "a dog"])
     >>> len(pairs), pairs.sides, pairs.first(1)
@@ -30,12 +30,12 @@ class Pairs:
 
     def __post_init__(self) -> None:
         if not self.sides:
-            raise OptionError("pairs of nothing: both sides are None", mend="Pairs(source=[...]), or target=[...]")
+            raise OptionError("both sides of the pairs are None", mend="Pairs(source=[...]), or target=[...]")
         if self.source is not None and self.target is not None and len(self.source) != len(self.target):
             raise DataError(
-                f"{len(self.source)} source sentences and {len(self.target)} target sentences are no pairs",
+                f"{len(self.source)} source sentences and {len(self.target)} target sentences do not form pairs",
                 why="row n of one side is the translation of row n of the other",
-                mend="give both sides from the same rows",
+                mend="pass both sides of the same rows",
             )
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Pairs:
         """The sentences of a side, which must be local."""
         sentences: Sequence[str] | None = getattr(self, side)
         if sentences is None:
-            raise DataError(f"the {side} side is not here", mend=f"sides=('source', 'target'), or leave {side} out")
+            raise DataError(f"the {side} side was not loaded", mend=f"sides=('source', 'target'), or remove {side}")
         return sentences
 
     def first(self, count: int) -> Pairs:
@@ -67,9 +67,16 @@ def read_folder(
     sides: Sequence[Side] = SIDES,
     empty: Literal["refuse", "skip"] = "refuse",
 ) -> Pairs:
-    """Read `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of only one side.
+    """Read the files `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of one side only.
 
-    Files of other sides are not opened. `empty="skip"` omits rows in which either side is empty, so it needs both.
+    Args:
+        folder: folder of the files.
+        split: name of the split, such as "train".
+        source: language of the source side.
+        target: language of the target side.
+        sides: sides to read; files of other sides are not opened.
+        empty: "refuse" raises an error for empty lines; "skip" omits rows with an empty line on either side, and needs
+            both sides.
 
     >>> for language, text in {"es": "un gato", "en": "a cat"}.items():
     ...     _ = Path(f"train.{language}").write_text(text)
@@ -90,26 +97,26 @@ def read_folder(
 def _check_options(sides: Sequence[Side], empty: str) -> None:
     for side in sides:
         if side not in SIDES:
-            raise OptionError(f"there is no side {side!r}", mend=did_you_mean(side, SIDES))
+            raise OptionError(f"{side!r} is not a side", mend=did_you_mean(side, SIDES))
     if empty not in ("refuse", "skip"):
-        raise OptionError(f"empty={empty!r} is not known", mend=did_you_mean(empty, ["refuse", "skip"]))
+        raise OptionError(f"empty={empty!r} is not a valid value", mend=did_you_mean(empty, ["refuse", "skip"]))
     if empty == "skip" and len(set(sides)) < len(SIDES):
         raise OptionError(
-            f"empty='skip' needs both sides, and only {list_names(sides)} is asked for",
-            why="a row that one cluster leaves out and the other does not would shift all rows after it",
-            mend="take empty rows out of both files before they are dealt to the clusters",
+            f"empty='skip' requires both sides, but only {list_names(sides)} is loaded",
+            why="if only one cluster skipped a row, all later rows would be misaligned",
+            mend="remove empty rows from both files before distributing them to the clusters",
         )
 
 
 def _file(folder: Path, split: str, side: Side, language: str) -> Path:
     if not folder.is_dir():
         raise DataError(
-            f"there is no folder {str(folder)!r}", mend="name the folder that holds the files SPLIT.LANGUAGE[.gz]"
+            f"there is no folder {str(folder)!r}", mend="pass the folder that contains the files SPLIT.LANGUAGE[.gz]"
         )
     found = [path for path in (folder / f"{split}.{language}", folder / f"{split}.{language}.gz") if path.is_file()]
     if len(found) > 1:
         raise DataError(
-            f"{split}.{language} is there twice, plain and gzipped", where=str(folder), mend="take one of them away"
+            f"{split}.{language} exists twice, plain and gzipped", where=str(folder), mend="remove one of them"
         )
     if not found:
         raise _missing(folder, split, side, language)
@@ -121,11 +128,15 @@ def _missing(folder: Path, split: str, side: Side, language: str) -> DataError:
     parts = sorted((stem, end) for stem, dot, end in (name.rpartition(".") for name in names) if dot)
     languages = sorted(end for stem, end in parts if stem == split)
     if languages:
-        why, mend = f"it is there in {list_names(languages)}", did_you_mean(language, languages)
-        what = f"{split!r} is not there in {language!r}, the {side} side"
+        why, mend = f"it exists in {list_names(languages)}", did_you_mean(language, languages)
+        what = f"split {split!r} does not exist in {language!r}, the {side} side"
         return DataError(what, where=str(folder), why=why, mend=mend)
     splits = sorted({stem for stem, _ in parts})
-    why = f"the folder has {list_names(splits)}" if splits else "the folder has no file of the form SPLIT.LANGUAGE[.gz]"
+    why = (
+        f"the folder has {list_names(splits)}"
+        if splits
+        else "the folder contains no file of the form SPLIT.LANGUAGE[.gz]"
+    )
     return DataError(f"there is no split {split!r}", where=str(folder), why=why, mend=did_you_mean(split, splits))
 
 
@@ -133,10 +144,10 @@ def _check_aligned(paths: dict[Side, Path], lines: dict[Side, list[str]]) -> Non
     counts = [f"{path.name} has {len(lines[side])} lines" for side, path in paths.items()]
     if len({len(each) for each in lines.values()}) > 1:
         raise DataError(
-            f"files that are not aligned: {' and '.join(counts)}",
+            f"files are not aligned: {' and '.join(counts)}",
             where=str(paths["source"].parent),
             why="line n of one file is the translation of line n of the other",
-            mend="take both files from the same release of the text",
+            mend="use both files from the same release of the text",
         )
     if not any(lines.values()):
         raise DataError(f"no text: {counts[0]}", where=str(paths[next(iter(paths))]))
@@ -149,12 +160,12 @@ def _full_rows(paths: dict[Side, Path], lines: dict[Side, list[str]], *, skip: b
         empty = [row for row, line in enumerate(each) if not line]
         if empty and not skip:
             several = f", the first of {len(empty)} in the file" if len(empty) > 1 else ""
-            why = f"line {empty[0] + 1} has nothing in it{several}: nothing can be learned from it"
+            why = f"line {empty[0] + 1} is empty{several}, and cannot be used for training"
             raise DataError(
                 f"{paths[side].name} has an empty sentence",
                 where=f"{paths[side]}:{empty[0] + 1}",
                 why=why,
-                mend='empty="skip" leaves the row out on both sides, where both are here',
+                mend='empty="skip" skips the row on both sides, if both are loaded',
             )
     return [row for row in range(count) if all(each[row] for each in lines.values())]
 
@@ -196,6 +207,6 @@ def _decoded(path: Path, raw: bytes) -> str:
         raise DataError(
             f"{path.name} is not UTF-8",
             where=f"{path}:{line}",
-            why=f"byte 0x{raw[error.start]:02x} in line {line} begins no character",
+            why=f"byte 0x{raw[error.start]:02x} in line {line} does not start a character",
             mend=f"iconv -f latin1 -t utf8, if it is Latin-1: {path.name}",
         ) from None

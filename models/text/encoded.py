@@ -1,4 +1,4 @@
-"""A corpus as ids, and its batches: each local side is tokenized once, and held as NumPy arrays."""
+"""A corpus as ids, and its batches: each local side is tokenized once, and stored as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LINES_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of a side's sentences, concatenated; `cut` counts those that were truncated.
+    """The ids of a side's sentences, concatenated; `cut` is the number of truncated sentences.
 
-    No row has more than `longest` ids, or is padded to more, as that is a model's number of positions.
+    No row has more than `longest` ids, or is padded to more, because that is a model's number of positions.
 
     >>> ids = Ids.of_rows([[2, 7, 3], [2, 8, 9, 3]])
     >>> len(ids), ids.lengths, ids.row(1)
@@ -83,18 +83,23 @@ def encode_pairs(
     longest: int | Mapping[Side, int] = 128,
     too_long: TooLong = "cut",
 ) -> Encoded:
-    """Tokenize the local sides to at most `longest` tokens, including `[CLS]` and `[SEP]`.
+    """Tokenize the local sides of sentence pairs.
 
-    Longer sentences are truncated, which is counted and logged, or refused. Only local sides need a tokenizer.
+    Args:
+        pairs: the sentences.
+        source: tokenizer of the source side; needed only if that side is local.
+        target: tokenizer of the target side, likewise.
+        longest: maximum number of tokens including `[CLS]` and `[SEP]`, for both sides or by side.
+        too_long: "cut" truncates longer sentences, counts them and logs the count; "refuse" raises an error.
     """
     if too_long not in ("cut", "refuse"):
-        raise OptionError(f"too_long={too_long!r} is not known", mend=did_you_mean(too_long, ["cut", "refuse"]))
+        raise OptionError(f"too_long={too_long!r} is not a valid value", mend=did_you_mean(too_long, ["cut", "refuse"]))
     tokenizers = {"source": source, "target": target}
     found = {}
     for side in pairs.sides:
         tokenizer = tokenizers[side]
         if tokenizer is None:
-            raise OptionError(f"the {side} side is here and has no tokenizer", mend=f"{side}=Tokenizer(vocabulary)")
+            raise OptionError(f"the {side} side is loaded, but has no tokenizer", mend=f"{side}=Tokenizer(vocabulary)")
         most = longest if isinstance(longest, int) else longest[side]
         found[side] = _ids(pairs.of(side), tokenizer, side, most, too_long)
     return Encoded(**found)
@@ -102,7 +107,7 @@ def encode_pairs(
 
 def _ids(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, too_long: TooLong) -> Ids:
     if most < 3:
-        raise OptionError(f"longest={most} leaves no room for a word", mend="longest=3, or more")
+        raise OptionError(f"longest={most} is too short for any word", mend="longest=3, or more")
     rows: list[list[int]] = []
     for start in range(0, len(sentences), _LINES_AT_ONCE):
         rows += tokenizer.encode(list(sentences[start : start + _LINES_AT_ONCE])).to_list()
@@ -117,12 +122,12 @@ def _ids(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, 
 def _say_too_long(rows: list[int], first: int, all_rows: int, side: Side, most: int, too_long: TooLong) -> None:
     what = f"{len(rows)} of {all_rows} {side} sentences are longer than {most} tokens"
     if too_long == "cut":
-        log.warning("%s: their ends are cut off", what)
+        log.warning("%s: they are truncated", what)
         return
     raise DataError(
         what,
         where=f"row {rows[0]} has {first} tokens",
-        why="the model has positions for no more, or was meant to have no more",
+        why="the model has no positions for more tokens",
         mend=f'too_long="cut", or longest={first} or more',
     )
 
@@ -134,15 +139,21 @@ def batches(
     multiple: int = MULTIPLE,
     weights: bool = False,
 ) -> Any:
-    """A `tf.data.Dataset` of `({"source": ids, "target": shown ids}, labels)`, one element for each batch of the order.
+    """Create a `tf.data.Dataset` of `({"source": ids, "target": shown ids}, labels)`, with one element for each batch.
 
-    The label of each place of a target is the next id: the shown ids omit the last one, the labels the first.
+    The label of each position of a target is the next id: the shown ids omit the last one, the labels the first.
 
-    Each side is padded with 0 to the next multiple of its own longest row, so no cluster needs the other's lengths. A
-    side that is not local has None as leaves; declare their shapes in the config's `inputs`: `x/source` and `x/target`,
-    `y`, and `sample_weight` if `weights` is set (1 for labels other than 0).
+    Each side is padded with 0 to the next multiple of its own longest row, so no cluster needs the other side's
+    lengths. The leaves of a side that is not local are None; declare their shapes in the config's `inputs`: `x/source`
+    and `x/target`, `y`, and, with `weights`, `sample_weight`.
 
     An order of several epochs is one dataset: `fit(..., epochs=order.epochs, steps_per_epoch=order.steps_per_epoch)`.
+
+    Args:
+        encoded: the ids.
+        order: the order of rows.
+        multiple: multiple to which lengths are padded.
+        weights: whether elements have sample weights: 1 for labels other than 0.
 
     >>> from .order import make_order
     >>> pairs = Encoded(Ids.of_rows([[2, 7, 3]]), Ids.of_rows([[2, 8, 9, 3]]))
@@ -173,13 +184,13 @@ def batches(
 
 def _check(encoded: Encoded, order: Order, multiple: int) -> None:
     if multiple < 1:
-        raise OptionError(f"multiple={multiple!r} is no length", mend="multiple=8")
+        raise OptionError(f"multiple={multiple!r} is not a valid length", mend="multiple=8")
     for side, ids in (("source", encoded.source), ("target", encoded.target)):
         if ids is not None and len(ids) != order.rows:
             raise DataError(
-                f"an order of {order.rows} rows and {len(ids)} {side} sentences do not fit",
-                why="every cluster must have the same rows, in the same order, each on its own side",
-                mend="make the order anew, or take the files of all clusters from the same release of the text",
+                f"an order of {order.rows} rows does not match {len(ids)} {side} sentences",
+                why="all clusters must have the same rows in the same order, each its own side",
+                mend="create the order again, or use files from the same release of the text in all clusters",
             )
 
 

@@ -38,10 +38,18 @@ def generated(
     sides: Sequence[Side] = SIDES,
     forms: Sequence[str] = FORMS,
 ) -> Pairs:
-    """The first `count` pairs of a split: `train`, `val` or `test`.
+    """Generate the first `count` pairs of a split.
 
-    Each pair is a function of split, seed and place, so clusters that generate one side each get matching sides.
-    `forms` selects forms, for example without numbers in words, or times of the day.
+    Each pair depends only on split, seed and place, so that clusters that generate one side each get matching sides.
+
+    Args:
+        split: "train", "val" or "test".
+        count: number of pairs.
+        seed: seed of the pairs.
+        source: language of the source side, "es" or "en".
+        target: language of the target side.
+        sides: sides to generate.
+        forms: forms of sentences, for example without numbers in words or times of day.
 
     >>> generated("val", 2).target == generated("val", 9, sides=["target"]).first(2).target
     True
@@ -56,7 +64,8 @@ def generated(
 
 
 def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequence[str] = FORMS) -> list[str]:
-    """Sentences of one language for pretraining; none of them is in any pair, nor translated in the other's.
+    """Generate sentences of one language for pretraining. None of them is in any pair, and none is a translation of a
+    sentence of the other language.
 
     >>> len(monolingual("es", 3))
     3
@@ -69,16 +78,18 @@ def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequenc
 def check_name(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
     """Refuse an unknown name, and an invalid number of sentences."""
     if name not in known:
-        raise OptionError(f"no {what} {name!r} is generated", mend=did_you_mean(name, known))
+        raise OptionError(f"{name!r} is not a generated {what}", mend=did_you_mean(name, known))
     if count < 1:
-        raise OptionError(f"count={count!r} makes no text", mend="count=1, or more")
+        raise OptionError(f"count={count!r} is less than 1", mend="count=1, or more")
 
 
 def _check_forms(forms: Sequence[str]) -> tuple[str, ...]:
     unknown = [form for form in forms if form not in _FORMS]
     if unknown or not forms:
-        what = f"no sentence has the form {unknown[0]!r}" if unknown else "sentences of no form"
-        raise OptionError(what, mend=did_you_mean(unknown[0], FORMS) if unknown else 'forms=["described"], or more')
+        what = f"{unknown[0]!r} is not a form of sentences" if unknown else "no sentence forms were given"
+        raise OptionError(
+            what, mend=did_you_mean(unknown[0], FORMS) if unknown else 'pass at least one form: forms=["described"]'
+        )
     return tuple(forms)
 
 
@@ -120,7 +131,7 @@ class Choices(NamedTuple):
 
 
 def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, seed: int = 0) -> dict[str, list[str]]:
-    """The first `count` sentences of `train`, `val` or `test` in each language, aligned by row.
+    """Generate the first `count` sentences of `train`, `val` or `test` in each language, aligned by row.
 
     >>> [lines[0] for lines in aligned("val", 1, languages=["en", "es"]).values()]
     ['The grey cows are older than the black cows.', 'Las vacas grises son más viejas que las vacas negras.']
@@ -133,7 +144,8 @@ def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, see
 
 
 def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
-    """Sentences of one language for pretraining; none of them is in any pair, nor translated in another's.
+    """Generate sentences of one language for pretraining. None of them is in any pair, and none is a translation of a
+    sentence of another language.
 
     >>> len(alone("fr", 3))
     3
@@ -143,8 +155,8 @@ def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
 
 
 def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -> Choices:
-    """Sentences with a right and a wrong translation, which has another number, colour or thing, is negated, or
-    compares in the other order.
+    """Generate sentences with a right and a wrong translation, which has another number, colour or thing, is negated,
+    or compares in the other order.
 
     >>> found = choices("test", 40, "en", "fr")
     >>> sorted(set(found.kinds))

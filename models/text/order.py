@@ -1,8 +1,8 @@
 """The order of rows in batches: pure data, so that clusters without common text use the same batches.
 
-An order is a function of the number of rows and a seed, and optionally of the sentences' lengths, to put similar ones
-together with little padding. A cluster without those lengths gets the order as a file, which holds only numbers of
-rows.
+An order depends only on the number of rows, a seed and, optionally, the lengths of the sentences, which put similar
+ones together to save padding. A cluster without those lengths loads the order from a file, which contains only row
+numbers.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class Order:
         numbers = [row for batch in self.batches for row in batch]
         if len(numbers) != len(results) or self.epochs != 1:
             raise OptionError(
-                f"{len(results)} results of an order of {len(numbers)} rows in {self.epochs} epochs",
-                mend="give one result for each row of one epoch: order.epoch(0)",
+                f"{len(results)} results do not match an order of {len(numbers)} rows in {self.epochs} epochs",
+                mend="pass one result for each row of one epoch: order.epoch(0)",
             )
         back = dict(zip(numbers, results, strict=True))
         return [back[row] for row in range(self.rows)]
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, for a cluster that cannot compute it."""
+        """Write the order as JSON, for a cluster that cannot compute it."""
         Path(path).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: str | Path) -> Order:
-        """Read the file of `save`; every row must occur once in each epoch.
+        """Read a file of `save`; every row must occur once in each epoch.
 
         >>> make_order(3, batch=2).save("order.json")
         >>> Order.load("order.json") == make_order(3, batch=2)
@@ -83,16 +83,18 @@ class Order:
         except OSError as error:
             raise DataError(f"there is no order at {str(path)!r}", why=str(error), mend="order.save(path)") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError("this is no order of rows", where=str(path), why=str(error), mend=_AGAIN) from None
+            raise DataError(
+                "the file does not contain an order of rows", where=str(path), why=str(error), mend=_AGAIN
+            ) from None
         return found
 
     def _check(self) -> None:
         if self.epochs < 1 or len(self) % self.epochs:
-            raise ValueError(f"{len(self)} batches do not part into {self.epochs} epochs")
+            raise ValueError(f"{len(self)} batches cannot be divided into {self.epochs} epochs")
         for number in range(self.epochs):
             rows = sorted(row for batch in self.epoch(number).batches for row in batch)
             if rows != list(range(self.rows)):
-                raise ValueError(f"epoch {number} does not have each of {self.rows} rows once")
+                raise ValueError(f"epoch {number} does not contain each of {self.rows} rows exactly once")
 
 
 _AGAIN = "write it again: make_order(...).save(path)"
@@ -110,20 +112,27 @@ def make_order(
 ) -> Order:
     """Distribute rows over batches, differently in each epoch.
 
-    `lengths` has an array for each local side: rows whose lengths round up to the same multiples are grouped. Only the
-    last batch of an epoch, of the longest sentences, may be smaller. Without `shuffle` rows keep their order, the
-    shortest first if lengths are given.
+    Only the last batch of an epoch, of the longest sentences, may be smaller.
+
+    Args:
+        rows: number of rows.
+        batch: rows in a batch.
+        seed: seed of the order.
+        epochs: number of epochs.
+        lengths: an array for each local side; rows whose lengths round up to the same multiples are grouped.
+        multiple: multiple to which lengths are rounded up.
+        shuffle: False keeps the order of the rows, the shortest first if lengths are given.
 
     >>> make_order(4, batch=2, lengths=[[9, 3, 12, 5]], shuffle=False).batches
     ((1, 3), (0, 2))
     """
     for name, value in (("rows", rows), ("batch", batch), ("epochs", epochs), ("multiple", multiple)):
         if value < 1:
-            raise OptionError(f"{name}={value!r} makes no batches", mend=f"{name}=1, or more")
+            raise OptionError(f"{name}={value!r} is less than 1", mend=f"{name}=1, or more")
     buckets = [-(-np.asarray(each) // multiple) for each in lengths]
     for each in buckets:
         if each.shape != (rows,):
-            raise OptionError(f"{each.size} lengths of {rows} rows", mend="lengths=encoded.lengths")
+            raise OptionError(f"{each.size} lengths do not match {rows} rows", mend="lengths=encoded.lengths")
     dealt = [_dealt(rows, batch, buckets, (seed, number) if shuffle else None) for number in range(epochs)]
     return Order(rows, epochs, tuple(each for epoch in dealt for each in epoch))
 

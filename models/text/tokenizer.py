@@ -38,9 +38,11 @@ def attached(strings: Any) -> Any:
 
 
 class Tokenizer:
-    """Tokenizes lower-case text by a vocabulary, and joins tokens to text. Works in `tf.data` as well.
+    """Converts lower-case text to ids of a vocabulary, and ids back to text. It also works in `tf.data`.
 
-    `accents`: whether they are kept; with None they are kept if any token of the vocabulary has one.
+    Args:
+        vocabulary: the vocabulary.
+        accents: whether accents are kept; None keeps them if any token of the vocabulary has one.
 
     >>> from .vocabulary import SPECIAL
     >>> tokenizer = Tokenizer(Vocabulary((*SPECIAL, "the", "cat", "##s", "don", "t", "'", ".")))
@@ -66,7 +68,7 @@ class Tokenizer:
             support_detokenization=True,
             **tokenizer_reads(accents=self.accents),
         )
-        plain = tf.autograph.experimental.do_not_convert  # converting the library would take seconds without effect
+        plain = tf.autograph.experimental.do_not_convert  # converting the library takes seconds and has no effect
         self._cut, self._join = plain(cutter.tokenize), plain(cutter.detokenize)
 
     def encode(self, strings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Vocabularies in BERT's format: WordPiece tokens, one a line, of which a few are special and found by name."""
+"""Vocabularies in BERT's format: WordPiece tokens, one per line; a few special ones are found by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECIAL = (PAD, UNKNOWN, START, END, MASK)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens, whose ids are their places. `[PAD]` is 0, as masks are computed as ids != 0.
+    """Tokens, whose ids are their positions. `[PAD]` is 0, because masks are computed as ids != 0.
 
     >>> words = Vocabulary((*SPECIAL, "cat", "##s"))
     >>> len(words), words.pad, words.start, words.id("##s")
@@ -34,9 +34,9 @@ class Vocabulary:
         if twice := [token for token, count in Counter(self.tokens).items() if count > 1]:
             places = [str(place + 1) for place, token in enumerate(self.tokens) if token == twice[0]]
             raise DataError(
-                f"a vocabulary that has {list_names(twice[:3])} twice",
-                why=f"{twice[0]!r} is in lines {' and '.join(places)}, so it has no one id",
-                mend="take the vocab.txt that belongs to the weights",
+                f"the vocabulary contains {list_names(twice[:3])} twice",
+                why=f"{twice[0]!r} is in lines {' and '.join(places)}, so its id is ambiguous",
+                mend="use the vocab.txt that belongs to the weights",
             )
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Vocabulary:
 
     @property
     def unknown(self) -> int:
-        """The id of a word that no tokens spell."""
+        """The id of a word that cannot be spelled with tokens."""
         return self.id(UNKNOWN)
 
     @property
@@ -88,10 +88,10 @@ class Vocabulary:
         if rows == len(self) or (padded and rows > len(self)):
             return
         raise DataError(
-            f"a vocabulary of {len(self)} tokens and a model of {rows} do not fit",
+            f"a vocabulary of {len(self)} tokens does not match a model with {rows}",
             where=where,
             why="every id must be a row of the model's embedding, and every row a token",
-            mend=f"build the model with vocabulary={len(self)}, or read the vocab.txt that its weights came with",
+            mend=f"build the model with vocabulary={len(self)}, or use the vocab.txt that belongs to its weights",
         )
 
 
@@ -99,15 +99,15 @@ def _check_special(tokens: Sequence[str]) -> None:
     missing = [name for name in SPECIAL if name not in tokens]
     if missing:
         raise DataError(
-            f"a vocabulary without {list_names(missing)}",
-            why="sentences are begun, ended, filled up and masked with these, and they are found by their names",
-            mend="take a vocab.txt of BERT's form, or one that learn_vocabulary made",
+            f"the vocabulary lacks {list_names(missing)}",
+            why="these tokens start, end, pad and mask sentences, and are found by their names",
+            mend="use a vocab.txt in BERT's format, or a result of learn_vocabulary",
         )
     if tokens[0] != PAD:
         raise DataError(
-            f"a vocabulary whose first token is {tokens[0]!r}, not {PAD!r}",
-            why="what fills up rows has id 0, so that masks need no vocabulary",
-            mend=f"move {PAD!r} to the first line, if no weights belong to it yet",
+            f"the first token of the vocabulary is {tokens[0]!r}, not {PAD!r}",
+            why="padding must have id 0, so that masks do not need the vocabulary",
+            mend=f"move {PAD!r} to the first line, unless weights already belong to the vocabulary",
         )
 
 
@@ -119,24 +119,30 @@ def learn_vocabulary(
     accents: bool = True,
     fill: bool = False,
 ) -> Vocabulary:
-    """Learn at most `size` WordPiece tokens from lower-case text: frequent words whole, others in pieces.
+    """Learn at most `size` WordPiece tokens from lower-case text: frequent words as one token, others in pieces.
 
-    The same lines give the same vocabulary everywhere. Without `accents` they are stripped, as in BERT's uncased
-    models; with them, a model can write them. `fill` pads it to exactly `size` tokens, with BERT's `[unused0]` and so
-    on at the end: then the size of the model is known to a cluster without the text.
+    The same lines give the same vocabulary on every machine.
+
+    Args:
+        lines: the text.
+        size: maximum number of tokens.
+        reserved: the special tokens.
+        accents: False strips accents, as in BERT's uncased models; a model can then not write them.
+        fill: whether to pad the vocabulary to exactly `size` tokens with `[unused0]`, `[unused1]`, ..., so that a
+            cluster without the text knows the size of the model.
 
     >>> words = learn_vocabulary(["El café está frío .", "el gato está aquí"] * 9, 60)
     >>> "está" in words.tokens, "el" in words.tokens, len(words) <= 60
     (True, True, True)
     """
     if not any(line.strip() for line in lines):
-        raise DataError("no text to learn a vocabulary from", mend="give the sentences of the training split")
+        raise DataError("no text to learn a vocabulary from", mend="pass the sentences of the training split")
     _check_special(reserved)
     tokens = learned(lines, size, reserved, accents=accents)
     if isinstance(tokens, int):
         raise OptionError(
-            f"size={size} cannot hold even the letters of the text",
-            why=f"every letter has to be there twice, to begin a word and to go on: {tokens} tokens in all",
+            f"size={size} is too small for the letters of the text",
+            why=f"each letter needs two tokens, at the start of a word and inside it: {tokens} tokens in total",
             mend=f"size={2 * tokens}, so that there is room for words",
         )
     unused = [f"[unused{number}]" for number in range(size - len(tokens))] if fill else []
@@ -144,7 +150,7 @@ def learn_vocabulary(
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Read a `vocab.txt`, or the one in a folder.
+    """Read a `vocab.txt`, or the `vocab.txt` in a folder.
 
     >>> write_vocabulary(Vocabulary((*SPECIAL, "cat")), "vocab.txt")
     >>> read_vocabulary(".").tokens[-1]
@@ -152,7 +158,9 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
     """
     file = Path(path) / "vocab.txt" if Path(path).is_dir() else Path(path)
     if not file.is_file():
-        raise DataError(f"there is no vocabulary at {str(file)!r}", mend="name a vocab.txt, or a folder that has one")
+        raise DataError(
+            f"there is no vocabulary at {str(file)!r}", mend="pass a vocab.txt, or a folder that contains one"
+        )
     try:
         return Vocabulary(tuple(line.removesuffix("\r") for line in read_lines(file, exact=True)))
     except DataError as error:
@@ -160,7 +168,7 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
 
 
 def write_vocabulary(vocabulary: Vocabulary, path: str | Path) -> None:
-    """Write a `vocab.txt`: one token a line, in the order of their ids; into a folder, under that name."""
+    """Write a `vocab.txt`, one token per line in the order of their ids; in a folder, the file gets that name."""
     file = Path(path) / "vocab.txt" if Path(path).is_dir() else Path(path)
     file.write_text("".join(f"{token}\n" for token in vocabulary.tokens), "utf-8")
 
@@ -182,7 +190,7 @@ def learned(lines: Sequence[str], size: int, reserved: Sequence[str], *, accents
     def at(threshold: int) -> list[str]:
         return library.learn(counts, size, list(reserved), upper_thresh=threshold, lower_thresh=threshold)
 
-    fits = at(sum(counts.values()) + 1)  # above all counts: only letters are left
+    fits = at(sum(counts.values()) + 1)  # above all counts, so only letters remain
     return len(fits) if len(fits) > size else _largest(at, size)
 
 

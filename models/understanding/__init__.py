@@ -1,9 +1,9 @@
-"""Language-understanding tasks: sentences, pairs, numbers and spans; their files, metrics, and a BERT with a head.
+"""Language-understanding tasks on sentences, pairs and spans: their files, metrics, and a BERT with a head.
 
 * `generated_task`, `read_glue`, `read_squad`: examples
 * `Encoder`: conversion of examples to ids
-* `understanding`, `loss_of`: the model
-* `score`, `read_spans`, `METRICS`: its evaluation
+* `understanding`, `loss_of`: the model and its loss
+* `score`, `read_spans`, `METRICS`: evaluation
 """
 
 from .encoded import Encoder, Rows, Spans, read_spans

@@ -39,6 +39,10 @@ class Spans(NamedTuple):
 class Encoder:
     """Encodes examples to rows of `longest` tokens; longer ones are truncated, the second sentence first.
 
+    Args:
+        words: the tokenizer.
+        longest: number of tokens in a row.
+
     >>> from ..text import SPECIAL, Vocabulary
     >>> encoder = Encoder(Tokenizer(Vocabulary((*SPECIAL, "a", "cup", "dog"))), longest=8)
     >>> encoder.examples(Examples(["a cup"], [1], ["a dog"])).ids.tolist()
@@ -50,8 +54,10 @@ class Encoder:
 
     def __post_init__(self) -> None:
         if self.longest < _SHORTEST:
-            why = "[CLS], [SEP] and [SEP] are in each row of a pair"
-            raise OptionError(f"longest={self.longest!r}", why=why, mend=f"longest={_SHORTEST}, or more")
+            why = "each row of a pair contains [CLS], [SEP] and [SEP]"
+            raise OptionError(
+                f"longest={self.longest!r} is less than {_SHORTEST}", why=why, mend=f"longest={_SHORTEST}"
+            )
 
     def examples(self, rows: Examples) -> Rows:
         """Encode sentences, or pairs of them."""
@@ -72,7 +78,7 @@ class Encoder:
         (asked,) = self._cut([row.text])
         found = list(_WORD.finditer(row.context))
         if not found:
-            raise DataError("a text without words", where=row.name, mend="take the question out")
+            raise DataError("the text has no words", where=row.name, mend="remove the question")
         pieces = [(token, word.span()) for word, cut in zip(found, self._cut([w[0] for w in found]), strict=True)
                   for token in cut]  # fmt: skip
         begin = len(asked) + 2
@@ -97,7 +103,8 @@ class Encoder:
 
 
 def read_spans(scores: np.ndarray, spans: Spans, rows: Sequence[Question], *, longest: int = 30) -> list[str]:
-    """The answers by the scores (rows, 2, length) of first and last tokens: the best ordered pair within the text.
+    """Decode answers from scores (rows, 2, length) of their first and last tokens: the best ordered pair within the
+    text.
 
     >>> characters = np.array([[[-1, -1]] * 3 + [[0, 1], [2, 5], [-1, -1]]])
     >>> spans = Spans(np.array([[2, 5, 3, 6, 7, 3]]), np.array([[4, 4]]), characters)

@@ -17,7 +17,12 @@ _SCORES = (*METRICS, exact_match.__name__, span_f1.__name__)
 class Task:
     """The form of a task: the number of outputs, the metrics, and whether rows are pairs.
 
-    One output is a regression; two or more `classes` are labels; a task of spans has neither.
+    Args:
+        name: name of the task.
+        classes: number of labels; 1 for a regression. Ignored with `spans`.
+        metrics: names of the metrics.
+        pairs: whether a row has two sentences.
+        spans: whether answers are spans of a text.
 
     >>> Task("sst", classes=2, metrics=("accuracy",)).regression
     False
@@ -31,7 +36,9 @@ class Task:
 
     def __post_init__(self) -> None:
         if type(self.classes) is not int or self.classes < 1:
-            raise OptionError(f"classes={self.classes!r} of a task", mend="classes=1, for a number, or more")
+            raise OptionError(
+                f"classes={self.classes!r} is not a positive integer", mend="classes=2, or classes=1 for a regression"
+            )
         for each in self.metrics:
             if each not in _SCORES:
                 raise OptionError(f"no metric is called {each!r}", mend=did_you_mean(each, _SCORES))
@@ -46,12 +53,12 @@ def check_task(task: object) -> None:
     """Refuse anything other than a `Task`, such as the name of one."""
     if not isinstance(task, Task):
         mend = 'GLUE["rte"][0], TASKS["opinion"] or Task("mine", classes=2)'
-        raise OptionError(f"task={task!r} is no Task", mend=mend)
+        raise OptionError(f"task={task!r} is not a Task", mend=mend)
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Rows of one sentence or two, and the label of each.
+    """Rows of one or two sentences, and the label of each row.
 
     >>> len(Examples(["a cup", "a dog"], [1.0, 0.0]))
     2
@@ -65,9 +72,9 @@ class Examples:
         counts = [len(each) for each in (self.first, self.labels, self.second) if each is not None]
         if len(set(counts)) > 1 or not counts[0]:
             raise DataError(
-                f"{' and '.join(map(str, counts))} sentences and labels are no examples",
-                why="every row has its label",
-                mend="give as many of each",
+                f"numbers of sentences and labels differ: {' and '.join(map(str, counts))}",
+                why="each row needs a label, and there must be at least one row",
+                mend="pass the same number of each",
             )
 
     def __len__(self) -> int:
@@ -91,15 +98,15 @@ class Question:
         for start, answer in self.answers:
             if not answer or self.context[start : start + len(answer)] != answer:
                 raise DataError(
-                    f"the answer {answer!r} does not stand at {start} of its text",
+                    f"the answer {answer!r} is not at character {start} of its text",
                     where=self.name,
-                    why=f"there is {self.context[start : start + len(answer)]!r}",
-                    mend="answer_start counts the characters before the answer",
+                    why=f"the text there is {self.context[start : start + len(answer)]!r}",
+                    mend="set answer_start to the number of characters before the answer",
                 )
         if not self.answers:
             raise DataError(
-                f"the question {self.text!r} has no answer in its text",
+                f"the question {self.text!r} has no answer",
                 where=self.name,
-                why="spans are learned from answers",
+                why="training on spans requires an answer for each question",
                 mend='read_squad(path, unanswered="skip")',
             )

@@ -1,6 +1,6 @@
-"""Generated tasks, one of each form: a label of a sentence, or of a pair, a number, and a span.
+"""Generated tasks, one of each form: labels of sentences and of pairs, numbers, and spans.
 
-All are about numbers of things that people have. A row is a function of task, split, seed and place, and splits have no
+All are about numbers of things that people have. A row depends only on task, split, seed and place, and splits have no
 row in common.
 """
 
@@ -39,17 +39,23 @@ position of the answer to a question.
 
 
 def generated_task(task: str, split: str, count: int, *, seed: int = 0) -> Examples | list[Question]:
-    """The first `count` rows of a split: `train`, `dev` or `test`.
+    """Generate the first `count` rows of a split of a task.
+
+    Args:
+        task: one of `TASKS`.
+        split: "train", "dev" or "test".
+        count: number of rows.
+        seed: seed of the rows.
 
     >>> generated_task("opinion", "dev", 2).first == generated_task("opinion", "dev", 9).first[:2]
     True
     """
     if task not in TASKS:
-        raise OptionError(f"no task {task!r} is generated", mend=did_you_mean(task, list(TASKS)))
+        raise OptionError(f"there is no generated task {task!r}", mend=did_you_mean(task, list(TASKS)))
     if split not in _SPLITS:
-        raise OptionError(f"no split {split!r} is generated", mend=did_you_mean(split, list(_SPLITS)))
+        raise OptionError(f"there is no split {split!r}", mend=did_you_mean(split, list(_SPLITS)))
     if count < 1:
-        raise OptionError(f"count={count!r} makes no rows", mend="count=1, or more")
+        raise OptionError(f"count={count!r} is less than 1", mend="count=1, or more")
     if task == "answer":
         return [_drawn(_question, f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
     rows = [_drawn(_ROWS[task], f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
@@ -76,7 +82,7 @@ def _drawn(make: Callable[[Random], _Made], where: str, split: str) -> _Made:
         row = make(_random(f"{where}/{attempt}"))
         if _digest(str(row)) % 100 in _SPLITS[split]:
             return row
-    raise OptionError(f"split {split!r} has no row", mend="train")
+    raise OptionError(f"split {split!r} has no rows", mend="train")
 
 
 def _random(text: str) -> Random:

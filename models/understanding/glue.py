@@ -47,8 +47,12 @@ GLUE: dict[str, tuple[Task, Columns]] = {
 
 
 def read_glue(folder: str | Path, task: str, split: str = "train") -> Examples:
-    r"""A split of one of GLUE's tasks: `FOLDER/SST-2/train.tsv`, or `FOLDER/train.tsv`; those of MNLI are called
-    `dev_matched` and `dev_mismatched`.
+    r"""Read a split of one of GLUE's tasks.
+
+    Args:
+        folder: folder with `SST-2/train.tsv`, or with `train.tsv`.
+        task: one of `GLUE`.
+        split: "train" or "dev"; those of MNLI are "dev_matched" and "dev_mismatched".
 
     >>> Path("SST-2").mkdir()
     >>> _ = Path("SST-2/train.tsv").write_text("sentence\tlabel\na fine cup\t1\na bad one\t0\n")
@@ -56,7 +60,7 @@ def read_glue(folder: str | Path, task: str, split: str = "train") -> Examples:
     Examples(first=['a fine cup', 'a bad one'], labels=[1.0, 0.0], second=None)
     """
     if task not in GLUE:
-        raise OptionError(f"no task of GLUE is called {task!r}", mend=did_you_mean(task, list(GLUE)))
+        raise OptionError(f"there is no GLUE task {task!r}", mend=did_you_mean(task, list(GLUE)))
     columns = GLUE[task][1]
     path = _file(Path(folder), columns.folder, split)
     lines = [line.rstrip("\r").split("\t") for line in read_lines(path, exact=True)]
@@ -77,8 +81,8 @@ def _file(folder: Path, inner: str, split: str) -> Path:
         raise DataError(
             f"there is no {split}.tsv",
             where=str(folder),
-            why=f"it is looked for in {inner}/ there, and in the folder itself",
-            mend="give the folder that GLUE's archive was unpacked into",
+            why=f"it is expected in the subfolder {inner}, or in the folder itself",
+            mend="pass the folder into which GLUE's archive was unpacked",
         )
     return found[0]
 
@@ -90,8 +94,8 @@ def _head(lines: list[list[str]], columns: Columns, path: Path) -> list[str]:
             raise DataError(
                 f"{path.name} has no column {name!r}",
                 where=f"{path}:1",
-                why=f"its first line names {', '.join(map(repr, head[:12]))}",
-                mend="a test split has no labels: read train or dev",
+                why=f"the columns in its first line are {', '.join(map(repr, head[:12]))}",
+                mend="read train or dev; test splits have no labels",
             )
     return head
 
@@ -99,9 +103,9 @@ def _head(lines: list[list[str]], columns: Columns, path: Path) -> list[str]:
 def _row(line: list[str], places: list[int], columns: Columns, where: str) -> tuple[str, float, str]:
     if len(line) <= max(places):
         raise DataError(
-            f"a row of {len(line)} columns, and {max(places) + 1} are needed",
+            f"the row has {len(line)} columns, at least {max(places) + 1} are required",
             where=where,
-            why="columns are parted by tabs",
+            why="columns are separated by tabs",
             mend="copy the file again",
         )
     first, label, *second = (line[place].strip() for place in places)
@@ -117,15 +121,18 @@ def _label(label: str, labels: tuple[str, ...], where: str) -> float:
         return float(label)
     except ValueError:
         meant = " or ".join(map(repr, labels)) if labels else "a number"
-        raise DataError(f"the label {label!r} is not {meant}", where=where, mend="take that row out") from None
+        raise DataError(f"the label {label!r} is not {meant}", where=where, mend="remove the row") from None
 
 
 _UNANSWERED = ("refuse", "skip")
 
 
 def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question]:
-    """The questions of `train-v1.1.json` or `dev-v1.1.json`; of version 2 with `unanswered="skip"`, which omits those
-    without an answer.
+    """Read the questions of SQuAD's `train-v1.1.json` or `dev-v1.1.json`.
+
+    Args:
+        path: the file.
+        unanswered: "refuse" raises an error for questions without an answer, which version 2 has; "skip" omits them.
 
     >>> asked = {"id": "q1", "question": "who?", "answers": [{"answer_start": 0, "text": "anna"}]}
     >>> data = {"data": [{"paragraphs": [{"context": "anna has it", "qas": [asked]}]}]}
@@ -134,26 +141,26 @@ def read_squad(path: str | Path, *, unanswered: str = "refuse") -> list[Question
     ((0, 'anna'),)
     """
     if unanswered not in _UNANSWERED:
-        raise OptionError(f"unanswered={unanswered!r} is not known", mend=did_you_mean(unanswered, _UNANSWERED))
+        raise OptionError(f"unanswered={unanswered!r} is not a valid value", mend=did_you_mean(unanswered, _UNANSWERED))
     path = Path(path)
     try:
         content = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror) from None
     except ValueError as error:
-        raise DataError(f"{path.name} is no JSON", where=str(path), why=str(error), mend="copy it again") from None
+        raise DataError(f"{path.name} is not JSON", where=str(path), why=str(error), mend="copy it again") from None
     try:
         found = list(_questions(content, skip=unanswered == "skip"))
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"a part lacks {error}" if isinstance(error, KeyError) else "a part has another form"
         raise DataError(
-            f"{path.name} is not of SQuAD's form",
+            f"{path.name} is not in SQuAD's format",
             where=str(path),
-            why=f"{missing}: data, paragraphs, context, qas, question, answers, answer_start and text are read",
-            mend="take a file of version 1.1 or 2.0",
+            why=f"{missing}: required are data, paragraphs, context, qas, question, answers, answer_start and text",
+            mend="use a file of version 1.1 or 2.0",
         ) from None
     if not found:
-        raise DataError(f"{path.name} has no question with an answer", where=str(path), mend="take another split")
+        raise DataError(f"{path.name} has no question with an answer", where=str(path), mend="use a different split")
     return found
 
 

@@ -100,9 +100,9 @@ def _flatten_alike(found: ArrayLike, meant: ArrayLike) -> tuple[np.ndarray, np.n
     one, other = np.asarray(found).reshape(-1), np.asarray(meant).reshape(-1)
     if len(one) != len(other) or not len(one):
         raise DataError(
-            f"{len(one)} answers and {len(other)} labels cannot be compared",
-            why="every answer has one label",
-            mend="score what was predicted for all rows of one split",
+            f"cannot compare {len(one)} predictions with {len(other)} labels",
+            why="each prediction needs one label, and there must be at least one",
+            mend="pass the predictions and labels of all rows of one split",
         )
     return one, other
 
@@ -116,9 +116,9 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def _best(found: Sequence[str], meant: Sequence[Sequence[str]], score: Callable[[str, str], float]) -> float:
     if len(found) != len(meant) or not len(found) or not all(meant):
         raise DataError(
-            f"{len(found)} answers and {len(meant)} lists of right ones cannot be compared",
-            why="every question has at least one right answer",
-            mend="give an answer for each question of one split",
+            f"cannot compare {len(found)} answers with {len(meant)} lists of right answers",
+            why="each question needs an answer and at least one right answer",
+            mend="pass an answer for each question of one split",
         )
     return float(np.mean([max(score(one, each) for each in others) for one, others in zip(found, meant, strict=True)]))
 

@@ -18,8 +18,8 @@ NEVER = -1e9
 
 @keras.saving.register_keras_serializable("whale_nebula")
 class Head(Configured):
-    """The head on a BERT: for sentences and pairs the logits of classes from the first token; for spans two logits for
-    each token, as (rows, 2, length).
+    """The head on a BERT. For sentences and pairs it computes logits of classes from the first token; for spans two
+    logits for each token, as (rows, 2, length).
 
     >>> Head(width=8, outputs=3)(np.zeros((2, 5, 8))).shape, Head(8, 2, spans=True)(np.zeros((2, 5, 8))).shape
     (TensorShape([2, 3]), TensorShape([2, 2, 5]))
@@ -54,7 +54,7 @@ class Head(Configured):
 
 
 def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "understanding") -> keras.Model:
-    """A BERT with a head for a task; layers `BERT` (with its own layers inside) and `head`.
+    """Build a BERT with a head for a task; its layers are `BERT` (with its own layers inside) and `head`.
 
     >>> from ..bert import BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16))
@@ -75,7 +75,7 @@ def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "
 
 
 def loss_of(task: Task) -> keras.losses.Loss:
-    """The loss of a task: squared differences, or cross-entropy of classes or positions.
+    """The loss of a task: squared error for numbers, cross-entropy for classes and spans.
 
     >>> loss_of(Task("number", classes=1)).name
     'mean_squared_error'
@@ -87,7 +87,7 @@ def loss_of(task: Task) -> keras.losses.Loss:
 
 
 def score(task: Task, predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The metrics of predictions of a task of labels or numbers.
+    """Compute the metrics of predictions for a task with labels or numbers.
 
     >>> score(Task("two"), np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([1, 1]))
     {'accuracy': 0.5}

@@ -56,7 +56,7 @@ EVERY = [
             ("    nb.place(model, ", "    # "),
             ('    with nb.pipeline(given.micro_batch, coupled="allow"):', "    if model:"),
         ],
-        r"held back: (\d\.\d+)",
+        r"held-out rows: (\d\.\d+)",
         r"(?m)│ +[1-9]\d* +│$",
         ("--clusters", "cpu,gpu"),
     ),
@@ -70,7 +70,7 @@ EVERY = [
                 "    AUTO\n    if True:\n        model",
             )
         ],
-        r"held back: (\d\.\d+)",
+        r"held-out rows: (\d\.\d+)",
         r"(?m)│ +[1-9]\d* +│$",
     ),
     Changed(
@@ -95,7 +95,7 @@ EVERY = [
             (", around=lambda name: around(name, options))", ")"),
         ],
         r"step 6, .*corrected (\d\.\d+)",
-        "bits a token crossed",
+        "bits per token were sent",
         ("--config", "pretrain.yaml"),
     ),
     Changed(

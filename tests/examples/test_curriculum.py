@@ -18,8 +18,13 @@ DEADLINE = 240
         pytest.param([], [], marks=pytest.mark.grid),
         pytest.param(["-m", "whale_nebula", "run", "--all", "--clusters", "gpu,npu"], [], marks=pytest.mark.grid),
         pytest.param([], ["--mode", "pack", "--pace", "root"], marks=pytest.mark.grid),
+        pytest.param(
+            ["-m", "whale_nebula", "run", "--all", "--clusters", "gpu,npu"],
+            ["--micro-batches", "auto"],
+            marks=pytest.mark.grid,
+        ),
     ],
-    ids=["one process", "two processes", "packed"],
+    ids=["one process", "two processes", "packed", "two processes that choose micro-batches"],
 )
 def test_rows_grow_and_what_crosses_with_them(tmp_path: Path, before: list[str], words: list[str]) -> None:
     example = write_little("curriculum", tmp_path, blocks=3)

@@ -27,9 +27,9 @@ def test_it_trains_and_a_32nd_crosses_after_the_warm_up(tmp_path: Path, before: 
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
-    assert [row[:2] for row in rows[:2]] == [["in float32", "3"], ["in a bit a number", "2"]]
+    assert [row[:2] for row in rows[:2]] == [["in float32", "3"], ["at one bit per number", "2"]]
     assert float(rows[0][3]) / float(rows[1][3]) > 24
-    assert "loss on rows that were held back: " in ended.stdout
+    assert "loss on held-out rows: " in ended.stdout
 
 
 def test_a_wrong_warm_up_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def test_it_plans_trains_and_pins(example: ModuleType, capsys: pytest.CaptureFix
     assert example.main() == 0
     said = capsys.readouterr().out
     assert "plan of mobilenet" in said
-    assert "trained across 60mbit,20ms: loss" in said
-    assert "gpu->npu: 66 kB a step" in said
+    assert "trained over a link of 60mbit,20ms: loss" in said
+    assert "gpu->npu: 66 kB per step" in said
     assert said.rstrip().splitlines()[-1].startswith("refused: ")
     assert "in the pinned plan" in said
 

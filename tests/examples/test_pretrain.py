@@ -25,7 +25,7 @@ def ran(folder: Path, *words: str) -> str:
 
 def check(folder: Path, said: str, pairs: list[str]) -> None:
     """What every run leaves."""
-    assert said.count("bits a token crossed") == 1
+    assert said.count("bits per token were sent") == 1
     head = next(line for line in said.splitlines() if line.startswith("┃"))
     assert [cell.split(":")[0].strip() for cell in head.split("┃")[2:-1]] == pairs
     assert "│ pretrained " in said and "│ not pretrained " in said
@@ -66,8 +66,11 @@ def test_it_reads_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--families", "a=en,de", "b=es"], "NB-104 families of en, de, es for the languages en, de, es, fr"),
-        (["--objectives", "clm"], "the correction needs rows of mrtd or of trtd"),
+        (
+            ["--families", "a=en,de", "b=es"],
+            "NB-104 the families contain en, de, es, but the languages are en, de, es, fr",
+        ),
+        (["--objectives", "clm"], "--objectives clm requires mrtd or trtd"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:

@@ -41,14 +41,14 @@ def test_it_pretrains_once_trains_for_each_codec_and_compares(tmp_path: Path, co
 def test_two_processes_train_it_and_only_the_target_s_has_translations(tmp_path: Path) -> None:
     said = ran(tmp_path, *CLI, "run", "--all", "--config", str(CONFIG), str(EXAMPLE), "--codecs", "none", "ours")
     assert said.count("a language model learns") == 2
-    assert said.count("┃ crosses as") == 1 and "nrefs:1|case:lc|eff:no|tok:13a" in said
+    assert said.count("┃ codec") == 1 and "nrefs:1|case:lc|eff:no|tok:13a" in said
 
 
 def test_a_file_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "train.en").write_text("a cat\n")
     ended = zygote.run(str(EXAMPLE), "--text", str(tmp_path), "--languages", "fr", "en", cwd=tmp_path)
     assert ended.returncode == 1
-    assert "NB-220 'train' is not there in 'fr', the source side" in ended.stderr
+    assert "NB-220 split 'train' does not exist in 'fr', the source side" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -184,6 +184,7 @@ def test_a_carrier() -> None:
         error = 2 / 16 * (hidden @ alone_v - Y)
         alone_w -= 0.1 * X.T @ (error @ alone_v.T).astype(np.float32)
         alone_v -= 0.1 * hidden.T @ error
+    assert [end.state().connected for end in ends] == [True, True]
     closing = threading.Thread(target=gpu.close)
     closing.start()
     npu.close()

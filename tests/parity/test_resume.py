@@ -176,6 +176,21 @@ CASES = {
     "a curriculum, with codecs that remember": Case(
         lambda: of_any_length({"rank": 2, "int8": True, "start_step": 3}), epochs=3, breaks=(4, 13), prepare=lengthen
     ),
+    "a curriculum, with micro-batches and codecs by length": Case(
+        of_any_length,
+        epochs=3,
+        breaks=(4, 8, 13),
+        callbacks=lambda: [
+            Curriculum(
+                2,
+                6,
+                15,
+                step=2,
+                micro_batch={2: 1, 4: 2},
+                compress={2: nb.compress(rank=2, int8=True, start_step=3), 6: nb.compress(topk=0.5, int8=True)},
+            )
+        ],
+    ),
     "callbacks that remember": Case(staged, callbacks=plateaus, epochs=6),
 }
 

@@ -292,10 +292,8 @@ GOES_ON = [
     pytest.param(a_train_step_of_its_own, 14, True, marks=pytest.mark.grid),
     pytest.param(shuffled_data_of_all, 12, False),
     pytest.param(shuffled_data_of_all, 12, True, marks=pytest.mark.grid),
-    pytest.param(
-        a_loop_that_remembers, 7, False, marks=[pytest.mark.grid, pytest.mark.filterwarnings("ignore:.*runs uncut")]
-    ),
-    pytest.param(a_loop_that_remembers, 7, True),
+    pytest.param(a_loop_that_remembers, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
+    pytest.param(a_loop_that_remembers, 7, True, marks=pytest.mark.grid),  # as `unit/checkpoint/test_at_error` cuts one
     pytest.param(steps_of_one_name, 7, True, marks=pytest.mark.grid),
     pytest.param(two_loops, 8, False, marks=pytest.mark.grid),
 ]

@@ -17,11 +17,10 @@ from tests.same import Case, Cut, Outcome, assert_same, data, run_uncut
 from whale_nebula.runtime.step import compiled
 
 SAMPLE = frozenset((
-    "pictures over 2: 2 stages, 1 micro-batches",
     "words over 4: 2 stages, 2 micro-batches, replicas", "experts over 2: 1 stages, 2 micro-batches",
 ))  # fmt: skip
-"""Every kind of layer that is split, and every number of devices, stages, micro-batches and replicas: the larger a
-model, the fewer pieces. `classifier`, `translator` and `tied by Adam` are of the grid."""
+"""Tables and experts, over several stages, in micro-batches and replicas. Other layers train in pieces in
+`runtime/split/test_lowering`; their models are of the grid here."""
 LENGTH = 1e-2 * 4
 
 

@@ -365,5 +365,5 @@ ZOO = {
     "gan": Case(gan, rate=1e-2),
     "frozen": Case(frozen, rate=0.1),
     "inference": Case(inference),
-    "scaled": Case(scaled),
+    "scaled": Case(scaled, rarely=True),
 }

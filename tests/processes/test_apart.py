@@ -91,14 +91,15 @@ def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def members() -> Ended:
+def members(request: pytest.FixtureRequest) -> Ended:
     """Three workers of one cluster."""
-    return run("train", {f"c0/{n}": "c0" for n in range(3)}, "members", MEMBERS_STEPS)
+    kinds = [*train.MEMBERS] if request.config.getoption("--grid") else ["adam"]
+    return run("train", {f"c0/{n}": "c0" for n in range(3)}, "members", MEMBERS_STEPS, *kinds)
 
 
-@pytest.mark.parametrize(("kind", "servers"), train.MEMBERS)
-def test_workers_of_a_cluster_exchange_momenta_as_the_algorithm_says(members: Ended, kind: str, servers: bool) -> None:
-    momenta.check_steps(kind, 3, members.same(f"{kind} weights"), servers=servers)
+@pytest.mark.parametrize("kind", ["adam", pytest.param("lamb", marks=pytest.mark.grid)])
+def test_workers_of_a_cluster_exchange_momenta_as_the_algorithm_says(members: Ended, kind: str) -> None:
+    momenta.check_steps(kind, 3, members.same(f"{kind} weights"), servers=train.MEMBERS[kind])
 
 
 def test_workers_send_the_bytes_that_the_plan_says(members: Ended) -> None:

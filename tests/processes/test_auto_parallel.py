@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.processes.running import Ended, beside, run, told_alone
-from tests.processes.workers.planned import KIB, at_home, lesson
+from tests.processes.workers.planned import KIB, at_home, lesson, scoped
 from whale_nebula.hardware import ClusterInfo, Clusters, WorkerInfo
 from whale_nebula.launch.link_advice import path_inside
 from whale_nebula.runtime.clusters import add_kept
@@ -24,14 +24,14 @@ ANEW = ("c1", "c1, c0: 2")
 @pytest.fixture(scope="module")
 def both() -> tuple[Ended, dict[str, Any]]:
     """Two clusters that have 1,500 KiB each, and meanwhile one that has enough."""
-    alone = partial(told_alone, lesson, "1GiB", "local", config={"measure": "0s"})
+    alone = partial(told_alone, lesson, "1GiB", config={"measure": "0s"})
     return beside("planned", 2, f"{KIB}KiB", alone=alone)
 
 
 @pytest.fixture(scope="module")
 def anew(both: tuple[Ended, dict[str, Any]]) -> Ended:
     """The same, planned anew again and again as it trains."""
-    return run("planned", 2, "1GiB", "c1", *ANEW, deadline=240)
+    return run("planned", 2, "1GiB", *ANEW, deadline=240)
 
 
 def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -> None:
@@ -68,6 +68,7 @@ def test_collectives_that_nobody_has_said_are_measured_and_kept(tmp_path: Path) 
     assert add_kept(told, config) == told
 
 
+@pytest.mark.grid
 def test_inputs_that_one_cluster_has_are_read_there_alone() -> None:
     """Sentences and labels are in c0, which has no memory for all layers: c1 has those between, and reads neither."""
     alone = partial(told_alone, at_home, "1GiB", config={"measure": "0s"})
@@ -76,13 +77,16 @@ def test_inputs_that_one_cluster_has_are_read_there_alone() -> None:
         np.testing.assert_allclose(*(tf.nest.flatten(told[name]) for told in (found.told["c0/0"], alone)), 1e-5)
 
 
-def test_what_scopes_say_holds_in_every_process(both: tuple[Ended, dict[str, Any]]) -> None:
-    found, alone = both
+@pytest.mark.grid
+def test_what_scopes_say_holds_in_every_process() -> None:
+    found, alone = beside("planned", 2, "scoped", alone=partial(told_alone, scoped, "local", config={"measure": "0s"}))
     assert found.same("scoped").items() >= {"c1": "c1"}.items() and "first" in found.same("scoped")
     assert alone["scoped"] == {"first": "local", "local": "local"}
+    got, expected = map(tf.nest.flatten, (found.same("scoped history"), alone["scoped history"]))
+    np.testing.assert_allclose(got, expected, 1e-5)
 
 
-@pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights", "scoped history"])
+@pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights"])
 def test_it_trains_as_the_uncut_model(both: tuple[Ended, dict[str, Any]], what: str) -> None:
     found, alone = both
     got, expected = (tf.nest.flatten(told) for told in (found.same(what), alone[what]))

@@ -1,6 +1,6 @@
 """Processes that are killed and restarted end with the bits of an undisturbed run.
 
-`make test` kills at two places, one after the other in the same run; `--grid` at every failpoint of every worker.
+`make test` kills one, where some variables have the update and others not; `--grid` at every failpoint of every worker.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from whale_nebula.cli.main import main
 from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-DEATHS = ["c1/0:batch@3", "c1/0:update.begun=kill@5"]
-"""Who ends where, and after which step, or which time it comes there: by an error of its script, while the others are
-within the next step; by a kill, where some variables have the update, and others not.
+DEATHS = ["c1/0:update.begun=kill@5"]
+"""Who ends where, and after which step, or which time it comes there: by a kill, or by an error of its script, while
+the others are within the next step.
 """
 MORE_DEATHS = [
+    "c1/0:batch@3",
     "c0/1:step.announced=kill@5",
     "c1/0:update.begun=kill@3",
     "c0/1:checkpoint.written=kill@1,c1/0:checkpoint.written=kill@1",
@@ -54,7 +55,7 @@ def test_processes_that_die_again_and_again_come_to_the_same_end(
     undisturbed: Ended, tmp_path: Path, deaths: list[str]
 ) -> None:
     stood, saved = [0], 0
-    for death in deaths:
+    for death in [*deaths, "-"]:
         found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
         assert (-9 in found.result.codes.values()) == ("kill" in death)
         resumed = [each.get("resumed") for each in found.told.values()]
@@ -62,7 +63,7 @@ def test_processes_that_die_again_and_again_come_to_the_same_end(
         assert stood[-1] >= saved
         saved = max(saved, found.result.saved or 0)
     assert stood == sorted(stood) and stood[-1] > 0 and saved >= stood[-1]
-    assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
+    assert told(found) == told(undisturbed)
 
 
 ERRORS = [
@@ -167,12 +168,13 @@ def test_a_death_at_any_place_costs_no_bit(undisturbed: Ended, tmp_path: Path, w
 
 # ------------------------------------------------------------------ other plans than before
 APART = ("split", "stages")
-"""With a folder for each worker, as on hosts of their own: what one lacks is sent by another. `--grid` changes from
-every plan to every other one.
+"""With a folder for each worker, as on hosts of their own: what one lacks is sent by another. `make test` changes plans
+so in `test_elastic`, and pieces of every layout in `unit/checkpoint/test_slices`.
 """
-PAIRS = [pytest.param(each, marks=pytest.mark.grid) for each in itertools.permutations(PLANS, 2)]
+PAIRS = itertools.permutations(PLANS, 2)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("names", [APART, *PAIRS], ids=" > ".join)
 def test_a_run_goes_on_by_another_plan(tmp_path: Path, names: Sequence[str]) -> None:
     expected = told_alone(lesson, names[0], len(names))

@@ -23,12 +23,18 @@ SIDES = ("source", "target")
 Ran = Mapping[str, Mapping[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def ran() -> Ran:
-    """What each cluster's worker told."""
-    found = run("private", {f"{side}/0": side for side in SIDES}, "private", deadline=DEADLINE)
+def run_sides(request: pytest.FixtureRequest, lesson: str) -> Ran:
+    """What each cluster's worker told; `--grid` runs large models."""
+    large = ["large"] * request.config.getoption("--grid")
+    found = run("private", {f"{side}/0": side for side in SIDES}, lesson, *large, deadline=DEADLINE)
     found.result.check()
     return {side: found.told[f"{side}/0"] for side in SIDES}
+
+
+@pytest.fixture(scope="module")
+def ran(request: pytest.FixtureRequest) -> Ran:
+    """Of a text with two sides."""
+    return run_sides(request, "private")
 
 
 class TestRun:
@@ -90,11 +96,9 @@ class TestRun:
 
 
 @pytest.fixture(scope="module")
-def middle() -> Ran:
-    """What each cluster's worker told of a model that begins and ends in the same cluster."""
-    found = run("private", {f"{side}/0": side for side in SIDES}, "labels", deadline=DEADLINE)
-    found.result.check()
-    return {side: found.told[f"{side}/0"] for side in SIDES}
+def middle(request: pytest.FixtureRequest) -> Ran:
+    """Of a model that begins and ends in the same cluster."""
+    return run_sides(request, "labels")
 
 
 class TestLabels:

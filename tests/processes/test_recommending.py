@@ -81,4 +81,4 @@ def test_micro_batches_have_the_bits_of_one_process(tmp_path: Path) -> None:
 
 
 def test_a_file_of_keras_is_refused(starts: list[Ended]) -> None:
-    assert all("several processes is not built yet" in each for each in starts[-1].all("refused"))
+    assert all("several processes is not implemented yet" in each for each in starts[-1].all("refused"))

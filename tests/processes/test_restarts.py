@@ -86,7 +86,7 @@ def test_a_worker_that_was_frozen_is_kept_out_by_those_of_a_later_epoch(
     launchers.jobs["npu/0"].signal("npu/0", signal.SIGCONT)
     found = launchers.ended()
     old = found["npu/0"].result.outcomes["npu/0"]
-    assert "NB-415 this worker, 'npu/0', is of epoch 0, and the run is in epoch 1" in old.err
+    assert "NB-415 this worker, 'npu/0', is in epoch 0, but the run is in epoch 1" in old.err
     assert (old.code, old.status.error, found["npu/0"].epoch) == (1, "NB-415", 0)
     for name in ("gpu/0", "another host"):
         assert (found[name].epoch, found[name].result.culprit) == (1, None)

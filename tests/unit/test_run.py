@@ -83,7 +83,7 @@ def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
         ({"config": {"clutsers": {}}}, "unknown key", "did you mean 'clusters'?"),
         ({"links": "60mbits"}, "'60mbits' is not a rate", 'did you mean "60mbit"?'),
         ({"links": {"gpu->npu": "60mbit"}}, "is not a pair of clusters", '{("gpu", "npu"): "60mbit,20ms"}'),
-        ({"seed": "1"}, "no whole number", "seed=1"),
+        ({"seed": "1"}, "is not an integer", "seed=1"),
         ({"ids": 3}, "names no input", 'ids="x/id"'),
     ],
 )

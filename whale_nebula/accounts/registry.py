@@ -156,7 +156,7 @@ def refuse_login(reason: str = "") -> LoginError:
     >>> print(refuse_login("no such account"))
     NB-432 the account cannot log in
       why: the name, the password, token or invitation is wrong, or the account is disabled or locked
-      mend: try again in some minutes, or ask the owner of the cluster
+      mend: try again in a few minutes, or ask the owner of the cluster
     """
     why = "the name, the password, token or invitation is wrong, or the account is disabled or locked"
     error = LoginError("the account cannot log in", why=why)

@@ -1,4 +1,4 @@
-"""Capture a user's training step: trace it once, and make a Program of it."""
+"""Capture a user's training step: trace it once, and build a Program from it."""
 
 from __future__ import annotations
 

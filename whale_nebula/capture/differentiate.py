@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.loss_weights import mirror_trace, weigh
+from whale_nebula.capture.loss_weights import check_overwritten, mirror_trace, weigh
 from whale_nebula.capture.mirror import ascend_ops, find_origin, order_operations
 from whale_nebula.capture.projection import check_nested
 from whale_nebula.capture.tracing import LiveRequest, Tracing, current
@@ -289,6 +289,7 @@ def answer_tape(
         if trace is not None and not trace.flags.busy:
             check_nested(trace.bottlenecks, tf.nest.flatten(target), flat)
         return _original(tape, target, sources, output_gradients, unconnected_gradients)
+    check_overwritten(trace, tf.nest.flatten(sources))
     targets = [t for t in tf.nest.flatten(target) if t is not None]
     seeds = None if output_gradients is None else tf.nest.flatten(output_gradients)
     found = _answer(trace, tape, targets, flat, seeds, (), unconnected_gradients)

@@ -16,12 +16,14 @@ from whale_nebula.capture.mirror import SUMMED, find_origin, mirror, order_opera
 from whale_nebula.capture.scopes_met import paths_of_handles, stamp_readers
 from whale_nebula.capture.splits import name_siblings
 from whale_nebula.capture.tracing import Tracing, current_here
+from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.replicas import Where, refusal
 from whale_nebula.passes.rules import SHAPED, Fold, Folding, fold, verdict
 from whale_nebula.passes.rules.registry import AFTER, SHAPE
 from whale_nebula.passes.rules.verdict import mends
+from whale_nebula.site import script_site
 from whale_nebula.spec import Value
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
@@ -118,6 +120,22 @@ def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> li
         for _ in range(each):
             weighed[number] = weighed[number] * tf.cast(trace.feed("share"), weighed[number].dtype)
     return weighed
+
+
+def check_overwritten(trace: Tracing, sources: Sequence[Any]) -> None:
+    """Refuse gradients that an optimizer assigns to their variables, such as scales of float8, if the batch is divided.
+
+    Their layers make them in a backward, each from the rows that it sees; a sum of them is not the value of the batch.
+    """
+    name = next((str(each.path) for each in sources if getattr(each, "overwrite_with_gradient", False)), None)
+    if name is not None and trace.met.cut:
+        raise BatchCoupledError(
+            f"micro-batches would change the value of {name!r}: the optimizer overwrites it with its gradient",
+            where=str(script_site()),
+            why="the gradients of micro-batches are added up, and this one is no gradient but the variable's next "
+            "value, which its layer makes of the rows of a batch (overwrite_with_gradient=True, as float8 has)",
+            mends=(mends(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several).alone,),
+        )
 
 
 _SHARES = {"mean": 1, "whole": 1, "inverse": 2}

@@ -24,27 +24,16 @@ from whale_nebula.capture.bottlenecks import Bottlenecks, Home, find_factors
 from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, find_origin, order_operations
 from whale_nebula.capture.scopes_met import number_in
 from whale_nebula.capture.tracing import Tracing, current
-from whale_nebula.codec import Codec, Rank
+from whale_nebula.codec import Rank
 from whale_nebula.errors import GradientError, NotYetError
 from whale_nebula.ir.program import Program
+from whale_nebula.scopes.compressing import learned_rank
 from whale_nebula.scopes.frames import Frame, compress_of, open_frames, stage_of
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
 _EPSILON = 1e-6
 _BUNDLE = "IdentityN"
-
-
-def learned_rank(frame: Frame) -> Rank | None:
-    """The trained basis that a compress scope requests ("learned" or "svd"); None if it requests none.
-
-    >>> import whale_nebula as nb
-    >>> with nb.cluster(), nb.compress(rank=4) as frame:
-    ...     learned_rank(frame)
-    """
-    codec = frame.options.get("codec")
-    members = codec.members if isinstance(codec, Codec) else ()
-    return next((part for part in members if isinstance(part, Rank) and part.trained), None)
 
 
 def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:

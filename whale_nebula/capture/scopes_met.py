@@ -34,6 +34,7 @@ from whale_nebula.scopes.identity import (
     worker_speeds,
     workers_in,
 )
+from whale_nebula.scopes.step_options import StepOptions, current_step_options
 from whale_nebula.site import Site, warn_once
 
 REPLICA, SPLIT_STAGE = "replica", "split"
@@ -44,7 +45,8 @@ REPLICA, SPLIT_STAGE = "replica", "split"
 class ScopesMet:
     """The scopes of each kind in a trace. `around` are those that enclose the whole step, `outer` is the first one that
     contains stages. `entered` has for each stage the text of its scope, with its line, and the clusters that may run
-    it (empty: any). If a planner has `decided` everything, scopes only group ops.
+    it (empty: any). If a planner has `decided` everything, scopes only group ops. `given` are options that replace
+    those of scopes.
     """
 
     around: tuple[Frame, ...] = field(default_factory=open_frames)
@@ -59,9 +61,11 @@ class ScopesMet:
     blocks: list[Frame] = field(default_factory=list)
     entered: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     decided: bool = False
+    given: StepOptions = field(default_factory=current_step_options)
 
     def __post_init__(self) -> None:
         self.replicas = Replicas(replica_of(self.around))
+        self.pipeline = self._replace_count(self.pipeline)
 
     @property
     def cut(self) -> bool:
@@ -115,7 +119,17 @@ class ScopesMet:
             )
         self.pipe = frame
         options = dict(frame.options)
-        self.pipeline = replace(self.pipeline, **{**options, "micro_batch": options["micro_batch"] or 1})
+        pipeline = replace(self.pipeline, **{**options, "micro_batch": options["micro_batch"] or 1})
+        self.pipeline = self._replace_count(pipeline)
+
+    def adopt_pipeline(self, pipeline: Pipeline) -> None:
+        """Set the pipeline that a planner has decided."""
+        self.pipeline, self.decided = self._replace_count(pipeline), True
+
+    def _replace_count(self, pipeline: Pipeline) -> Pipeline:
+        """The pipeline with the number of micro-batches that replaces that of scopes, if there is one."""
+        count = self.given.micro_batch
+        return pipeline if count is None else replace(pipeline, micro_batch=count)
 
     def enter_split(self, frame: Frame) -> int:
         """Record the entry of a split scope; returns its number."""
@@ -345,7 +359,7 @@ def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
         numbers[codec] = len(met.compressions)
         met.compressions.append(Frame("compress", mirror_options(codec), site))
     met.stages = {s.key: replace(s, compress=numbers.get(given.codecs.get(s.key, ""))) for s in given.stages}
-    met.pipeline, met.decided = given.pipeline, True
+    met.adopt_pipeline(given.pipeline)
     for stage in given.stages:
         shard = ("gradients" if stage.shared_gradients else "optimizer") if stage.shared_slots else None
         frame = Frame("replica", {"count": stage.replicas, "shard": shard}, site)
@@ -372,7 +386,7 @@ def list_constraints(met: ScopesMet, program: Program) -> Constraints:
         tuple(stages),
         () if open_layout else tuple(dict.fromkeys(name for layout in layouts for name in layout)),
         met.pipeline if pipe is not None else Pipeline(),
-        None if pipe is None else pipe.options["micro_batch"],
+        met.given.micro_batch or (None if pipe is None else pipe.options["micro_batch"]),
         None if around is None else around.options["count"],
         _explain_unplanned(met, program),
     )

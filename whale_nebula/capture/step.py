@@ -26,7 +26,7 @@ from whale_nebula.capture.placed import Places, placed_models
 from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.scopes_met import adopt_stages, list_constraints
 from whale_nebula.capture.splits import add_splits
-from whale_nebula.capture.tracing import LiveRequest, Tracing, check_surroundings
+from whale_nebula.capture.tracing import LiveRequest, Tracing, check_surroundings, stamp_step_options
 from whale_nebula.codec.way import ways
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.checks import absent_in
@@ -311,7 +311,7 @@ def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
     places = Places() if placed_models() else None
     graph = tf.compat.v1.get_default_graph()
     trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
-    with tracing.tracing(trace), begin_step(), watched_anew():
+    with tracing.tracing(trace), begin_step(), watched_anew(), stamp_step_options(trace):
         if isinstance(owner, keras.Model):
             trace.met.meet_model(stages_of(owner))
         if trace.assignment is not None:

@@ -18,8 +18,9 @@ from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.mirror import COMPRESS, COPIED, SPLIT, STAGE
 from whale_nebula.capture.scopes_met import ScopesMet, number_in
 from whale_nebula.capture.splits import mark_variables
-from whale_nebula.errors import BoundaryInBodyError, StateError, UnsupportedError
+from whale_nebula.errors import BoundaryInBodyError, OptionError, StateError, UnsupportedError
 from whale_nebula.ir.program import Assignment
+from whale_nebula.scopes.compressing import learned_rank
 from whale_nebula.scopes.frames import Frame, open_frames
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -257,11 +258,36 @@ def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
     graph = tf.compat.v1.get_default_graph()
     if graph is not trace.graph or trace.flags.vectorizing:
         raise body_error(frame, None if graph is trace.graph else graph.name, compiled=trace.flags.compiled)
+    if frame.kind == "compress" and trace.met.given.compress is not None:
+        check_replaceable(frame, trace.met.given.compress)
+        return {}
     if frame.kind == "stage":
         return {STAGE: trace.met.stage_of(frame)}
     if frame.kind == "split":
         return {SPLIT: trace.met.enter_split(frame)}
     return {COMPRESS: number_in(trace.met.compressions, frame)}
+
+
+def check_replaceable(frame: Frame, given: Frame) -> None:
+    """Refuse to replace the codec of a compress scope by that of `given` if its basis is a part of the model."""
+    if learned_rank(frame) is not None:
+        raise OptionError(
+            "a curriculum has codecs by length, and nb.compress here has a basis that is learned",
+            where=str(frame.site),
+            why="that basis is a part of the model, which is the same for all lengths",
+            mend=f"leave compress= out of the curriculum at {given.site}, or the basis out of this nb.compress",
+        )
+
+
+@contextlib.contextmanager
+def stamp_step_options(trace: Tracing) -> Iterator[None]:
+    """Mark all ops that a trace makes with the codec that replaces those of its scopes, if there is one."""
+    frame = trace.met.given.compress
+    if frame is None:
+        yield
+        return
+    with tf_private.stamp_ops(trace.graph, {COMPRESS: number_in(trace.met.compressions, frame)}):
+        yield
 
 
 _LOOP = (

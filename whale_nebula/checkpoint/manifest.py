@@ -16,6 +16,8 @@ NAME = "manifest"
 
 
 Shapes = tuple[tuple[int | None, ...], ...]
+Chosen = tuple[int | None, str | None, float]
+"""A number of micro-batches, a codec, and the predicted seconds of a step."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ class Manifest:
     those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
     the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
     of its traces in order, if a trace may be for more than one shape; `intervals` the steps between meetings that were
-    chosen for it. `at` is when the values were taken, in seconds since 1970, and `spent` how the run's time was spent
-    until then. `at_error`: the script ended after it by an error.
+    chosen for it; and `by_length` what was chosen for it in a curriculum, by the length as text. `at` is when the
+    values were taken, in seconds since 1970, and `spent` how the run's time was spent until then. `at_error`: the
+    script ended after it by an error.
     """
 
     position: Position
@@ -94,6 +97,7 @@ class Manifest:
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     forms: Mapping[str, tuple[Shapes, ...]] = field(default_factory=dict)
     intervals: Mapping[str, int] = field(default_factory=dict)
+    by_length: Mapping[str, Mapping[str, Chosen]] = field(default_factory=dict)
     run: str = ""
     attempt: int = 0
     plan: str = ""

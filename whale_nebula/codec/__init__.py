@@ -1,4 +1,4 @@
-"""Codecs, which make the tensors of boundaries smaller: plain data, combined by `>>`.
+"""Codecs, which compress the tensors of boundaries: plain data, combined by `>>`.
 
 >>> import whale_nebula as nb
 >>> str(nb.codec.SVD(0.6) >> nb.codec.FP16())

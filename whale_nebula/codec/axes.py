@@ -29,7 +29,7 @@ _ROWS = 3  # least ratio of rows to columns: below it the axes themselves cost m
 
 class Held(NamedTuple):
     """State of a basis: axes [n, n] as columns and, on the encoding side, the running Gram matrix, the step in which
-    the axes were made, and whether it had any data then.
+    the axes were computed, and whether there was any data then.
     """
 
     q: Any = None
@@ -170,7 +170,7 @@ def restore_axes(numbers: Numbers, largest: Largest) -> AxisColumns:
     """
     axes = _upright(numbers, largest)
     if axes is None:
-        raise RemoteProtocolError("axes came that are not at right angles")
+        raise RemoteProtocolError("received axes that are not orthogonal")
     return axes
 
 

@@ -244,7 +244,7 @@ def _check(got: tuple[Any, Any], dims: tuple[int, ...], bits: int, block: int) -
     expected = [(part.dtype, part.dims) for part in parts(dims, bits, block)]
     if [(part.dtype.name, tuple(part.shape)) for part in got] != expected:
         shown = ", ".join(f"{part.dtype.name}{list(part.shape)}" for part in got)
-        raise RemoteProtocolError(f"{shown} are not the parts of a tensor {list(dims)} in {bits} bits")
+        raise RemoteProtocolError(f"{shown} are not the encoded parts of a tensor {list(dims)} with {bits} bits")
 
 
 @lru_cache(maxsize=1024)

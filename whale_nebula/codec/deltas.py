@@ -1,12 +1,12 @@
 """Delta encoding by sample (AQ-SGD): of samples that both ends of a boundary have cached only the change is sent.
 
 Each side holds a cache for one direction of a boundary, in half precision, and applies the same writes to it, in the
-same order: the arithmetic is numpy's, in a fixed order of element-wise steps, so both hold the same bits. `version`
+same order: the arithmetic is numpy's, in a fixed order of element-wise steps, so both are bit-identical. `version`
 changes with every write and eviction, so that a divergence of the two sides is detected. The reader computes with its
 cached rows.
 
-A new sample is sent whole, in half precision, and cached from then on; if there is no room for it, or its rows have
-another shape than the cached ones, it is sent as integers only, as without differences. The encoding begins with a bit
+A new sample is sent in full, in half precision, and then cached; if there is no room for it, or its rows have
+a different shape from the cached ones, it is sent as integers only, without differences. The encoding begins with a bit
 for each sample: whether it is sent as integers.
 """
 
@@ -35,7 +35,7 @@ Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float16]
 
 _OVERHEAD = 160  # of one cached row, in memory
-_STALE = 16  # after so many times as many unknown samples as cached rows, without a known one, the cache is stale
+_STALE = 16  # the cache is stale after this many unknown samples per cached row without a known one
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -64,7 +64,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """The approximate memory that it takes, in bytes."""
+        """The approximate memory use in bytes."""
         return len(self._rows) * self._cost()
 
     def copy(self) -> Cache:
@@ -94,8 +94,8 @@ class Cache:
         return np.fromiter((each in taken for each in ids.tolist()), np.bool_, len(ids))
 
     def saw(self, ids: Ids) -> None:
-        """Note the ids that are about to arrive. If no known one has occurred for very long, the cache is cleared, as
-        the data are others.
+        """Record the ids that are about to arrive. If none has been known for long, the cache is cleared, because
+        the data have changed.
         """
         if not self._rows or self.known(ids).any():
             self._missed = 0
@@ -116,13 +116,13 @@ class Cache:
         rows = [row for row in found if row is not None]
         if len(rows) < len(found):
             raise RemoteProtocolError(
-                f"{len(found) - len(rows)} of {len(found)} samples have no row here",
-                why="the other side remembers samples that this one does not",
+                f"{len(found) - len(rows)} of {len(found)} samples have no cached row on this side",
+                why="the other side caches samples that this side does not",
             )
         return np.stack(rows) if rows else np.empty((0, *self._shape()), np.float16)
 
     def put(self, ids: Ids, rows: npt.NDArray[Any]) -> Rows:
-        """Write whole rows; returns them in half precision, as `add` does."""
+        """Write complete rows; returns them in half precision, as `add` does."""
         return self._write(ids, _clip_to_half(np.asarray(rows).astype(np.float32)))
 
     def add(self, ids: Ids, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
@@ -133,7 +133,7 @@ class Cache:
         """
         old = self.get(ids) if len(ids) else np.empty((0, *ints.shape[1:]), np.float16)
         if ints.shape != old.shape or not np.issubdtype(ints.dtype, np.integer):
-            raise RemoteProtocolError(f"changes {ints.dtype}{list(ints.shape)} of rows {list(old.shape)}")
+            raise RemoteProtocolError(f"differences {ints.dtype}{list(ints.shape)} do not match rows {list(old.shape)}")
         return self._write(ids, apply_changes(old, ints, scales, block))
 
     def as_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -151,23 +151,23 @@ class Cache:
 
     @property
     def limit(self) -> int:
-        """The most bytes that it may hold."""
+        """The maximum size in bytes."""
         return self._limit
 
     def _write(self, ids: Ids, rows: Rows) -> Rows:
         if ids.ndim != 1 or rows.ndim < 1 or len(ids) != len(rows):
-            raise LocalProtocolError(f"ids of sizes {ids.shape} for rows of sizes {rows.shape}")
+            raise LocalProtocolError(f"ids of shape {ids.shape} do not match rows of shape {rows.shape}")
         if self._rows and rows.shape[1:] != self._shape():
             raise LocalProtocolError(
-                f"rows of sizes {rows.shape[1:]} among rows of sizes {self._shape()}",
-                why="a change is between two rows of one shape",
-                mend="pad every batch to one length",
+                f"rows of shape {rows.shape[1:]} do not match cached rows of shape {self._shape()}",
+                why="a difference needs two rows of the same shape",
+                mend="pad all batches to the same length",
             )
         held = np.where(np.isnan(rows), np.float16(0), rows)
         self._chain(np.asarray(ids, np.int64), held)
         for number, row in zip(ids.tolist(), held, strict=True):
             self._rows.pop(number, None)
-            self._rows[number] = row.copy()  # a view would keep its whole batch
+            self._rows[number] = row.copy()  # a view would keep its entire batch
         beyond = len(self._rows) - self._limit // max(self._cost(), 1)
         if beyond > 0:
             gone = list(islice(self._rows, beyond))
@@ -205,7 +205,7 @@ def _spread(scales: npt.NDArray[Any], shape: tuple[int, ...], block: int) -> npt
     columns = shape[-1]
     due = (*shape[:-1], -(-columns // block))
     if scales.size != int(np.prod(due)):
-        raise RemoteProtocolError(f"{scales.size} scales came where {due} were due")
+        raise RemoteProtocolError(f"received {scales.size} scales, expected {due}")
     return np.repeat(scales.astype(np.float32).reshape(due), block, axis=-1)[..., :columns]
 
 
@@ -237,7 +237,7 @@ class Samples:
         return np.ones(prod(self.dims[:-1]), np.bool_) if self.rows is None else self.rows
 
     def parts(self, codec: Integers) -> tuple[Part, ...]:
-        """The arrays that are sent: scales and integers, then the rows of samples that are sent whole."""
+        """The arrays that are sent: scales and integers, then the rows of samples that are sent in full."""
         columns = self.dims[-1]
         some, whole = (int(np.count_nonzero(self.sent & each)) for each in (self.of_integers, ~self.of_integers))
         return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
@@ -249,11 +249,13 @@ def keeps_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> TypeG
 
 
 def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
-    """The reasons for which samples are sent as integers without a cached row."""
+    """The reasons why samples are sent as integers without a cached row."""
     if not cache.fits(dims[1:]):
-        return (f"samples {list(dims[1:])} have no differences: others are held; pad every batch to one length",)
+        return (
+            f"samples {list(dims[1:])} are sent without differences: cached rows differ in shape; pad to one length",
+        )
     if not (cache.known(ids) | cache.admits(ids, _nbytes(dims))).all():
-        return ("samples beyond those that there is room for have no differences",)
+        return ("samples for which the cache has no room are sent without differences",)
     return ()
 
 
@@ -277,18 +279,18 @@ def decode(
 ) -> Rows:
     """Decode the tensor, at the receiving side."""
     if ids is None or not keeps_differences(codec, dims, ids):
-        raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
+        raise RemoteProtocolError(f"received differences for a tensor {list(dims)} whose samples are not cached")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
     scales, integers, others = split(data[marks:], samples.parts(codec))
     cache.saw(ids)
     if not (samples.integers.all() or cache.fits(dims[1:])):
-        raise RemoteProtocolError(f"samples {list(dims[1:])} came whole, and others are held")
+        raise RemoteProtocolError(f"received complete samples {list(dims[1:])}, but cached rows have another shape")
     return _remember_rows(codec, samples, cache, scales, integers, others)
 
 
 def most_bytes(dims: Dims) -> int:
-    """Upper bound of a tensor's encoded bytes before zstd: all samples whole, or all as integers."""
+    """Upper bound of a tensor's encoded bytes before zstd: all samples in full, or all as integers."""
     return 3 * prod(dims) + dims[0] // 8 + 1
 
 
@@ -303,7 +305,7 @@ def _find_known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
 
 
 def _find_whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
-    """Mask of the samples that are sent whole: those that are about to be cached, and those with non-finite values."""
+    """Mask of the samples that are sent in full: those to be cached, and those with non-finite values."""
     if not cache.fits(dims[1:]):
         return np.zeros(len(ids), np.bool_)
     spoilt = ~np.isfinite(matrix).reshape(len(ids), -1).all(axis=1)
@@ -323,7 +325,7 @@ def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
 
 def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
     """Update the cache by the sent arrays, and return the tensor, in the same way on both sides. Samples are known, or
-    sent as integers only, or whole.
+    sent as integers only, or in full.
     """
     ids, sizes, made = samples.ids, samples.dims[1:], np.zeros(samples.dims, np.float16)
     single = integers if integers.dtype == np.int8 else unpack_pairs(integers, sizes[-1])

@@ -21,8 +21,8 @@ MOST = 6
 LARGEST = 3.38e38  # also in the range of bfloat16
 LOOKED_AT = 1 << 15  # numbers in the sample on which the finest step is searched
 HEAD = 8  # bytes: the scale, and the size of the rows' scales
-GROUPS = 8  # the most groups of neighbouring columns, each with a code of its own
-_GROUP = 16  # least bytes of a group
+GROUPS = 8  # maximum number of groups of adjacent columns, each with its own code
+_GROUP = 16  # minimum bytes of a group
 _SEARCH = 90e-9  # seconds for each number of the sample
 
 
@@ -47,8 +47,8 @@ class Coded(Precision):
         number = isinstance(self.bits, int | float) and not isinstance(self.bits, bool)
         if not number or not 0 < self.bits <= MOST:
             raise OptionError(
-                f"Coded({self.bits!r}) cannot be",
-                why=f"it says how many bits a number gets: above 0 and at most {MOST}",
+                f"Coded({self.bits!r}) is out of range",
+                why=f"bits per number must be above 0 and at most {MOST}",
                 mend="nb.codec.Coded(2.3)",
             )
 
@@ -89,7 +89,7 @@ WHOLE, TOGETHER = 8, (4, 2, 1)
 GROUP_HEAD = 6  # bytes before a group
 MOST_SYMBOL = 32767
 _SINGLE, _SYMBOLS = 127, 256
-_WORTH = 2048  # least numbers for a code of their own
+_WORTH = 2048  # minimum count of numbers for their own code
 _TRIED = 1 << 15  # numbers of a group, up to which all symbol sizes are tried
 
 
@@ -134,7 +134,7 @@ def unpack(data: Bytes, rows: int, columns: int) -> tuple[Integers, int]:
     for start in range(0, columns, width):
         head = data[place : place + GROUP_HEAD]
         if head.size < GROUP_HEAD:
-            raise RemoteProtocolError("packed numbers end before their last group")
+            raise RemoteProtocolError("packed numbers are truncated before their last group")
         size = int.from_bytes(head[2:].tobytes(), "little")
         body = data[place + GROUP_HEAD : place + GROUP_HEAD + size]
         made[:, start : start + width] = _unpack_group(int(head[0]), int(head[1]), body, size, rows, width)
@@ -163,9 +163,9 @@ def inflate(data: bytes, size: int) -> bytes:
     try:
         found = stream.decompress(data, size + 1)
     except zlib.error:
-        raise RemoteProtocolError("packed numbers cannot be opened") from None
+        raise RemoteProtocolError("packed numbers cannot be decompressed") from None
     if len(found) != size or not stream.eof or stream.unused_data or stream.unconsumed_tail:
-        raise RemoteProtocolError(f"packed numbers are not the {size} bytes that were due")
+        raise RemoteProtocolError(f"packed numbers do not decompress to the expected {size} bytes")
     return found
 
 
@@ -203,7 +203,7 @@ def _unpack_group(together: int, most: int, body: Bytes, size: int, rows: int, w
     levels = 2 * most + 1
     known = together in (0, *TOGETHER) and levels ** max(together, 1) <= _SYMBOLS
     if body.size != size or not known:
-        raise RemoteProtocolError("a group of packed numbers begins with bytes that mean nothing")
+        raise RemoteProtocolError("a group of packed numbers has an invalid header")
     if together == 1 and most == size == 0:
         return 0
     if together == 0:
@@ -211,7 +211,7 @@ def _unpack_group(together: int, most: int, body: Bytes, size: int, rows: int, w
         return np.ascontiguousarray(halves.T).view("<i2").reshape(rows, width)
     symbols = np.frombuffer(inflate(body.tobytes(), rows * width // together), np.uint8)
     if int(symbols.max(initial=0)) >= levels**together:
-        raise RemoteProtocolError("a packed number is larger than its group's largest")
+        raise RemoteProtocolError("a packed number exceeds its group's maximum")
     return _digits(together, most)[symbols].reshape(rows, width)
 
 
@@ -279,15 +279,15 @@ def dequantise(data: Bytes, rows: int, columns: int) -> Numbers:
     [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
     if data.size < HEAD:
-        raise RemoteProtocolError(f"{data.size} bytes of packed numbers came, which is less than their head")
+        raise RemoteProtocolError(f"received {data.size} bytes of packed numbers, fewer than their header")
     scale = np.frombuffer(data[:4].tobytes(), "<f4")[0]
     size = int.from_bytes(data[4:HEAD].tobytes(), "little")
     if data.size < HEAD + size or not 0 <= scale < np.inf:
-        raise RemoteProtocolError("packed numbers begin with bytes that mean nothing")
+        raise RemoteProtocolError("packed numbers have an invalid header")
     codes = np.frombuffer(inflate(data[HEAD : HEAD + size].tobytes(), rows), np.uint8)
     integers, used = unpack(data[HEAD + size :], rows, columns)
     if data[HEAD + size + used :].any():
-        raise RemoteProtocolError("packed numbers go on behind their end")
+        raise RemoteProtocolError("packed numbers are followed by extra bytes")
     with np.errstate(over="ignore", under="ignore"):
         made = np.clip(integers * (_powers(codes) * scale)[:, None], -_LARGEST, _LARGEST)
     made[codes == _BROKEN] = np.nan

@@ -184,7 +184,7 @@ def first(gram: Matrix, r: int) -> Basis:
 def renew_basis(gram: Matrix, last: Basis, steps: int = 2) -> Basis:
     """The basis after some steps of subspace iteration, rotated to be nearest to the last one.
 
-    Directions without energy are unchanged; so is the whole basis, if the matrix is zero or not finite.
+    Directions without energy are unchanged; so is the entire basis, if the matrix is zero or not finite.
     """
     if not _usable(gram):
         return last

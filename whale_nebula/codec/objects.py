@@ -68,7 +68,7 @@ STRUCTURE, PRECISION = "structure", "precision"
 
 
 class Compressed(NamedTuple):
-    """Bytes, the structure's new state, and its residue; `clamped` numbers were too large for half precision."""
+    """Bytes, the structure's new state and its residue; `clamped` counts numbers too large for half precision."""
 
     data: Bytes
     state: Any = None
@@ -89,7 +89,7 @@ class Codec:
 
     @property
     def members(self) -> tuple[Codec, ...]:
-        """The simple codecs of which this one consists, in the order of encoding."""
+        """The simple codecs that this one combines, in the order of encoding."""
         return (self,)
 
     @cached_property
@@ -132,7 +132,9 @@ class Codec:
         structure, precision = self.structure, self.precision or PLAIN
         left = (dims,) if structure is None else structure.numbers(dims)
         if left is None:
-            raise RemoteProtocolError(f"a tensor of sizes {dims} came as {self}, which would not make it smaller")
+            raise RemoteProtocolError(
+                f"received a tensor of sizes {dims} encoded as {self}, which does not make it smaller"
+            )
         found, place, numbers = split(data, self.arrays(dims, dtype)), 0, []
         wide = structure is not None and structure.widens and Spec(dtype, ()).nbytes() < 4
         for each in left:
@@ -148,7 +150,9 @@ class Codec:
         """Compose: first this, then `other`: a structure, then a precision."""
         if not isinstance(other, Codec):
             raise OptionError(
-                f"{other!r} is not a codec", why=f"'>>' joins two, here after {self}", mend=f"{self!r} >> FP16()"
+                f"{other!r} is not a codec",
+                why=f"'>>' combines two codecs; the left one is {self}",
+                mend=f"{self!r} >> FP16()",
             )
         return Chain(self.members + other.members)
 
@@ -165,7 +169,7 @@ def _format_value(value: object) -> str:
 
 @dataclass(frozen=True)
 class Chain(Codec):
-    """A structure and then a precision; `>>` makes it."""
+    """A structure followed by a precision; `>>` creates it."""
 
     members: tuple[Codec, ...] = ()
 
@@ -195,7 +199,7 @@ def _bad_chain(members: tuple[Codec, ...]) -> OptionError:
         mend = " >> ".join(repr(part) for found in by_layer.values() for part in found)
     return OptionError(
         f"{' >> '.join(map(str, members))} is not a codec",
-        why="a codec is at most one structure (svd, rank, ... axes), then one precision (fp16, int8, ... coded)",
+        why="a codec is at most one structure (svd, rank, ..., axes), then one precision (fp16, int8, ..., coded)",
         mend=mend,
     )
 
@@ -228,7 +232,7 @@ class Precision(Codec, ABC):
     @abstractmethod
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """The encoded arrays. With a `key` (two uint32) rounding is stochastic, and so unbiased, as gradients require.
-        The same key gives the same bits.
+        The same key gives bit-identical results.
         """
 
     @abstractmethod
@@ -353,9 +357,9 @@ class Structure(Codec, ABC):
 
     @property
     def _one_way(self) -> OptionError:
-        why = "it does not say how a gradient is reduced"
+        why = "its class does not define how a gradient is reduced"
         mend = "returns = False, or def reduce_back(self, residue, gradient), expand_back(self, residue, numbers, dims)"
-        return OptionError(f"a gradient cannot cross in the form of {self}", why=why, mend=mend)
+        return OptionError(f"a gradient cannot be sent as {self}", why=why, mend=mend)
 
 
 @dataclass(frozen=True)

@@ -77,20 +77,20 @@ def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     head = 1 + word.itemsize
     width = int(data[0]) if data.size else 0
     if width > 8 * word.itemsize:
-        raise RemoteProtocolError(f"{dtype} packed to {width} bits")
+        raise RemoteProtocolError(f"a packed {dtype} has {width} bits")
     _check_size(data, head + _count_bytes(count * width))
     _check_rest(data[head:], count * width)
     above = _spread(data[head:], width, count, word)
     least = np.frombuffer(data[1:head].tobytes(), kind)
     if count and int(least[0]) + int(above.max()) > np.iinfo(kind).max:
-        raise RemoteProtocolError(f"a packed number is beyond {dtype}")
+        raise RemoteProtocolError(f"a packed number is out of the range of {dtype}")
     above += least.view(word)
     return above.view(kind).reshape(dims)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name not in TYPES:
-        raise LocalProtocolError(f"{name} is not packed to bits", why=f"that is for {', '.join(TYPES)}")
+        raise LocalProtocolError(f"{name} cannot be packed to bits", why=f"supported types are {', '.join(TYPES)}")
     return np.dtype(name).newbyteorder("<")
 
 
@@ -105,7 +105,7 @@ def _count_bytes(count: int) -> int:
 
 def _check_size(data: Bytes, due: int) -> None:
     if data.size != due:
-        raise RemoteProtocolError(f"{data.size} bytes of packed numbers came where {due} were due")
+        raise RemoteProtocolError(f"received {data.size} bytes of packed numbers, expected {due}")
 
 
 def _check_rest(data: Bytes, count: int) -> None:
@@ -200,7 +200,7 @@ def keep(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     [[0, 1], [4, 5]]
     """
     if _check_mask(mask).shape != matrix.shape[:1]:
-        raise LocalProtocolError(f"a mask of {mask.size} rows over a matrix of sizes {matrix.shape}")
+        raise LocalProtocolError(f"a mask of {mask.size} rows does not match a matrix of shape {matrix.shape}")
     return matrix if mask.all() else matrix[mask]
 
 
@@ -212,7 +212,7 @@ def put_back(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     """
     sent = int(np.count_nonzero(_check_mask(mask)))
     if rows.shape[:1] != (sent,):
-        raise RemoteProtocolError(f"rows of sizes {rows.shape} came under a mask that marks {sent}")
+        raise RemoteProtocolError(f"received rows of shape {rows.shape} with a mask that marks {sent}")
     if sent == mask.size:
         return rows
     matrix = np.zeros((mask.size, *rows.shape[1:]), rows.dtype)
@@ -222,7 +222,7 @@ def put_back(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
 
 def _check_mask(mask: Mask) -> Mask:
     if mask.dtype != np.bool_ or mask.ndim != 1:
-        raise LocalProtocolError(f"a mask of {mask.dtype}{list(mask.shape)}", why="a mask is one bool for each row")
+        raise LocalProtocolError(f"{mask.dtype}{list(mask.shape)} is not a mask", why="a mask is one bool for each row")
     return mask
 
 
@@ -249,8 +249,8 @@ def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
     sizes = [part.nbytes for part in parts]
     if buffer.size != sum(sizes):
         raise RemoteProtocolError(
-            f"{buffer.size} bytes came where {sum(sizes)} were due",
-            why=f"this codec makes {_describe_parts(parts)} of such a tensor",
+            f"received {buffer.size} bytes, expected {sum(sizes)}",
+            why=f"this codec encodes the tensor as {_describe_parts(parts)}",
         )
     found, place = [], 0
     for part, size in zip(parts, sizes, strict=True):
@@ -298,7 +298,7 @@ def unshrink(data: Bytes, size: int) -> Bytes:
             return np.frombuffer(found, np.uint8)
     except zstd.ZstdError:
         pass
-    raise RemoteProtocolError(f"{data.size} compressed bytes came that are not {size} bytes")
+    raise RemoteProtocolError(f"received {data.size} compressed bytes that do not decompress to {size} bytes")
 
 
 def _import_zstd() -> Any:
@@ -306,8 +306,8 @@ def _import_zstd() -> Any:
         import zstandard
     except ModuleNotFoundError:
         raise ConfigError(
-            "zstd was asked for, and its package is not installed",
-            why="whale_nebula needs 'zstandard' for that alone, so it is an extra",
+            "zstd=True requires the package zstandard, which is not installed",
+            why="it is an optional dependency, used only for zstd compression",
             mend="pip install 'whale-nebula[zstd]' on every host",
         ) from None
     return zstandard
@@ -356,15 +356,17 @@ def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = T
     """Parse a payload of `rows` rows, with `news` bytes of news if any; `most` bounds the size of the rest."""
     known = int(Has.ROWS | Has.NEWS | Has.ZSTD | Has.CHANGES)
     if data.size < PREFIX or int(data[0]) & ~known or data[1:PREFIX].any():
-        raise RemoteProtocolError("an encoded tensor begins with bytes that mean nothing")
+        raise RemoteProtocolError("an encoded tensor has an invalid header")
     has, body = Has(int(data[0])), data[PREFIX:]
     if (Has.ZSTD in has and not zstd) or (Has.NEWS in has and not news):
-        raise RemoteProtocolError("an encoded tensor has what this boundary never sends")
+        raise RemoteProtocolError("an encoded tensor has parts that this boundary never sends")
     if Has.ZSTD in has:
         most += rows // 8 + 1 + news
         size = int(body[:_SIZE].view("<u4")[0]) if body.size >= _SIZE else most + 1
         if size > most:
-            raise RemoteProtocolError(f"{size} bytes are said to be packed where there are at most {most}")
+            raise RemoteProtocolError(
+                f"an encoded tensor declares {size} bytes before compression, which exceeds the maximum of {most}"
+            )
         body = unshrink(body[_SIZE:], size)
     mask = state_news = None
     if Has.ROWS in has:

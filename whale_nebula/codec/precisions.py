@@ -72,8 +72,8 @@ class Integers(Precision):
         if cls.bits not in (4, 8):
             raise OptionError(
                 f"{cls.__name__}.bits is {cls.bits}",
-                why="Integers packs one number or two into a byte",
-                mend=f"class {cls.__name__}(nb.codec.Precision): ..., with parts, encode and decode of its own",
+                why="Integers packs one or two numbers into a byte, so bits must be 8 or 4",
+                mend=f"class {cls.__name__}(nb.codec.Precision): ..., with its own parts, encode and decode",
             )
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:

@@ -49,9 +49,9 @@ def register(kind: _Kind) -> _Kind:
     if missing:
         raise OptionError(f"{kind.__name__} lacks {', '.join(missing)}", mend=f"def {missing[0]}(self, ...)")
     if not kind.name.isidentifier() or kind.name != kind.name.lower() or kind.name in _WORDS:
-        raise OptionError(f"{kind.name!r} cannot name a codec", mend=f"name = {kind.__name__.lower()!r}")
+        raise OptionError(f"{kind.name!r} is not a valid codec name", mend=f"name = {kind.__name__.lower()!r}")
     if CODECS.get(kind.name, kind).__qualname__ != kind.__qualname__:
-        raise OptionError(f"a codec is called {kind.name!r} already", mend=f"name = '{kind.name}2'")
+        raise OptionError(f"a codec with the name {kind.name!r} is already registered", mend=f"name = '{kind.name}2'")
     CODECS[kind.name] = kind
     return kind
 
@@ -84,7 +84,7 @@ def parse(text: str, others: tuple[str, ...] = ()) -> Codec:
 def _part(piece: str, text: str, known: Sequence[str]) -> Codec:
     match = _PART.fullmatch(piece)
     if match is None:
-        raise _unreadable(text, f"{piece.strip()!r} is not a codec with its arguments")
+        raise _unreadable(text, f"{piece.strip()!r} is not a codec name with optional arguments")
     name, arguments = match[1], match[2]
     kind = CODECS.get(name.lower())
     if kind is None:
@@ -143,12 +143,12 @@ def from_flags(
 
 
 def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
-    """Make a structure with one parameter; an error names the given flag."""
+    """Create a structure with one parameter; an error names the given flag."""
     try:
         return kind(value)
     except OptionError as error:
-        said = error.what.partition(f"({value!r})")[2]
-        raise OptionError(f"{flag}={value!r}{said}", why=error.why, mend=f"{flag}={usual}") from None
+        problem = error.what.partition(f"({value!r})")[2]
+        raise OptionError(f"{flag}={value!r}{problem}", why=error.why, mend=f"{flag}={usual}") from None
 
 
 def _one(layer: str, found: dict[str, Codec]) -> Codec | None:
@@ -173,6 +173,6 @@ def _check_basis(basis: str, rank: int | None) -> None:
     if basis != "shared" and rank is None:
         raise OptionError(
             f"basis={basis!r} without a rank",
-            why="a basis is what rank= projects on",
+            why="the basis is the one that rank= projects on",
             mend=f"rank=96, basis={basis!r}",
         )

@@ -5,7 +5,7 @@ on the values (rows omitted by a mask, integers in as many bits as they need, zs
 upper bound.
 
 For differences (`nb.compress(delta=...)`) it is the size for samples that were sent before, which applies after the
-first epoch. New samples are sent whole, in half precision: in the first epoch a step takes about twice as much with
+first epoch. New samples are sent in full, in half precision: in the first epoch a step sends about twice as much with
 int8, and nearly four times as much with int4.
 """
 

@@ -118,7 +118,7 @@ def unpack_positions(data: Bytes, m: int, n: int, k: int) -> Positions:
     [[0, 2, 3]]
     """
     if data.size != packed_bytes(m, n, k):
-        raise _positions_error(f"{data.size} bytes came, and {packed_bytes(m, n, k)} are due", m, n, k)
+        raise _positions_error(f"received {data.size} bytes, expected {packed_bytes(m, n, k)}", m, n, k)
     if _index_bytes(m, n, k) < _mask_bytes(m, n):
         return _from_indices(data, m, n, k)
     return _from_mask(data, m, n, k)
@@ -139,10 +139,10 @@ def _chunks(n: int) -> int:
 def _from_mask(data: Bytes, m: int, n: int, k: int) -> Positions:
     bits = np.unpackbits(data, bitorder="little")
     if bits[m * n :].any():
-        raise _positions_error("bits are set behind the last column", m, n, k)
+        raise _positions_error("bits are set after the last column", m, n, k)
     mask = bits[: m * n].view(np.bool_).reshape(m, n)
     if (np.count_nonzero(mask, axis=1) != k).any():
-        raise _positions_error("a row has another number of them", m, n, k)
+        raise _positions_error("a row has a different number of positions", m, n, k)
     return (np.flatnonzero(mask) % max(n, 1)).astype(np.int32).reshape(m, k)
 
 
@@ -168,12 +168,12 @@ def _from_indices(data: Bytes, m: int, n: int, k: int) -> Positions:
     high = (triples[:, 1] >> 4) | (triples[:, 2] << 4)
     flat = np.stack([low, high], axis=1).reshape(-1)
     if flat[m * k :].any():
-        raise _positions_error("bits are set behind the last index", m, n, k)
+        raise _positions_error("bits are set after the last index", m, n, k)
     positions = flat[: m * k].astype(np.int32).reshape(m, k) + start
     if (positions >= n).any():
-        raise _positions_error("a position is behind the last column", m, n, k)
+        raise _positions_error("a position is after the last column", m, n, k)
     if (positions[:, 1:] <= positions[:, :-1]).any():
-        raise _positions_error("the positions of a row do not ascend", m, n, k)
+        raise _positions_error("the positions of a row are not in ascending order", m, n, k)
     return positions
 
 
@@ -184,13 +184,13 @@ def _chunk_starts(table: Bytes, m: int, n: int, k: int) -> Any:
     counts = np.ascontiguousarray(table).view("<u2").reshape(m, -1).astype(np.int64)
     ends = counts.cumsum(axis=1)
     if (ends > k).any():
-        raise _positions_error("a row's chunks hold more", m, n, k)
+        raise _positions_error("the chunks of a row hold more positions", m, n, k)
     order = np.arange(k)[None]
     return np.int32(CHUNK) * sum((order >= end[:, None]).astype(np.int32) for end in ends.T)
 
 
 def _positions_error(what: str, m: int, n: int, k: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"these are no positions of {k} columns out of {n} in {m} rows: {what}")
+    return RemoteProtocolError(f"invalid positions of {k} out of {n} columns in {m} rows: {what}")
 
 
 BASES = ("shared", "learned", "svd")
@@ -264,11 +264,13 @@ class Rank(Structure):
 
     def __post_init__(self) -> None:
         if not isinstance(self.r, int) or isinstance(self.r, bool) or self.r < 1:
-            raise OptionError(f"Rank({self.r!r}) is not a rank", why="a rank counts columns", mend="Rank(96)")
+            raise OptionError(
+                f"Rank({self.r!r}) is not a positive integer", why="a rank is a number of columns", mend="Rank(96)"
+            )
         if self.basis not in BASES:
             raise OptionError(f"no basis is called {self.basis!r}", mend=did_you_mean(self.basis, BASES))
         if self.norm and self.basis != "learned":
-            why = "a norm before the basis is trained with it, and a kernel's singular vectors are of rows as they are"
+            why = "the norm is trained with the basis; a kernel's singular vectors are for rows without a norm"
             raise OptionError(f"norm=True with basis={self.basis!r}", why=why, mend='basis="learned"')
 
     @property
@@ -391,7 +393,7 @@ def check_share(codec: str, option: str, value: object) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value <= 1:  # type: ignore[operator]
         raise OptionError(
-            f"{codec}({value!r}) cannot be",
-            why=f"{option} is a share of the tensor: above 0 and at most 1",
+            f"{codec}({value!r}) is out of range",
+            why=f"{option} is a fraction of the tensor: it must be above 0 and at most 1",
             mend=f"{codec}(0.6)",
         )

@@ -31,7 +31,7 @@ class Way:
     """How one direction of a boundary is encoded: the `codec` (None: unencoded), and its conditions.
 
     `start` is the first step of training that uses it. `ladder` are the precisions that are used before the codec's own
-    one, each until the error of the next is at most `bound`. With `auto` the rung is chosen by the measured line.
+    one, each until the error of the next is at most `bound`. With `auto` the rung is chosen by the measured link.
     `delta` names the input with the sample ids of differences, `mask` the input that marks the rows to be sent ("" is
     the tensor's Keras mask). With `zstd` the bytes are also compressed, if that makes them fewer. `nonfinite` is the
     handling of a NaN or an infinity that would enter a state.
@@ -146,11 +146,15 @@ def parse_way(text: str) -> Way:
         name, _, value = word.partition(" ")
         reader = _READERS.get(name)
         if reader is None:
-            raise OptionError(f"{text!r} is no way to cross", why=f"{word!r} says nothing", mend='write it like "int8"')
+            raise OptionError(
+                f"{text!r} is not a valid encoding",
+                why=f"{word!r} is not a known condition",
+                mend='write it like "int8"',
+            )
         try:
             made = reader(made, value)
         except ValueError:
-            raise OptionError(f"{text!r} is no way to cross", why=f"{value!r} is not a number") from None
+            raise OptionError(f"{text!r} is not a valid encoding", why=f"{value!r} is not a number") from None
     return made
 
 
@@ -229,7 +233,7 @@ def _common(options: Mapping[str, Any]) -> Way:
 
 
 def _choose_backward(forward: Codec | None, backward: Any) -> Codec | None:
-    """The gradient's codec: an object replaces the whole codec; a text, or the default, sets the precision."""
+    """The gradient's codec: an object replaces the codec; a text, or the default, sets only the precision."""
     structure = None if forward is None else forward.structure
     kept = structure if structure is not None and structure.returns else None
     if backward == DEFAULT:
@@ -249,8 +253,8 @@ def _check_back(backward: Codec, kept: Structure | None) -> None:
     own = backward.structure
     if own is not None and own.returns and own != kept:
         raise OptionError(
-            f"backward={str(backward)!r} has a {own.name} that the forward has not",
-            why="a gradient crosses in the subspace, or at the positions, of the tensor that it belongs to",
+            f"backward={str(backward)!r} has the structure {own.name}, which the forward codec does not have",
+            why="a gradient is sent in the same subspace, or at the same positions, as its tensor",
             mend=f"nb.compress({own!r} >> ..., backward='int8')",
         )
 
@@ -277,14 +281,14 @@ def check_delta(delta: str | None, codec: Codec | None) -> None:
     """Refuse differences with a precision that both sides cannot add bit-identically."""
     if delta is not None and not is_integers(codec):
         raise OptionError(
-            f"delta={delta!r} goes with integers (int8, int4), not with {str(codec or NONE)!r}",
-            why="both sides add the same differences to what they keep, bit for bit: integers only",
+            f"delta={delta!r} requires an integer codec (int8, int4), not {str(codec or NONE)!r}",
+            why="both sides must add differences to their cached rows bit for bit, which only integers guarantee",
             mend=f"nb.compress(int8=True, delta={delta!r})",
         )
 
 
 _MARKED = "only marked rows"
-_RENEWED = {"rank": "the basis itself", "axes": "the axes themselves"}
+_RENEWED = {"rank": "the basis", "axes": "the axes"}
 
 
 def describe_bytes(amount: str, text: str) -> str:
@@ -315,19 +319,19 @@ def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
     the bytes of each rung of its ladder but the last.
 
     >>> details("int8"), details("none, mask"), details("int8, from step 100, zstd")
-    ('', '', 'from step 100 on, then zstd where that helps')
-    >>> details("int4, ramp fp16 int8 below 0.05", rungs=["2 KiB", "1 KiB"])
-    'first 2 KiB as fp16, then 1 KiB as int8, each until the next one loses at most 5 %; then, as counted here, int4'
+    ('', '', 'from step 100 on, then zstd if it saves bytes')
+    >>> details("int4, ramp fp16 below 0.05", rungs=["2 KiB"])
+    'first 2 KiB as fp16, each until the error of the next is at most 5 %; then int4 (the size shown)'
     """
-    said = list(_conditions(parse_way(text), back, rungs))
-    return "" if said == [_MARKED] and not _codec(parse_way(text)) else ", ".join(said)
+    conditions = list(_conditions(parse_way(text), back, rungs))
+    return "" if conditions == [_MARKED] and not _codec(parse_way(text)) else ", ".join(conditions)
 
 
 def words(text: str, *, back: bool = False) -> str:
     """The full text of a way: codec and conditions; "" for an unencoded tensor.
 
     >>> words("rank(96) >> int4, from step 9, mask tokens"), words("none")
-    ('as rank(96) >> int4, from step 9 on, with the basis itself every 50 steps, only rows that tokens marks', '')
+    ('as rank(96) >> int4, from step 9 on, plus the basis every 50 steps, only rows marked by tokens', '')
     """
     way = parse_way(text)
     return ", ".join([each for each in (_codec(way), *_conditions(way, back)) if each])
@@ -339,7 +343,7 @@ def _codec(way: Way) -> str:
 
 def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str]:
     if way.auto:
-        yield f"as it is, or as {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that computing hides"
+        yield f"unencoded, {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that computation hides"
     if way.lossless:
         yield "in as many bits as the numbers need"
     if way.start:
@@ -347,16 +351,16 @@ def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str
     if way.ladder and not way.auto:
         sizes = [f"{size} as " for size in rungs] or [""] * len(way.ladder)
         ladder = ", then ".join(size + name for size, name in zip(sizes, way.ladder, strict=True))
-        until = f"each until the next one loses at most {100 * way.bound:g} %"
-        yield f"first {ladder}, {until}; then, as counted here, {way.precision}"
+        until = f"each until the error of the next is at most {100 * way.bound:g} %"
+        yield f"first {ladder}, {until}; then {way.precision} (the size shown)"
     structure = way.structure
     if structure is not None and structure.name in _RENEWED and not (back and structure.returns):
-        yield f"with {_RENEWED[structure.name]} every {RENEWED} steps"
+        yield f"plus {_RENEWED[structure.name]} every {RENEWED} steps"
     if way.delta is not None:
-        yield f"as differences to what the samples in {way.delta} were before"
+        yield f"as differences from the previous values of the samples in {way.delta}"
     if way.mask is not None:
-        yield f"only rows that {way.mask} marks" if way.mask else _MARKED
+        yield f"only rows marked by {way.mask}" if way.mask else _MARKED
     if way.zstd:
-        yield "then zstd where that helps"
+        yield "then zstd if it saves bytes"
     if way.nonfinite == SKIP:
-        yield "a step with a NaN is skipped"
+        yield "steps with a NaN are skipped"

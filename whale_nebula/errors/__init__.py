@@ -1,6 +1,6 @@
 """All errors and warnings, as one tree: a class for each cause.
 
-Every error has four parts: *what* happened, *where*, *why*, and the *mend*: the line to write instead. Without a mend,
+Every error has four parts: *what* happened, *where*, *why*, and the *mend*: how to fix it. Without a mend,
 the class's default is used. `NebulaWarning` (NB-900) is for conditions that do not stop the program.
 """
 
@@ -16,21 +16,21 @@ from whale_nebula.errors.text import NebulaWarning as NebulaWarning
 
 
 class NotYetError(NebulaError):
-    """A feature with a name in the API, but no implementation yet; it never falls back to another one.
+    """A feature that the API names but that is not implemented yet; it never falls back to another one.
 
     >>> error = NotYetError("nb.split")
     >>> error.feature, error.what
-    ('nb.split', 'nb.split is not built yet')
+    ('nb.split', 'nb.split is not implemented yet')
     """
 
     code = "NB-001"
     recurs = True
-    usual_mend = "leave it out for now; the README's table says what works"
+    usual_mend = "remove it; docs/scripts.md lists what is supported"
 
     def __init__(
         self, feature: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
     ) -> None:
-        what = feature if MEND in feature else f"{feature} is not built yet"
+        what = feature if MEND in feature else f"{feature} is not implemented yet"
         super().__init__(what, where=where, why=why, mend=mend)
         self.feature = feature
 
@@ -43,11 +43,11 @@ class ScopeError(NebulaError):
 
     code = "NB-100"
     recurs = True
-    usual_mend = "write 'with nb.stage(...):' around the layers of one stage"
+    usual_mend = "put the layers of each stage in a 'with nb.stage(...):' block"
 
 
 class NestingError(ScopeError):
-    """A scope inside one that must not contain it."""
+    """A scope nested in a scope that must not contain it."""
 
     code = "NB-101"
     usual_mend = "nest scopes as cluster > replica > pipeline > stage > split, each at most once"
@@ -57,21 +57,21 @@ class StageOrderError(ScopeError):
     """A later stage whose output feeds an earlier one."""
 
     code = "NB-102"
-    usual_mend = "give the second part a name of its own: nb.stage(cluster=..., name=...)"
+    usual_mend = "give the second part a different name: nb.stage(cluster=..., name=...)"
 
 
 class StageIdentityError(ScopeError):
     """Two stages that cannot be distinguished, or a stage with two definitions."""
 
     code = "NB-103"
-    usual_mend = "give each stage a name of its own: nb.stage(cluster=..., name=...)"
+    usual_mend = "give each stage a unique name: nb.stage(cluster=..., name=...)"
 
 
 class OptionError(ScopeError):
     """An option that does not exist, or an invalid value of one."""
 
     code = "NB-104"
-    usual_mend = "help(nb.cluster), help(nb.pipeline) ... say what may be written"
+    usual_mend = "see help(nb.cluster), help(nb.pipeline) ... for the valid options"
 
 
 class CaptureError(NebulaError):
@@ -79,28 +79,28 @@ class CaptureError(NebulaError):
 
     code = "NB-200"
     recurs = True
-    usual_mend = "run the step without scopes first: if that works, report this with the script"
+    usual_mend = "run the step without scopes; if that works, report this error with the script"
 
 
 class BatchAxisError(CaptureError):
     """Inputs that cannot be divided along one batch axis."""
 
     code = "NB-201"
-    usual_mend = "name what is not a batch: @nb.function(whole=('table',)), or use micro_batch=1"
+    usual_mend = "name the inputs that are not batches: @nb.function(whole=('table',)), or use micro_batch=1"
 
 
 class StaticBatchError(CaptureError):
     """A batch size that is a constant in the model."""
 
     code = "NB-202"
-    usual_mend = "use tf.shape(x)[0] or -1 where the number of rows stands"
+    usual_mend = "replace the constant number of rows with tf.shape(x)[0] or -1"
 
 
 class GradientError(CaptureError):
     """A gradient request that cannot be fulfilled."""
 
     code = "NB-203"
-    usual_mend = "ask for gradients with tape.gradient(loss, variables) inside the step"
+    usual_mend = "compute gradients with tape.gradient(loss, variables) inside the step"
 
 
 class BoundaryInBodyError(CaptureError):
@@ -111,9 +111,9 @@ class BoundaryInBodyError(CaptureError):
 
 
 class BatchCoupledError(CaptureError):
-    """Rows of a batch that depend on each other and would be divided.
+    """A batch that would be divided although its rows depend on each other.
 
-    `op` and `line` identify the operation that couples them, `mends` are the possible mends.
+    `op` and `line` identify the operation that couples them; `mends` are the possible fixes.
 
     >>> error = BatchCoupledError("the loss couples the rows of a batch", op="loss/MatMul", line="train.py:7")
     >>> error.where
@@ -124,7 +124,7 @@ class BatchCoupledError(CaptureError):
     usual_mends: ClassVar[tuple[str, ...]] = (
         "nb.pipeline(micro_batch=1)",
         "nb.loss_weight(t), if the loss is a mean over t",
-        'nb.pipeline(..., coupled="allow"), which runs it micro-batch by micro-batch',
+        'nb.pipeline(..., coupled="allow"), which computes it for each micro-batch separately',
     )
 
     def __init__(
@@ -145,17 +145,17 @@ class BatchCoupledError(CaptureError):
 
 
 class UnsupportedError(CaptureError):
-    """A setting of TensorFlow or Keras that is not supported, and therefore refused instead of ignored."""
+    """An unsupported setting of TensorFlow or Keras; it is refused rather than ignored."""
 
     code = "NB-206"
-    usual_mend = "leave that setting out, or take the scopes out"
+    usual_mend = "remove the setting, or remove the scopes"
 
 
 class DataDependentError(CaptureError):
-    """Python code that needs a tensor's value while the step is traced: `if`, `for`, `float()`, NumPy."""
+    """Python code (`if`, `for`, `float()`, NumPy) that needs a tensor's value while the step is traced."""
 
     code = "NB-207"
-    usual_mend = "say it with TensorFlow: tf.cond, tf.where, tf.while_loop, tf.map_fn"
+    usual_mend = "use TensorFlow operations instead: tf.cond, tf.where, tf.while_loop, tf.map_fn"
 
 
 class PlanError(NebulaError):
@@ -163,41 +163,41 @@ class PlanError(NebulaError):
 
     code = "NB-210"
     recurs = True
-    usual_mend = "nb.plan(model, *example).to_text() shows how far it came"
+    usual_mend = "print nb.plan(model, *example).to_text() to see the part that can be planned"
 
 
 class PlanMismatchError(PlanError):
-    """Programs or plans that differ between two workers, or between a step and its pin; the message has the first
+    """Programs or plans that differ between two workers, or between a step and its pin; the message names the first
     difference.
     """
 
     code = "NB-211"
-    usual_mend = "start the same script with the same versions and thread counts in every cluster"
+    usual_mend = "run the same script with the same versions and thread counts in every cluster"
 
 
 class PlacementError(PlanError):
-    """An op, variable or layer without a place, or with two."""
+    """An op, variable or layer that has no place, or more than one."""
 
     code = "NB-212"
-    usual_mend = "name a cluster for it: nb.stage(cluster=...)"
+    usual_mend = "assign it to a cluster: nb.stage(cluster=...)"
 
 
 class ForbiddenCrossingError(PlanError):
-    """A step that would send a cluster data that depends on an input which the config forbids there."""
+    """A step that would send a cluster data derived from an input that the config forbids there."""
 
     code = "NB-213"
-    usual_mend = "keep the stages that read it in its own cluster, or allow in the config what may go there"
+    usual_mend = "keep the stages that read the input in its own cluster, or allow the transfer in the config"
 
 
 class NotApprovedError(PlanError):
-    """A program that the owner of this cluster has not approved; the message has the first difference."""
+    """A program that the owner of this cluster has not approved; the message names the first difference."""
 
     code = "NB-214"
-    usual_mend = "whale-nebula approve SCRIPT --config clusters.yaml, where the authority's key is"
+    usual_mend = "on the host with the authority's key, run: whale-nebula approve SCRIPT --config clusters.yaml"
 
 
 class DataError(NebulaError):
-    """Invalid training text or vocabulary: files that are missing or do not fit together.
+    """Invalid training text or vocabulary: files that are missing or do not match each other.
 
     >>> print(DataError("train.en has an empty sentence", where="train.en.gz:17", mend='empty="skip"'))
     NB-220 train.en has an empty sentence (train.en.gz:17)
@@ -206,26 +206,26 @@ class DataError(NebulaError):
 
     code = "NB-220"
     recurs = True
-    usual_mend = "look at the file that the message names; wc -l and head show most of it"
+    usual_mend = "inspect the file named above, for example with wc -l and head"
 
 
 class WeightsError(NebulaError):
-    """An invalid folder of trained weights: files or tensors are missing, or do not fit the model."""
+    """An invalid folder of trained weights: files or tensors are missing, or do not match the model."""
 
     code = "NB-221"
     recurs = True
-    usual_mend = "take model.safetensors, config.json and vocab.txt from one and the same model"
+    usual_mend = "use model.safetensors, config.json and vocab.txt of the same model"
 
 
 class RunError(NebulaError):
     """A run that cannot continue."""
 
     code = "NB-300"
-    usual_mend = "start the run again"
+    usual_mend = "restart the run"
 
 
 class StageFailedError(RunError):
-    """An exception of the user's model inside a stage.
+    """An exception raised by the user's model inside a stage.
 
     `torn` is true if an update had begun: if not, variables, metrics and seeds are as before the step.
 
@@ -233,12 +233,12 @@ class StageFailedError(RunError):
     >>> print(error)
     NB-301 division by zero (stage 'decoder', phase 0, micro-batch 2)
       why: nothing was updated: variables, metrics and seeds are as they were before the step
-      mend: mend what the stage raised, and run the step again
+      mend: fix the exception in the stage, and run the step again
     """
 
     code = "NB-301"
-    usual_mend = "mend what the stage raised, and run the step again"
-    torn_mend = "mend what the stage raised, and start again from a checkpoint"
+    usual_mend = "fix the exception in the stage, and run the step again"
+    torn_mend = "fix the exception in the stage, and restart from a checkpoint"
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class StageFailedError(RunError):
         self.stage, self.phase, self.micro_batch, self.torn = stage, phase, micro_batch, torn
         state = "nothing was updated: variables, metrics and seeds are as they were before the step"
         if torn:
-            state = "the step is torn: some variables hold its update and others do not"
+            state = "the step is torn: some variables were updated, and others were not"
         parts = [f"stage {stage!r}"] * bool(stage) + [f"phase {phase}"]
         parts += [] if micro_batch is None else [f"micro-batch {micro_batch}"]
         mend = mend or (self.torn_mend if torn else None)
@@ -267,23 +267,23 @@ class RemoteFailureError(RunError):
 
     code = "NB-302"
     cause: str = ""
-    usual_mend = "mend what failed there, and start all workers again"
+    usual_mend = "fix the failure of that worker, and restart all workers"
 
 
 class CollectiveReadError(RunError):
-    """A read by one process alone of a value that another cluster holds."""
+    """A read, by a single process, of a value that another cluster holds."""
 
     code = "NB-303"
     recurs = True
-    usual_mend = "read it in every process: get_weights, save, evaluate and predict are collective calls"
+    usual_mend = "make the call in every process: get_weights, save, evaluate and predict are collective calls"
 
 
 class InputMismatchError(RunError):
-    """Clusters that were given different batches in the same step."""
+    """Clusters that received different batches in the same step."""
 
     code = "NB-304"
     recurs = True
-    usual_mend = "seed the shuffle: fit(shuffle=False), or dataset.shuffle(n, seed=...)"
+    usual_mend = "use fit(shuffle=False), or set a seed: dataset.shuffle(n, seed=...)"
 
 
 class StateError(RunError):
@@ -291,7 +291,7 @@ class StateError(RunError):
 
     code = "NB-305"
     recurs = True
-    usual_mend = "nb.shutdown() ends a run and nb.init(...) opens one; neither while a step runs"
+    usual_mend = "call nb.shutdown() to end a run and nb.init(...) to begin one, never while a step runs"
 
 
 class AbsentInputError(RunError):
@@ -309,12 +309,12 @@ class NonFiniteError(RunError):
 
     >>> print(NonFiniteError("b0 gpu->npu has a NaN", boundary="b0 gpu->npu", stage="gpu", step=3, micro_batch=1))
     NB-307 b0 gpu->npu has a NaN (step 3, micro-batch 1 of stage 'gpu')
-      mend: tf.debugging.enable_check_numerics() finds the op; nb.compress(..., nonfinite="skip") leaves such steps out
+      mend: find the op: tf.debugging.enable_check_numerics(); or skip such steps: nb.compress(..., nonfinite="skip")
     """
 
     code = "NB-307"
     usual_mend = (
-        'tf.debugging.enable_check_numerics() finds the op; nb.compress(..., nonfinite="skip") leaves such steps out'
+        'find the op: tf.debugging.enable_check_numerics(); or skip such steps: nb.compress(..., nonfinite="skip")'
     )
 
     def __init__(
@@ -339,40 +339,40 @@ class VerificationError(RunError):
 
     code = "NB-310"
     recurs = True
-    usual_mend = "run nb.verify with micro_batch=1 and without nb.compress, to see which of them it is"
+    usual_mend = "run nb.verify with micro_batch=1 and without nb.compress, to find the cause"
 
 
 class CheckpointError(RunError):
-    """A checkpoint that is damaged, or that does not match what is to be restored."""
+    """A checkpoint that is damaged, or that does not match the state to restore."""
 
     code = "NB-320"
     recurs = True
-    usual_mend = "whale-nebula checkpoints verify FOLDER says which checkpoints are whole"
+    usual_mend = "list the complete checkpoints: whale-nebula checkpoints verify FOLDER"
 
 
 class TransportError(NebulaError):
     """A failure of communication between two workers."""
 
     code = "NB-400"
-    usual_mend = "see that the other worker runs and that the network between them is up"
+    usual_mend = "check that the other worker is running and that the network between the two works"
 
 
 class LinkClosedError(TransportError):
     """A link that is closed."""
 
     code = "NB-401"
-    usual_mend = "look at the output of the worker at the other end: it has ended"
+    usual_mend = "check the output of the worker at the other end: it has exited"
 
 
 class DeadlineError(TransportError):
     """A wait that exceeded its deadline; every wait has a deadline and a name."""
 
     code = "NB-402"
-    usual_mend = "look at what the other side is doing, or allow more time: 'patience' in the config"
+    usual_mend = "check what the other side is doing, or increase 'patience' in the config"
 
 
 class WireError(TransportError):
-    """Invalid bytes on a link; the two subclasses distinguish the side at fault."""
+    """Invalid bytes on a link; the subclasses distinguish the side at fault."""
 
     code = "NB-410"
     usual_mend = "run the same version of this library in every cluster"
@@ -382,172 +382,172 @@ class LocalProtocolError(WireError):
     """A violation of the protocol by this side, before it was sent."""
 
     code = "NB-411"
-    usual_mend = "report this: no script should be able to bring it about"
+    usual_mend = "report this as a bug: no script should be able to cause it"
 
 
 class RemoteProtocolError(WireError):
-    """A violation of the protocol by the other side: another version, a broken line, or an attack."""
+    """A violation of the protocol by the other side: a different version, a faulty link, or an attack."""
 
     code = "NB-412"
-    usual_mend = "run the same version of this library in every cluster, and look at the line between them"
+    usual_mend = "run the same version of this library in every cluster, and check the link between them"
 
 
 class DamagedFrameError(RemoteProtocolError):
     """A frame that was damaged in transmission: the link reconnects and the frame is retransmitted."""
 
     code = "NB-413"
-    usual_mend = "look at the line and at what relays it: TCP alone lets such damage through rarely"
+    usual_mend = "check the link and any relay on it: such damage rarely passes the checksums of TCP"
 
 
 class PeerRestartedError(RemoteProtocolError):
     """A worker that was replaced by another process, without the state of this run."""
 
     code = "NB-414"
-    usual_mend = "start all workers again, from the last checkpoint"
+    usual_mend = "restart all workers from the last checkpoint"
 
 
 class EpochOverError(RemoteProtocolError):
-    """A process whose run was restarted without it: its work belongs to an earlier epoch."""
+    """A process of an earlier epoch: the run was restarted without it."""
 
     code = "NB-415"
-    usual_mend = "end this process: whale-nebula run --restarts starts one of the run's epoch in its place"
+    usual_mend = "stop this process: whale-nebula run --restarts starts a replacement in the current epoch"
 
 
 class StaleWorkerError(RemoteProtocolError):
-    """A worker at the other end from an earlier epoch, which is refused. A `fresh` one has no session."""
+    """A worker of an earlier epoch at the other end; it is refused. A `fresh` one has no session."""
 
     code, fresh = "NB-416", False
-    usual_mend = "end what is left of an earlier epoch at the other end, and start its worker again"
+    usual_mend = "stop the processes of the earlier epoch at the other end, and restart its worker"
 
 
 class OtherWorkersError(RemoteProtocolError):
-    """Clusters with other numbers of workers (`counts`) than this process has; it must be restarted."""
+    """Clusters whose numbers of workers (`counts`) differ from this process's; it must be restarted."""
 
     code = "NB-417"
     counts: Mapping[str, int] = MappingProxyType({})
-    usual_mend = "start this worker again: whale-nebula run does so by itself"
+    usual_mend = "restart this worker; whale-nebula run does so automatically"
 
 
 class IdentityError(TransportError):
-    """A certificate or a role that may not use a link. Retrying does not help.
+    """A certificate or a role that is not permitted on a link. Retrying does not help.
 
     >>> issubclass(ExpiredError, IdentityError), ExpiredError("the certificate of gpu/0 has expired").mend
-    (True, 'whale-nebula certs renew, where the authority is; then copy the new certificate to its host')
+    (True, 'on the host with the authority, run: whale-nebula certs renew; then copy the certificate to its host')
     """
 
     code = "NB-420"
     recurs = True
-    usual_mend = "whale-nebula certs show, and whale-nebula doctor --config clusters.yaml on both sides"
+    usual_mend = "run whale-nebula certs show, and whale-nebula doctor --config clusters.yaml on both sides"
 
 
 class WrongAuthorityError(IdentityError):
-    """A certificate signed by another authority than the one in `ca`."""
+    """A certificate signed by a different authority from the one in `ca`."""
 
     code = "NB-421"
-    usual_mend = "give every cluster the same ca.pem, and certificates that were issued beside it"
+    usual_mend = "copy the same ca.pem to every cluster, and use certificates that this authority issued"
 
 
 class SelfSignedError(IdentityError):
     """A self-signed certificate."""
 
     code = "NB-422"
-    usual_mend = "whale-nebula certs issue, where the authority is, and use what it made"
+    usual_mend = "on the host with the authority, run whale-nebula certs issue, and use that certificate"
 
 
 class ExpiredError(IdentityError):
-    """A certificate outside its dates, or a wrong clock."""
+    """A certificate that has expired or is not valid yet, or a wrong clock."""
 
     code = "NB-423"
-    usual_mend = "whale-nebula certs renew, where the authority is; then copy the new certificate to its host"
+    usual_mend = "on the host with the authority, run: whale-nebula certs renew; then copy the certificate to its host"
 
 
 class WrongNameError(IdentityError):
-    """A certificate of another identity than expected."""
+    """A certificate that names a different identity from the expected one."""
 
     code = "NB-424"
-    usual_mend = "compare the addresses in clusters.yaml with the certificates: whale-nebula certs show"
+    usual_mend = "compare the addresses in clusters.yaml with the output of whale-nebula certs show"
 
 
 class NoCertificateError(IdentityError):
     """A side that presents no certificate."""
 
     code = "NB-425"
-    usual_mend = "security: {ca: certs/ca.pem, cert: ..., key: ...} in its clusters.yaml, without insecure: true"
+    usual_mend = "in its clusters.yaml, set security: {ca: certs/ca.pem, cert: ..., key: ...}, without insecure: true"
 
 
 class PlaintextError(IdentityError):
-    """A side that connects without TLS while the other requires it."""
+    """A side that connects without TLS although the other side requires it."""
 
     code = "NB-426"
-    usual_mend = "take insecure: true out of clusters.yaml; both sides must have the same"
+    usual_mend = "remove insecure: true from clusters.yaml; both sides need the same setting"
 
 
 class RevokedError(IdentityError):
-    """A certificate that is on the deny list."""
+    """A certificate on the deny list."""
 
     code = "NB-427"
-    usual_mend = "whale-nebula certs issue makes a new one, if its owner may have one"
+    usual_mend = "if its owner may have a new certificate, run whale-nebula certs issue"
 
 
 class CredentialsError(IdentityError):
-    """Files of certificates and keys that are missing, readable by others, or not a pair."""
+    """Certificate or key files that are missing, readable by other users, or not a pair."""
 
     code = "NB-428"
-    usual_mend = "whale-nebula certs issue, once certs init has made an authority: it prints which files go where"
+    usual_mend = "run whale-nebula certs init, if there is no authority, and certs issue; copy the files that it lists"
 
 
 class NotAllowedError(IdentityError):
-    """A call that a role may not make; only calls on its list are allowed."""
+    """A call that the caller's role does not permit."""
 
     code = "NB-429"
-    usual_mend = "issue a certificate of the role that may: whale-nebula certs issue --role ..."
+    usual_mend = "issue a certificate with a role that permits the call: whale-nebula certs issue --role ..."
 
 
 class AccountError(NebulaError):
-    """An invalid account, or an invalid registry of accounts."""
+    """An invalid account or registry of accounts."""
 
     code, recurs = "NB-431", True
-    usual_mend = "whale-nebula accounts --help"
+    usual_mend = "see whale-nebula accounts --help"
 
 
 class LoginError(AccountError):
     """A refused login. The reason is not sent to the client: `reason` is for the owner's log."""
 
     code, reason = "NB-432", ""
-    usual_mend = "try again in some minutes, or ask the owner of the cluster"
+    usual_mend = "try again in a few minutes, or ask the owner of the cluster"
 
 
 class AccessError(NebulaError):
-    """A refused read of an owner's data: not granted, over its limits, expired, or an invalid request."""
+    """A refused read of an owner's data: it is not granted, exceeds its limits, has expired, or is invalid."""
 
     code, recurs = "NB-433", True
-    usual_mend = "whale-nebula data request gpu://NAME --purpose TEXT, or ask the owner of the data"
+    usual_mend = "run whale-nebula data request gpu://NAME --purpose TEXT, or ask the owner of the data"
 
 
 class InterfaceError(NebulaError):
-    """A dataset whose rows, files or functions do not match its published interface; none of it is sent."""
+    """A dataset whose rows, files or functions do not match its published interface; no data is sent."""
 
     code, recurs = "NB-434", True
-    usual_mend = "mend what the interface names, then: whale-nebula data publish FILE"
+    usual_mend = "fix the dataset or its interface, then run: whale-nebula data publish FILE"
 
 
 class AuditError(TransportError):
-    """An audit log that was changed, or that cannot be written."""
+    """An audit log that was modified, or that cannot be written."""
 
     code = "NB-430"
-    usual_mend = "whale-nebula audit verify FILE names the first record that is wrong"
+    usual_mend = "find the first wrong record: whale-nebula audit verify FILE"
 
 
 class ConfigError(NebulaError):
-    """A mistake in clusters.yaml, its dict, or the environment."""
+    """A mistake in clusters.yaml, in the equivalent dict, or in the environment."""
 
     code = "NB-500"
     recurs = True
-    usual_mend = "compare with the README's example of clusters.yaml"
+    usual_mend = "compare with the example in docs/clusters-yaml.md"
 
 
 class VersionError(ConfigError):
     """An unsupported version of TensorFlow or Keras."""
 
     code = "NB-501"
-    usual_mend = "pip install whale-nebula brings the versions that fit"
+    usual_mend = "install the supported versions: pip install whale-nebula"

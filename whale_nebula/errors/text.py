@@ -19,15 +19,15 @@ class Named(dict[str, Value]):
     >>> stages = Named(gpu=1, npu=2)
     >>> stages["gpuu"]
     Traceback (most recent call last):
-    KeyError: "there is no 'gpuu' here: did you mean 'gpu'?"
+    KeyError: "'gpuu' does not exist: did you mean 'gpu'?"
     """
 
     def __missing__(self, name: object) -> NoReturn:
-        raise KeyError(f"there is no {name!r} here: {did_you_mean(name, self)}")
+        raise KeyError(f"{name!r} does not exist: {did_you_mean(name, self)}")
 
 
 def closest(word: object, known: Iterable[str], near: float = 0.6) -> str | None:
-    """The known word that `word` most probably means, or None. `near`, up to 1, is the least similarity.
+    """The known word that `word` most probably means, or None. `near`, at most 1, is the minimum similarity.
 
     >>> closest("micro_batchs", ["micro_batch", "schedule"]), closest("x", ["schedule"])
     ('micro_batch', None)
@@ -40,21 +40,21 @@ def closest(word: object, known: Iterable[str], near: float = 0.6) -> str | None
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """A mend for an unknown word: the closest known one, or the list of all.
+    """A fix for an unknown word: the closest known word, or the list of all.
 
     >>> did_you_mean("1f1B", ["gpipe", "1f1b"])
     "did you mean '1f1b'?"
     >>> did_you_mean("x", ["gpipe", "1f1b"])
     "choose one of 'gpipe', '1f1b'"
     >>> did_you_mean("x", [])
-    'leave it out: nothing is known here'
+    'remove it: no values are valid here'
     """
     names = list(known)
     meant = closest(word, names)
     if meant is not None:
         return f"did you mean {meant!r}?"
     if not names:
-        return "leave it out: nothing is known here"
+        return "remove it: no values are valid here"
     return f"choose one of {list_names(names)}"
 
 
@@ -143,7 +143,7 @@ def _last_name(path: str) -> str:
 
 
 def list_counts(counts: Mapping[str, int]) -> str:
-    """Numbers of workers, in words.
+    """The number of workers of each cluster, as text.
 
     >>> list_counts({"gpu": 1, "npu": 2})
     '1 in gpu, 2 in npu'
@@ -163,7 +163,7 @@ class _FourParts(Exception):
 
     code: ClassVar[str] = "NB-000"
     usual_mend: ClassVar[str] = "report this with the script that shows it"
-    # Keras replaces an error of a layer by a new one made of its first argument, unless it has this attribute.
+    # Keras replaces an error of a layer with a new one built from its first argument, unless it has this attribute.
     _keras_call_info_injected: ClassVar[bool] = True
     # AutoGraph converts every error to a StagingError, unless it has this one.
     ag_pass_through: ClassVar[bool] = True
@@ -177,7 +177,7 @@ class _FourParts(Exception):
         self.mend = what.partition(MEND)[2] or to_printable(mend or self.usual_mend)
 
     def __str__(self) -> str:
-        if MEND in self.what:  # made by Keras from our text, while it inferred a layer's output
+        if MEND in self.what:  # Keras copied our text while it inferred a layer's output
             return self.what
         lines = [f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")]
         for name, text in (("why", self.why), ("mend", self.mend)):
@@ -195,14 +195,14 @@ def to_printable(text: str) -> str:
 
 
 class NebulaError(_FourParts):
-    """Base of all errors that this library raises on purpose.
+    """Base of all errors that this library raises deliberately.
 
     `recurs`: a restarted script is expected to end with the same error. `peer` is the missing worker, if any.
 
-    >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
-    NB-000 the line is cut (gpu->npu)
-      why: 8 s of silence
-      mend: try the cable
+    >>> print(NebulaError("the link is down", where="gpu->npu", why="no message for 8 s", mend="check the cable"))
+    NB-000 the link is down (gpu->npu)
+      why: no message for 8 s
+      mend: check the cable
     """
 
     recurs: ClassVar[bool] = False
@@ -212,7 +212,7 @@ class NebulaError(_FourParts):
 class NebulaWarning(_FourParts, UserWarning):
     """A condition that does not stop the program, but is probably unintended.
 
-    Python prints the line of the script before it, so its text omits that line.
+    Python prints the script's line number before the text, so the text omits it.
 
     >>> print(NebulaWarning("stage 'gpu' runs uncut", where="train.py:3", mend="call it in a step"))
     NB-900 stage 'gpu' runs uncut

@@ -1,6 +1,6 @@
 """The control stream between two gateways: heads of their audit logs, and notices about dead workers.
 
-A gateway that has the other's address dials, and redials; if both have one there are two streams.
+A gateway that has the other's address dials, and redials; if both have addresses, there are two streams.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def encode_control(message: Mapping[str, Any]) -> bytes:
 def read(frame: bytes) -> dict[str, Any]:
     """Decode the message in a frame; anything else is a protocol error of the other side."""
     if not HEADER_BYTES <= len(frame) <= _MOST:
-        raise RemoteProtocolError(f"a message of {len(frame)} bytes is not a message between gateways")
+        raise RemoteProtocolError(f"invalid size of a message between gateways: {len(frame)} bytes")
     header, crc = unpack(frame[:HEADER_BYTES])
     data = frame[HEADER_BYTES:]
     if header.kind != Kind.CONTROL or header.length != len(data) or checksum(np.frombuffer(data, np.uint8)) != crc:
-        raise RemoteProtocolError("this is not a message between gateways")
+        raise RemoteProtocolError("not a message between gateways")
     return decode_message(data)
 
 
@@ -53,7 +53,7 @@ _ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # of new streams
 _WORDS, _WORDS_A_SECOND = 1024, 1.0  # of messages
 _PAUSE_SECONDS = 0.25
 _DIGITS = 10  # limit for the number of a worker
-_ENDED = "this gateway has ended"
+_ENDED = "this gateway has stopped"
 
 
 class ControlStream:
@@ -88,8 +88,8 @@ class ControlStream:
 class ControlStreams:
     """All streams to one other gateway: messages are sent on each of them, and handled once.
 
-    `gone(worker, why)` is called for lost workers of the other side; `noted(action, **said)` records whether heads were
-    stored.
+    `gone(worker, why)` is called for lost workers of the other side; `noted(action, **fields)` records whether heads
+    were stored.
     """
 
     def __init__(
@@ -122,7 +122,9 @@ class ControlStreams:
     def check_rate(self) -> None:
         """Raise if the other gateway opens streams too often, as each is recorded."""
         if not self._adoptions.take():
-            raise TransportError(f"streams of {self.there.worker} come too often", why="each is written down")
+            raise TransportError(
+                f"too many new streams of {self.there.worker}", why="each is recorded in the audit log"
+            )
 
     def adopt(self, lane: Lane, over: Callable[[], None] = lambda: None) -> None:
         """Add a stream that either gateway has dialled; `over` is called when it ends.
@@ -145,7 +147,7 @@ class ControlStreams:
         if closed:
             lane.end(_ENDED)
         for each in surplus:
-            each.lane.end("newer streams have taken its place")
+            each.lane.end("newer streams have replaced it")
         for frame in words:
             stream.say(frame)
         if lane.over:
@@ -158,11 +160,11 @@ class ControlStreams:
         self._say(_encode_head(head))
 
     def send_gone(self, worker: str, why: str) -> None:
-        """Announce that one of our workers is lost: now, and on every later stream until it is back."""
-        said = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
+        """Announce that one of our workers is lost: now, and on every later stream until the worker is back."""
+        message = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
         with self._changed:
-            self._of_gone[worker] = encode_control(said)
-        self._say(encode_control(said))
+            self._of_gone[worker] = encode_control(message)
+        self._say(encode_control(message))
 
     def unsay(self, worker: str) -> None:
         """Withdraw the announcement for a worker that is back."""
@@ -225,20 +227,20 @@ class ControlStreams:
                 cluster, _, number_there = worker.rpartition("/")
                 digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _DIGITS
                 if cluster != self.there.cluster or not digits:
-                    raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
+                    raise RemoteProtocolError(f"{self.there.worker} reports {worker[:60]!r}, which is not its worker")
                 with self._changed:  # it may have arrived over another stream
                     new = number[:16] not in self._received_ids
                     self._received_ids.append(number[:16])
                 if new:
                     self._gone(worker, escape_foreign_text(why))
             case _:
-                raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
+                raise RemoteProtocolError(f"unknown message between gateways: {message['kind'][:20]!r}")
 
-    def _keep(self, said: dict[str, Any]) -> None:
+    def _keep(self, content: dict[str, Any]) -> None:
         """Store a head; a log that was rolled back is recorded with a warning, and the stream continues."""
         if self._kept is None:
             return
-        head = Head.from_dict(said)
+        head = Head.from_dict(content)
         try:
             new = self._kept.keep(head, self.there)
         except (AuditError, IdentityError) as error:

@@ -2,7 +2,7 @@
 stream), the quota of each authenticated identity (its concurrent streams, and the rate at which it opens them), and the
 daily limit of each account on the bytes of its workers.
 
-Days are in UTC. The bytes are stored in a file beside the audit log, so that they outlive the gateway: after a crash
+Days are in UTC. The bytes are stored in a file next to the audit log, so that they outlive the gateway; after a crash
 those of the last seconds may be missing.
 """
 
@@ -65,7 +65,7 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
     if knock.run != site.run:
         raise IdentityError(
             f"this is the gateway of cluster '{site.cluster}' of run '{site.run}'",
-            why=f"'{knock.source}' is of run '{knock.run}'",
+            why=f"'{knock.source}' belongs to run '{knock.run}'",
             mend="compare 'run' and the addresses in the clusters' configs",
         )
     source = Identity.of_worker(knock.run, knock.source)
@@ -87,7 +87,7 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
 def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> None:
     """Admit a request for the gateway's state, which needs only a valid certificate."""
     if current is not None:
-        guest = current().trust.check(visitor.certificate, whose="who asks for the health")
+        guest = current().trust.check(visitor.certificate, whose="the caller of the health service")
         check_call(guest.identity, Call.HEALTH, site.identity)
 
 
@@ -98,12 +98,12 @@ def _check_worker(site: Site, name: str, cluster: str | None) -> None:
     listed = [worker for worker in site.workers if cluster_of(worker) == identity.cluster]
     if identity.role != WORKER or identity.cluster not in known or (listed and name not in listed):
         raise NotAllowedError(
-            f"no frames go to or from '{name}' here",
+            f"this gateway does not relay frames of '{name}'",
             where=site.identity.worker,
-            why=f"this gateway joins {', '.join(listed) or site.cluster} with workers of {', '.join(site.gateways)}"
+            why=f"it connects {', '.join(listed) or site.cluster} with workers of {', '.join(site.gateways)}"
             if not listed
             else f"the workers of cluster '{identity.cluster}' are {', '.join(listed)}",
-            mend="give all clusters the same list of workers, and start this gateway again",
+            mend="use the same list of workers in all clusters, and restart this gateway",
         )
 
 
@@ -134,7 +134,7 @@ class FinalErrors:
         self._gone: set[str] = set()
 
     def give(self, asks: str, wanted: str, error: NebulaError) -> bool:
-        """Store an error for the next request of `asks` for `wanted`; False if `asks` is lost."""
+        """Store an error for the next request of `asks` for `wanted`; returns False if `asks` is lost."""
         with self._lock:
             if asks in self._gone:
                 return False
@@ -149,7 +149,7 @@ class FinalErrors:
             self._given = {pair: given for pair, given in self._given.items() if now < given[1]}
 
     def find(self, asks: str, wanted: str, *, once: bool = False) -> NebulaError | None:
-        """The stored error for `asks`, if any. With `once` it is removed, as `asks` gives up when it receives it."""
+        """The stored error for `asks`, if any. With `once` it is removed, as `asks` gives up after receiving it."""
         with self._lock:
             error, until = self._given.get((asks, wanted), (None, 0.0))
             if once:
@@ -213,9 +213,9 @@ class Quota:
         with self._lock:
             self._lanes = [each for each in self._lanes if not each.over]
             if len(self._lanes) >= self.most:
-                raise TransportError(f"{self._who} has {self.most} streams here, and is given no more")
+                raise TransportError(f"{self._who} has {self.most} streams here, which is the limit")
             if not self._opens.take(1.0 if number == 0 else 1.0 / _LANES_A_CONNECTION):
-                raise TransportError(f"streams of {self._who} come too often", why="each is written down")
+                raise TransportError(f"too many new streams of {self._who}", why="each is recorded in the audit log")
             self._lanes.append(lane)
 
     @property
@@ -234,8 +234,8 @@ class Quotas:
         self._quotas: dict[str, Quota] = {}
 
     def take(self, caller: Identity, lane: Lane, number: int) -> None:
-        """Count one more stream of a caller; raises above its limit. Without authentication, all callers of a cluster
-        share one limit.
+        """Count one more stream of a caller; raises above the caller's limit. Without authentication, all callers of a
+        cluster share one limit.
         """
         who = caller.uri if self._site.files is not None or caller.role == GATEWAY else caller.cluster
         pairs = pairs_of(self._site, caller) * (UNLISTED if who == caller.cluster else 1)
@@ -299,14 +299,16 @@ class Traffic:
         if not self._path.exists():
             return self._now().date(), {}
         try:
-            said = json.loads(self._path.read_text("utf-8"))
-            return date.fromisoformat(said["day"]), {str(who): int(size) for who, size in dict(said["bytes"]).items()}
+            content = json.loads(self._path.read_text("utf-8"))
+            return date.fromisoformat(content["day"]), {
+                str(who): int(size) for who, size in dict(content["bytes"]).items()
+            }
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise AuditError(
-                "what accounts have sent over the line today cannot be read",
+                "cannot read the traffic of accounts today",
                 where=str(self._path),
                 why=str(error),
-                mend=f"mv {self._path} {self._path}.broken: they are counted from nothing then",
+                mend=f"mv {self._path} {self._path}.broken, which resets the counts of today to 0",
             ) from None
 
     def meter(self, guest: Peer | None) -> Callable[[int], None]:
@@ -340,9 +342,9 @@ class Traffic:
         if count >= most:
             begin = self._now().replace(hour=0, minute=0, second=0) + timedelta(days=1)
             raise NotAllowedError(
-                f"account {guest.account} may send and be sent {format_bytes(most)} a day over the line, and has had "
-                f"{format_bytes(count)}",
-                why=f"it may go on at {files.format_time(begin)}, or with more from its owner",
+                f"account {guest.account} has used {format_bytes(count)} of its {format_bytes(most)} a day over "
+                "the WAN link",
+                why=f"it can continue at {files.format_time(begin)}, or if the owner raises the limit",
                 mend=f"whale-nebula accounts limit {guest.account} --line SIZE, and then log in again",
             )
 
@@ -352,12 +354,12 @@ class Traffic:
             if not self._changed or time.monotonic() - self._saved < pause:
                 return
             self._turn_day()
-            said, self._changed, self._saved = (
+            content, self._changed, self._saved = (
                 {"day": self._day.isoformat(), "bytes": self._counts},
                 False,
                 time.monotonic(),
             )
-            data = canonical(said) + b"\n"
+            data = canonical(content) + b"\n"
         try:
             files.write(self._path, data, files.SECRET)
             self._failed = False
@@ -365,5 +367,5 @@ class Traffic:
             with self._lock:
                 self._changed = True
             if not self._failed:
-                _LOG.error("what accounts have sent today is counted, and is forgotten with this process: %s", error)
+                _LOG.error("cannot store the traffic of accounts today, which is lost if this process stops: %s", error)
             self._failed = True

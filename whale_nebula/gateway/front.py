@@ -1,11 +1,12 @@
-"""The public port of a gateway at which accounts log in and read data, too.
+"""The public port of a gateway, if accounts also log in and read data there.
 
 The first TLS message of a client (ClientHello) contains the requested protocol (ALPN). It is peeked at and left in the
-socket: TLS is not terminated here. Logins and data are handed over to their services on this host as open connections;
-bytes of links are forwarded to gRPC, which listens behind. All others are refused, and logged. One thread does all of
-it: a stranger occupies one of the limited connections for some seconds. All sizes in a ClientHello are checked before
-they are used, and one in many records costs no more to read than one in a single record. Of forwarded bytes one part of
-each connection is moved at a time, so none waits for another; one side is read only as fast as the other one accepts.
+socket: TLS is not terminated here. Connections for logins and data are handed over, open, to their services on this
+host; bytes of links are forwarded to gRPC, which listens at an internal socket. All others are refused, and logged.
+One thread does all of this: an unauthenticated client occupies one of the limited connections for some seconds. All
+sizes in a ClientHello are checked before they are used, and a ClientHello in many records costs no more to read than
+one in a single record. Bytes are forwarded in parts, one connection after the other, so that none blocks another; one
+side is read only as fast as the other side accepts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Guest:
 
 class Front:
     """Public listener, from `open` to `stop`. `services` are the sockets for connections that are handed over, by
-    protocol; `refused(address, error)` is called for refusals, in a thread of its own.
+    protocol; `refused(address, error)` is called for refusals, in a separate thread.
     """
 
     def __init__(self, address: str, services: Mapping[str, Path], refused: Callable[[str, NebulaError], None]) -> None:
@@ -121,7 +122,7 @@ class Front:
                 self._poll.handle(_TICK_SECONDS)
                 self._look(time.monotonic())
             except Exception:  # the next iteration may succeed, and must take place
-                _LOG.exception("the public port could not be served just now")
+                _LOG.exception("error while serving the public port")
         for each in self._listening:
             self._poll.leave(each)
             each.close()
@@ -137,7 +138,9 @@ class Front:
         """End connections without a first message in time, and continue deferred work."""
         while self._guests and (guest := next(iter(self._guests.values()))).until < now:
             if guest.size:
-                error = TransportError("a first message that did not come", why=f"{HELLO_SECONDS:g} s have passed")
+                error = TransportError(
+                    "incomplete TLS ClientHello", why=f"it did not arrive within {HELLO_SECONDS:g} s"
+                )
                 self._refuse(guest, error, _WRONG)
             else:
                 self._drop(guest)
@@ -187,7 +190,7 @@ class Front:
             self._direct(guest, found)
         elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR) or not data:
             if data:
-                self._refuse(guest, TransportError("it left in the middle of its first message"), _WRONG)
+                self._refuse(guest, TransportError("the connection ended within its TLS ClientHello"), _WRONG)
             else:
                 self._drop(guest)
         else:  # wait until so many bytes have arrived
@@ -198,7 +201,7 @@ class Front:
         wanted = {"" if each in _LINKS else each for each in protocols if each in _LINKS or each in self._services}
         if len(wanted) != 1:
             shown = ", ".join(repr(each)[:40] for each in protocols[:4]) or "none"
-            what = "no protocol that is spoken at this port" if not wanted else "protocols of several services"
+            what = "the client offers no supported protocol" if not wanted else "the client offers several protocols"
             self._refuse(guest, NotAllowedError(what, why=f"it offers {shown}"), _NO_PROTOCOL)
             return
         guest.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -212,7 +215,7 @@ class Front:
         except OSError as error:
             noun, mend = (NOUNS[protocol], COMMANDS[protocol]) if protocol else ("links", None)
             why = error.strerror or str(error)
-            self._refuse(guest, TransportError(f"no service of {noun} takes it", why=why, mend=mend), _NO_SERVICE)
+            self._refuse(guest, TransportError(f"no service for {noun} is running", why=why, mend=mend), _NO_SERVICE)
 
     def _join(self, guest: _Guest) -> None:
         inner, name = socket.socket(socket.AF_UNIX), ""
@@ -263,9 +266,9 @@ class Front:
             try:
                 self._refused(*note)
                 if lost:
-                    self._refused("others", TransportError(f"{lost} more, while the log could not be written"))
+                    self._refused("others", TransportError(f"{lost} more refusals were not recorded"))
             except Exception:
-                _LOG.exception("a refusal could not be written down")
+                _LOG.exception("cannot record a refusal")
 
 
 def name_peer(host: str, port: int) -> str:
@@ -312,29 +315,33 @@ def read_hello(data: bytes) -> tuple[str, ...] | int:
     message, at = b"", 0
     for _ in range(_MOST_RECORDS):
         if data[at : at + 1] not in (b"", bytes([_HANDSHAKE])):
-            raise PlaintextError("this connection is not TLS") if not at else _hello_error("a record of another kind")
+            raise (
+                PlaintextError("the connection is not TLS")
+                if not at
+                else _hello_error("it has a record of another type")
+            )
         if len(data) < at + _RECORD_HEADER:
             return at + _RECORD_HEADER
         size = int.from_bytes(data[at + 3 : at + 5])
         if data[at + 1] != 3 or not 0 < size <= 1 << 14:
-            raise _hello_error("a record that cannot be")
+            raise _hello_error("it has an invalid record")
         end = at + _RECORD_HEADER + size
         if end > MOST_BYTES:
-            raise _hello_error(f"more than {MOST_BYTES} bytes")
+            raise _hello_error(f"it has more than {MOST_BYTES} bytes")
         if len(data) < end:
             return end
         message, at = message + data[at + _RECORD_HEADER : end], end
         if len(message) >= _MESSAGE_HEADER:
             whole = _MESSAGE_HEADER + int.from_bytes(message[1:4])
             if message[0] != _CLIENT_HELLO or whole > MOST_BYTES:
-                raise _hello_error("another message, or one that is too large")
+                raise _hello_error("it is another message, or too large")
             if len(message) >= whole:
                 return _read_protocols(message, whole)
-    raise _hello_error(f"more than {_MOST_RECORDS} records")
+    raise _hello_error(f"it has more than {_MOST_RECORDS} records")
 
 
 def _hello_error(why: str) -> RemoteProtocolError:
-    return RemoteProtocolError("this is not the first message of a TLS connection", why=why)
+    return RemoteProtocolError("invalid TLS ClientHello", why=why)
 
 
 class _Reader:
@@ -349,7 +356,7 @@ class _Reader:
 
     def take(self, size: int) -> bytes:
         if size > self.left:
-            raise _hello_error("a length that is not that of its parts")
+            raise _hello_error("a length does not match the data")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -363,20 +370,20 @@ class _Reader:
 
 def _read_protocols(message: bytes, whole: int) -> tuple[str, ...]:
     if len(message) != whole:
-        raise _hello_error("more stands behind it in its record")
+        raise _hello_error("its record contains further data")
     reader = _Reader(message[_MESSAGE_HEADER:])
     reader.take(2 + 32)  # version, random number
     session, suites, compressions = reader.vector(1), reader.vector(2), reader.vector(1)
     if len(session) > 32 or not suites or len(suites) % 2 or not compressions:
-        raise _hello_error("parts that cannot be")
+        raise _hello_error("it has invalid fields")
     extensions = _Reader(reader.vector(2) if reader.left else b"")
     if reader.left:
-        raise _hello_error("more stands behind its extensions")
+        raise _hello_error("further data follows its extensions")
     found: dict[int, bytes] = {}
     while extensions.left:
         kind, content = extensions.number(2), extensions.vector(2)
         if kind in found:
-            raise _hello_error("an extension that comes twice")
+            raise _hello_error("it has an extension twice")
         found[kind] = content
     if _ALPN not in found:
         return ()
@@ -386,7 +393,7 @@ def _read_protocols(message: bytes, whole: int) -> tuple[str, ...]:
     while names.left:
         protocols.append(names.vector(1).decode("latin-1"))
     if outer.left or not protocols or not all(protocols):
-        raise _hello_error("protocols that cannot be")
+        raise _hello_error("its list of protocols is invalid")
     return tuple(protocols)
 
 
@@ -404,7 +411,7 @@ class Poll:
         self.buffer = memoryview(bytearray(_PART_BYTES))
 
     def watch(self, line: socket.socket, events: int, handler: Callable[[int], None]) -> None:
-        """Set the events of a file that are handled from now on; with none it is not watched."""
+        """Set the events of a file that are handled from now on; without events it is no longer watched."""
         file, known = line.fileno(), line.fileno() in self._handlers
         if not events:
             self.leave(line)
@@ -418,7 +425,7 @@ class Poll:
             self._epoll.unregister(line)
 
     def handle(self, seconds: float) -> None:
-        """Wait for events for so long, and handle them. An event may be of a closed file with the same number."""
+        """Wait for events for this long, and handle them. An event may be of a closed file with the same number."""
         for file, events in self._epoll.poll(seconds):
             handler = self._handlers.get(file)
             if handler is not None:
@@ -437,7 +444,7 @@ class _Side:
 
 
 class Pipe:
-    """Two connections connected back to back, until both have ended; `over` is called once."""
+    """Two connections whose bytes are forwarded to each other, until both have ended; `over` is called once."""
 
     def __init__(self, poll: Poll, outer: socket.socket, inner: socket.socket, over: Callable[[], None]) -> None:
         self._poll, self._over = poll, over

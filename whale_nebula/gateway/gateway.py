@@ -47,8 +47,8 @@ _BEATS = 2.2  # heartbeats that may be missed before a worker is probed
 
 
 class Gateway:
-    """The gateway of a site. It serves from `start` to `stop`, in threads of its own. It shares its `lines` with those
-    of other runs in this process.
+    """The gateway of a site. It serves from `start` to `stop`, in its own threads. It shares its `lines` with the
+    gateways of other runs in this process.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Gateway:
     def trusts(self) -> str:
         """The trusted authorities, in words."""
         if self._current is None:
-            return "everybody"
+            return "every process"
         credentials = self._current()
         keys = ", ".join(each.fingerprint(hashes.SHA256()).hex()[:16] for each in credentials.trust.authorities)
         return f"the authority {keys}, until {credentials.not_after:%Y-%m-%d %H:%M} UTC"
@@ -112,7 +112,7 @@ class Gateway:
         try:
             self.address = self._listener.start()
         except NebulaError:
-            self.journal.close("it could not listen")
+            self.journal.close("it could not listen at its address")
             raise
         self.journal.note("listen", target=self.address, clusters=sorted(self.site.gateways))
         self.journal.log.head()  # the other gateways may not have the log's previous end
@@ -123,7 +123,7 @@ class Gateway:
         return self.address
 
     def stop(self, why: str) -> None:
-        """Stop gracefully: streams, then the audit log, whose last head goes to the other gateways; then the port."""
+        """Stop gracefully: streams, then the audit log, whose last head goes to the other gateways, then the port."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -131,13 +131,13 @@ class Gateway:
         self.journal.stop_opening()
         for seconds in (_STEP_SECONDS, _KEPT_SECONDS):  # a half may be about to join its pair
             for pair in self._list_pairs():
-                pair.end("the gateway ends")
+                pair.end("the gateway is stopping")
             if self.journal.wait_ended(seconds):
                 break
         self.journal.close(why)
         for route in self._routes.values():
             if route.control.up and not route.control.wait_kept(_KEPT_SECONDS):
-                _LOG.warning("gateway '%s' has not kept the last head", route.who.worker)
+                _LOG.warning("gateway '%s' has not stored the last head", route.who.worker)
             route.close()
         self._listener.stop(0.2)
         if self._lookout.ident is not None:
@@ -147,7 +147,7 @@ class Gateway:
     # ------------------------------------------------------------------ admission
     def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
         if self._stopping.is_set():
-            raise TransportError(f"gateway '{self.site.identity.worker}' is ending")
+            raise TransportError(f"gateway '{self.site.identity.worker}' is stopping")
         try:
             found = entry(self.site, self._current, knock, visitor)
             lane.guest = found.guest
@@ -176,13 +176,13 @@ class Gateway:
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
         self._traffic.check(found.guest if side is Side.NEAR else None)
         if side is Side.FAR and not self._is_awaited(found.here, found.there):
-            raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
+            raise TransportError(f"worker '{found.here}' has not connected to its gateway yet", why="a retry follows")
         self._quotas.take(found.caller, lane, knock.lane)
         if knock.lane:
             known = self._find_pair(found.here, found.there)
             present = None if known is None else known.half(side)
             if present is None or present.connection.name != knock.connection:
-                raise TransportError("a further lane of a connection that is no more")
+                raise TransportError("the connection of this lane no longer exists")
             return present.lane(knock.lane, lane)
         pair = self._pair(found.here, found.there)
         if side is Side.NEAR:
@@ -237,7 +237,9 @@ class Gateway:
             if pair is None:
                 cluster = cluster_of(there)
                 if sum(cluster_of(each) == cluster for _, each in self._pairs) >= _PAIRS_AT_MOST:
-                    raise TransportError(f"this gateway has {_PAIRS_AT_MOST} pairs with '{cluster}', and takes no more")
+                    raise TransportError(
+                        f"this gateway has {_PAIRS_AT_MOST} pairs with '{cluster}', which is the limit"
+                    )
                 inspection = Inspection.of(self.site.roster, here, there)
                 yields = self.site.cluster < cluster_of(there)
                 remembers, grace = self.site.patience, self._deadlines.grace
@@ -281,16 +283,16 @@ class Gateway:
             self.journal.note("left", target=worker)
             return
         self.journal.note("gone", target=worker, state=state, reason=why)
-        said = f"its gateway has seen that {why}"
+        reason = f"its gateway reports that {why}"
         for pair in self._list_pairs():
             if (
                 pair.here == worker
                 and pair.known
-                and self._final_errors.give(pair.there, worker, _gone_error(worker, said))
+                and self._final_errors.give(pair.there, worker, _gone_error(worker, reason))
             ):
                 pair.end(f"worker '{worker}' is gone")
         for route in self._routes.values():
-            route.control.send_gone(worker, said)
+            route.control.send_gone(worker, reason)
 
     def _gone_there(self, worker: str, why: str) -> None:
         """Handle another gateway's notice about one of its workers; notices about others are ignored."""
@@ -324,9 +326,9 @@ class Gateway:
             announce=announce,
         )  # fmt: skip
 
-    def _note(self, action: str, **said: object) -> None:
+    def _note(self, action: str, **fields: object) -> None:
         if not self._stopping.is_set():
-            self.journal.note(action, **said)
+            self.journal.note(action, **fields)
 
     def _head(self, head: Head) -> None:
         for route in self._routes.values():
@@ -345,7 +347,7 @@ class Gateway:
                 try:
                     look()
                 except Exception:  # no thread or file available: the next check may succeed, and must take place
-                    _LOG.exception("gateway '%s' could not look after everything", self.site.identity.worker)
+                    _LOG.exception("error in a periodic check of gateway '%s'", self.site.identity.worker)
 
     def _look_at_routes(self) -> None:
         for route in self._routes.values():
@@ -397,5 +399,5 @@ class Gateway:
 
 def _gone_error(worker: str, why: str) -> NebulaError:
     return LinkClosedError(
-        f"worker '{worker}' is gone", why=why, mend=f"look at the output of '{worker}', and start all workers again"
+        f"worker '{worker}' is gone", why=why, mend=f"check the output of '{worker}', and restart all workers"
     )

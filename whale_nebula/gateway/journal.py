@@ -24,8 +24,8 @@ _TEXT = 200  # characters of a refused client's text
 
 
 class Refusals:
-    """Rate limit of logged refusals: `_BURST` of one identity at once, then one in `_AGAIN_SECONDS`, with the number
-    since the previous one. Identities above `_MOST` share one limit.
+    """Rate limit of logged refusals: `_BURST` of one identity at once, then one every `_AGAIN_SECONDS`, with the number
+    of refusals since the previous one. Identities above `_MOST` share one limit.
 
     >>> clock = iter([0.0] * 12 + [20.0])
     >>> refusals = Refusals(now=lambda: next(clock))
@@ -69,7 +69,7 @@ class Journal:
         """Record a new half. A stream that cannot be recorded is refused."""
         with self._changed:
             if self._ending:
-                raise TransportError("this gateway is ending")
+                raise TransportError("this gateway is stopping")
             self._open.add(half)
         try:
             self.log.record(
@@ -86,7 +86,7 @@ class Journal:
         except AuditError as error:
             self._forget(half)
             _LOG.error("%s", error)
-            raise TransportError("the gateway's audit log cannot be written", why=error.why) from None
+            raise TransportError("cannot write the gateway's audit log", why=error.why) from None
 
     def note_ended(self, pair: Pair, half: Half, why: str) -> None:
         """Record the end of a half and the amount forwarded from it; with a fault if it sent an invalid frame."""
@@ -109,12 +109,12 @@ class Journal:
             self._changed.notify_all()
 
     def note_refused(self, actor: str, target: str, error: NebulaError) -> None:
-        """Record a refusal. It does not wait for the disk, as strangers cause it."""
+        """Record a refusal. It does not wait for the disk, as unauthenticated clients can cause it."""
         times = self._refusals.count(actor)
         if times:
             reason = f"{error.code} {error.what}" + (f": {error.why}" if error.why else "")
-            said = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
-            self.note("refuse", decision="deny", durable=False, **said)
+            fields = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
+            self.note("refuse", decision="deny", durable=False, **fields)
 
     def look_after(self, now: float) -> None:
         """Record once a minute the number of omitted refusals, and warn when the disk is nearly full."""
@@ -129,15 +129,15 @@ class Journal:
                 if self._low and not low:
                     self.note("low space", free=free)
                     _LOG.warning(
-                        "the disk of the audit log %s has %d MiB left; without room nobody is let in. "
-                        "Move its full files, those with a number in their name, to an archive",
+                        "the disk of the audit log %s has %d MiB left; when it is full, new connections are refused. "
+                        "Move its complete files, whose names have a number, to an archive",
                         self.log.path,
                         free >> 20,
                     )
 
     def _note_unwritten(self) -> None:
         for actor, times in self._refusals.take_unwritten().items():
-            reason = "refusals that were not written down one by one"
+            reason = "refusals that were not recorded one by one"
             self.note("refuse", actor=actor, decision="deny", reason=reason, times=times, durable=False)
 
     def stop_opening(self) -> None:
@@ -146,17 +146,17 @@ class Journal:
             self._ending = True
 
     def wait_ended(self, seconds: float) -> bool:
-        """Wait until the ends of all halves are recorded, at most so long; returns whether they are."""
+        """Wait until the ends of all halves are recorded, at most this long; returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open, seconds)
 
-    def note(self, action: str, **said: Any) -> None:
+    def note(self, action: str, **fields: Any) -> None:
         """Record any other event; a failure is written to the plain log."""
-        _LOG.info("%s %s", action, said)
+        _LOG.info("%s %s", action, fields)
         if self._closed:
             return
         try:
-            self.log.record(action, **said)
+            self.log.record(action, **fields)
         except AuditError as error:
             if not self._closed:
                 _LOG.error("%s", error)

@@ -1,8 +1,8 @@
 """Liveness checks of a silent worker by its gateway, which distinguishes a dead process from an unreachable host.
 
-A live worker reconnects within seconds. A port that refuses twice has no process any more, and a host that twice does
-not answer is frozen or unreachable. A frozen process on a live host is detected by its launcher, which can see whether
-the process works, and kills it if it does not.
+A live worker reconnects within seconds. If a port refuses twice, its process no longer exists; if a host does not
+answer twice, it is frozen or unreachable. A frozen process on a live host is detected by its launcher, which can see
+whether the process makes progress, and kills it if not.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ANSWER_SECONDS = 1.0
 _LOOKS = 20
 
 _HOW: dict[State, str] = {
-    "dead": "has refused twice: no process has the port any more",
-    "frozen": "has twice not answered: its host stands still, or is cut off",
+    "dead": "refused twice: no process listens on the port",
+    "frozen": "did not answer twice: its host is frozen or unreachable",
 }
 
 
@@ -49,8 +49,8 @@ def verdict(seen: Sequence[str]) -> State | None:
 class Liveness:
     """Probes workers of this cluster, each in at most one thread at a time, and reports their state.
 
-    `back` returns whether frames arrive (again) from a worker; `report(worker, state, why)` is called once it is
-    found dead or frozen. The result at an address counts only if it was open before: one behind a firewall refuses
+    `back` returns whether frames arrive (again) from a worker; `report(worker, state, why)` is called once a worker is
+    found dead or frozen. A result counts only if the address was open before: an address behind a firewall refuses
     every probe.
     """
 
@@ -127,7 +127,7 @@ class Liveness:
         seen = [self._look(worker)]
         if seen != ["open"]:
             self._rest(_BETWEEN_SECONDS)
-            self._judge(worker, [*seen, self._look(worker)], "nothing was heard from it")
+            self._judge(worker, [*seen, self._look(worker)], "it sent no messages")
 
     def _look(self, worker: str) -> str:
         return self._probe(self._addresses[worker], _ANSWER_SECONDS).found
@@ -181,7 +181,7 @@ class Health:
         def serve(request: Any, context: Any) -> Any:
             who = visitor(context)
             if not self._asked.take(who.names[0] if who.names else who.host)[1]:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the health was asked for too often")
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests to the health service")
             try:
                 self._admit(who)
             except NebulaError as error:

@@ -1,7 +1,7 @@
 """One half of a pair's connection through a gateway: to the gateway's own worker, or to the other gateway.
 
 A half is joined to another one only once. When either breaks, so does the other: both workers then connect and greet
-anew, and retransmit what was in flight.
+again, and retransmit the frames that were in flight.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Side(Enum):
 class Half:
     """One connection of a pair, with its traffic. `who` is the identity by the certificates of its lanes, if any.
 
-    `check` raises on a frame that must not be forwarded; `pace` waits until as much may be sent over this half; `meter`
-    is called with the number of bytes that were forwarded from it or sent over it; `dialled` means that this gateway
-    has opened it.
+    `check` raises for a frame that must not be forwarded; `pace` waits until that many bytes may be sent over this
+    half; `meter` is called with the number of bytes that were forwarded from it or sent over it; `dialled` means that
+    this gateway has opened it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Half:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until it is joined or over; returns whether it is still to be joined."""
+        """Wait this long, or until it is joined or over; returns whether it can still be joined."""
         with self._changed:
             self._changed.wait_for(lambda: not self.fresh, seconds)
             return self.fresh
@@ -144,7 +144,7 @@ class Half:
         self._greeted.wait()
 
     def send(self, frame: bytes) -> bool:
-        """Send a frame over it, after its turn on the line."""
+        """Send a frame over it, after its turn on the WAN link."""
         if self._pace is not None:
             self._pace(len(frame))
         sent = self.connection.send(frame)
@@ -191,7 +191,7 @@ class Inspection:
             raise RemoteProtocolError(f"a message of {len(frame)} bytes is not a frame")
         header, _ = unpack(frame[:HEADER_BYTES], sealed=True)
         if len(frame) != HEADER_BYTES + header.length:
-            raise RemoteProtocolError(f"{len(frame) - HEADER_BYTES} bytes came in a frame of {header.length}")
+            raise RemoteProtocolError(f"received {len(frame) - HEADER_BYTES} bytes in a frame of {header.length}")
         ends = (header.source, header.destination)
         pair = ends if outward else ends[::-1]
         if self.numbers is None:
@@ -202,7 +202,7 @@ class Inspection:
         if pair != self.numbers:
             raise RemoteProtocolError(
                 f"a frame from worker {ends[0]} to worker {ends[1]}, which is not the pair of this stream",
-                why="a worker speaks for itself only",
+                why="a worker may send frames for itself only",
             )
         return header
 
@@ -211,15 +211,15 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 _INSISTS_SECONDS = _FORGETS_SECONDS = 5.0
 _CROSSES_SECONDS = 1.0  # a line on which a stream takes longer to open is slow, or its address is unreachable
 _ARRIVALS, _ARRIVALS_A_SECOND = 100, 2.0
-REPLACED = "another connection has taken its place"
+REPLACED = "another connection has replaced it"
 
 
 class Pair:
     """A worker of this cluster (`here`) and one of another (`there`).
 
-    Both gateways may dial the other one for the same pair. Of two crossing attempts one must win: that of the gateway
+    Each gateway may dial the other one for the same pair. Of two crossing attempts one must win: that of the gateway
     whose cluster has the later name. This gateway `yields` if the other one wins. A winning attempt that takes long
-    gives way if the other gateway dials a second time meanwhile: its address may be unreachable.
+    is abandoned if the other gateway dials a second time meanwhile: its address may be unreachable.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Pair:
 
     def _check_alive(self) -> None:
         if self._retired:
-            raise TransportError(f"{self} was just forgotten here", why="it is made anew at the next attempt")
+            raise TransportError(f"{self} was just removed", why="it is created again at the next attempt")
 
     def check_rate(self) -> None:
         """Count one more half; raises above the rate limit, as each is written to the audit log."""
@@ -293,7 +293,7 @@ class Pair:
             self._check_alive()
             self._touched = self._now()
         if not self._arrivals.take():
-            raise TransportError(f"streams of {self} come too often", why="each is written into the audit log")
+            raise TransportError(f"too many new streams of {self}", why="each is recorded in the audit log")
 
     def give_way(self) -> None:
         """Handle that the other gateway has dialled: raises if our own attempt wins, otherwise ends ours."""
@@ -301,7 +301,7 @@ class Pair:
             self._check_crossed()
             needless = [half for half in self._attempts if half is not self._halves.get(Side.FAR)]
         for half in needless:
-            half.connection.end("the other gateway has dialled meanwhile")
+            half.connection.end("the other gateway has opened a stream meanwhile")
 
     def arrive(self, half: Half) -> None:
         """Add a half, which replaces the previous one. Raises if it has crossed our own attempt, and ours wins."""
@@ -333,7 +333,7 @@ class Pair:
         insists = now - self._refused < _INSISTS_SECONDS
         if not self.yields and (opening or (standing and not insists)):
             self._refused = now
-            raise TransportError("two streams of one pair have crossed", why="the other one is used")
+            raise TransportError("both gateways opened a stream for this pair", why="the other stream is used")
 
     def _take(self, half: Half) -> Half | None:
         other = self._halves.get(half.side.other)
@@ -370,5 +370,5 @@ class Pair:
             later.start()
             partner.connection.on_end(lambda _: later.cancel())
         elif partner is not None:
-            partner.connection.end(f"its other half is over: {why}")
+            partner.connection.end(f"its other half has ended: {why}")
         self._ended(self, half, why)

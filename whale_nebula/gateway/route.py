@@ -1,4 +1,4 @@
-"""The route to one other cluster: its gateway's address, rate pacing, the control stream, and opening of pair
+"""The route to one other cluster: its gateway's address, rate limiting, the control stream, and the opening of pair
 streams.
 """
 
@@ -40,7 +40,7 @@ Flow = Sequence[Hashable]
 
 
 class Turn:
-    """One frame that waits for its turn on a line; `wakes` is notified when it is `granted`."""
+    """One frame that waits for its turn on a WAN link; `wakes` is notified when it is `granted`."""
 
     def __init__(self, size: int, wakes: threading.Condition) -> None:
         self.size = size
@@ -71,11 +71,11 @@ class Queue:
 
 
 class Turns:
-    """Frames of several flows that share a line fairly, by start-time fair queueing, which needs no clock.
+    """Frames of several flows that share a WAN link fairly, by start-time fair queueing, which needs no clock.
 
-    The next frame is the one that would begin first if all flows had their shares of the line simultaneously. A flow
-    with only one frame here at a time is not at a disadvantage, as its worker sends the next once this one has left.
-    The name of a flow has several parts: flows with equal first parts share the rate of one flow.
+    The next frame is the one that would begin first if all flows had their shares of the WAN link simultaneously. A
+    flow with only one frame here at a time is not at a disadvantage, as its worker sends the next once this one has
+    left. The name of a flow has several parts: flows with equal first parts share the rate of one flow.
 
     >>> turns, wakes = Turns(), threading.Condition()
     >>> for flow, size in (("a", 100_000), ("a", 100_000), ("b", 30_000), ("b", 30_000)):
@@ -127,9 +127,9 @@ def _wait(wakes: threading.Condition, seconds: float | None) -> None:
 
 
 class Pacer:
-    """Allocates turns on a line of a rate in bytes per second, for any number of threads and of flows.
+    """Allocates turns on a WAN link of a rate in bytes per second, for any number of threads and flows.
 
-    On an idle line no thread waits; on a busy one flows take turns by `Turns`. Frames of at most `FREE_BYTES` never
+    On an idle WAN link no thread waits; on a busy one flows take turns by `Turns`. Frames of at most `FREE_BYTES` never
     wait while they are few, but are counted.
 
     >>> waits = []
@@ -193,21 +193,23 @@ class Pacer:
 
 
 class Lines:
-    """The lines of a host by the clusters to which they lead: gateways of several runs share each of them."""
+    """The WAN links of a host by the clusters to which they lead: gateways of several runs share each of them."""
 
     def __init__(self) -> None:
         self._pacers: dict[str, Pacer] = {}
 
     def find(self, site: Site, cluster: str) -> Pacer:
-        """The pacer of a line, whose rate must be the same in all runs."""
+        """The pacer of a WAN link, whose rate must be the same in all runs."""
         rate = site.rates.get(cluster)
         found = self._pacers.setdefault(cluster, Pacer(rate))
         if found.rate != rate:
-            said = " and ".join("no rate" if each is None else f"{each * 8 / 1e6:g}mbit" for each in (found.rate, rate))
+            rates = " and ".join(
+                "no rate" if each is None else f"{each * 8 / 1e6:g}mbit" for each in (found.rate, rate)
+            )
             raise ConfigError(
-                f"the configs of two runs do not say the same of the line from {site.cluster} to {cluster}: {said}",
-                why="they share it",
-                mend="links: the same rate in both",
+                f"two runs configure different rates of the link from {site.cluster} to {cluster}: {rates}",
+                why="the runs share this link",
+                mend="set the same rate under 'links' in both configs",
             )
         return found
 
@@ -217,15 +219,15 @@ _HEAD_START_SECONDS = 0.3
 _SHORT_SECONDS = 1.0  # shorter waits are not reported
 _STALE_SECONDS = 45.0  # after which a stream that the other gateway has dialled is known to be alive or lost
 _SLOWEST = 4  # attempts, after which the backoff is constant: 0.8 s on average
-_NEEDLESS = "it is not needed any more"
+_NEEDLESS = "it is no longer needed"
 _SURE = 2  # the same diagnosis so often is not transient
 
 
 class Route:
-    """The route to the gateway of another cluster. Without its address this side waits to be dialled.
+    """The route to the gateway of another cluster. Without its address this side waits for a connection.
 
-    Its control stream is kept open: an invalid certificate when it is opened ends the waiting pairs, and `final` is
-    called for each.
+    Its control stream is kept open. If a certificate is found invalid when it is opened, the waiting pairs end, and
+    `final` is called for each.
     """
 
     def __init__(
@@ -251,7 +253,7 @@ class Route:
         self._closed = threading.Event()
         self._stands, self._fell = False, float("-inf")  # whether our own stream is open, and when it ended
         self._down: float | None = None  # since when the other gateway is unreachable
-        self._trouble = "" if self.address is not None else "it is the one that dials"
+        self._trouble = "" if self.address is not None else "it has to connect, as its address is not configured"
         self._wrong: NebulaError | None = None
         self._times = 0
         if self.address is not None:
@@ -288,9 +290,9 @@ class Route:
                 if refusals >= _SURE:
                     self._final(pair, error)
             except TransportError as error:
-                _LOG.debug("no stream for %s: %s", pair, error.why or error.what)
+                _LOG.debug("cannot open a stream for %s: %s", pair, error.why or error.what)
             except Exception:  # no thread or no file just now
-                _LOG.exception("a stream for %s is tried again", pair)
+                _LOG.exception("error while opening a stream for %s, which is retried", pair)
             if self._times >= _SURE and self._wrong is not None and near.fresh:
                 self._final(pair, self._wrong)
             near.wait(self._pause(attempt))
@@ -316,7 +318,7 @@ class Route:
                 self._dial(pair, half, number)
         except NebulaError as error:
             if not half.connection.over:
-                _LOG.info("%s goes on with fewer lanes: %s", pair, error.what)
+                _LOG.info("%s continues with fewer lanes: %s", pair, error.what)
 
     def half(self, pair: Pair, connection: Connection, *, dialled: bool = False) -> Half:
         """The far half of a pair over a connection."""
@@ -343,7 +345,7 @@ class Route:
     # ------------------------------------------------------------------ the control stream
     def look(self) -> bool:
         """Announce that the other gateway is unreachable, after a grace period; True at the first announcement. It is
-        retried without limit: workers have a patience of their own.
+        retried without limit: workers have their own patience.
         """
         now = time.monotonic()
         if self._stands or (self.control.up and now - self._fell > _STALE_SECONDS):
@@ -359,10 +361,10 @@ class Route:
 
     @property
     def trouble(self) -> str:
-        """Why the other cluster is unreachable; "" if it is reachable."""
+        """The reason why the other cluster is unreachable; "" if it is reachable."""
         if self._down is None or time.monotonic() - self._down < _SHORT_SECONDS:
             return ""
-        return f"gateway '{self._site.identity.worker}' does not reach gateway '{self.who.worker}': {self._trouble}"
+        return f"gateway '{self._site.identity.worker}' cannot reach gateway '{self.who.worker}': {self._trouble}"
 
     def _keep(self) -> None:
         attempt = 0
@@ -370,16 +372,16 @@ class Route:
             try:
                 attempt = 0 if self._go() else attempt + 1
             except Exception:  # no thread or no file just now
-                _LOG.exception("the way to gateway '%s' is tried again", self.who.worker)
+                _LOG.exception("error on the route to gateway '%s', which is retried", self.who.worker)
                 attempt += 1
             self._closed.wait(self._pause(attempt))
 
     def _pause(self, attempt: int) -> float:
-        """The backoff before another attempt, capped low, as a restarted gateway is needed at once."""
+        """The backoff before another attempt. It is short, as a restarted gateway is needed immediately."""
         return self._deadlines.retry_pause(min(attempt, _SLOWEST))
 
     def _go(self) -> bool:
-        """Open the control stream and return at its end; returns whether it lasted longer than a moment."""
+        """Open the control stream and wait for its end; returns whether it lasted longer than a moment."""
         lane, over = Lane(), threading.Event()
         knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
@@ -396,9 +398,9 @@ class Route:
         return self._fell - began > _SHORT_SECONDS
 
     def _find_wrong(self, error: NebulaError) -> NebulaError | None:
-        """The certificate fault, there or here, that keeps the control stream from opening; noted when new.
+        """The certificate fault, there or here, that prevents the control stream; recorded when new.
 
-        A failure within TLS is diagnosed by a handshake of our own, as gRPC does not report its reason.
+        A failure within TLS is diagnosed by a separate handshake, as gRPC does not report its reason.
         """
         found: NebulaError | None = None
         if isinstance(error, IdentityError):
@@ -409,7 +411,7 @@ class Route:
             self._wrong, self._times = None, 0
             return None
         if type(self._wrong) is not type(found):  # not by its text, which may be the other side's and vary
-            said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
-            self._journal.note("refuse", durable=False, **said)
+            fields = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
+            self._journal.note("refuse", durable=False, **fields)
         self._wrong, self._times = found, 0 if isinstance(found, ExpiredError) else self._times + 1
         return found

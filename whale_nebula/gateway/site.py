@@ -27,7 +27,7 @@ class Site:
     `workers` are those of all clusters with their addresses; a cluster may have none if their number is not known yet.
     `gateways` maps the other clusters to their gateways' addresses; with None only the other side can dial. `rates` are
     in bytes per second; None is unlimited. Without `files` nothing is authenticated. The folder `services` contains the
-    sockets of the services of accounts and data, to which connections are handed over.
+    sockets of the services for accounts and data, to which connections are handed over.
 
     >>> workers = {"gpu/0": "10.0.0.1:7101"}
     >>> site = Site("mt", "gpu", "10.77.0.1:7100", workers, {"npu": None}, audit=Path("/srv/audit.jsonl"))
@@ -62,18 +62,18 @@ class Site:
         return self.audit.with_name(f"{self.audit.stem}.traffic.json")
 
     def count(self, cluster: str) -> int:
-        """The number of a cluster's workers, or an assumed one if unknown."""
+        """The number of a cluster's workers, or an assumed number if it is unknown."""
         return sum(cluster_of(worker) == cluster for worker in self.workers) or UNLISTED
 
     @property
     def roster(self) -> tuple[str, ...] | None:
-        """All workers of the run, as frames number them; None if the number of some cluster's workers is unknown."""
+        """All workers of the run, as frames number them; None if the workers of some cluster are unknown."""
         named = {cluster_of(worker) for worker in self.workers}
         return tuple(sorted(self.workers)) if named >= {self.cluster, *self.gateways} else None
 
     @classmethod
     def of(cls, config: Config, cluster: str, path: str | os.PathLike[str], listen: str | None = None) -> Site:
-        """The site of a cluster's gateway, by the config in the file `path`."""
+        """The site of a cluster's gateway, according to the config in the file `path`."""
         own = config.clusters.get(cluster)
         if own is None:
             raise ConfigError(
@@ -87,9 +87,9 @@ class Site:
             address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
         if at is None:
             raise ConfigError(
-                f"cluster {cluster!r} names no gateway",
+                f"cluster {cluster!r} has no gateway",
                 where=os.fspath(path),
-                why="its workers must know where it listens",
+                why="the config must contain the address at which the gateway listens",
                 mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}',
             )
         base = Path(os.path.abspath(path)).parent
@@ -132,7 +132,7 @@ class Site:
             return cls(**fields, files=Files.from_dict(files) if files else None)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
-                "this tells no gateway where it stands",
+                "invalid settings of a gateway",
                 why=repr(error),
                 mend="whale-nebula gateway --config clusters.yaml --cluster gpu",
             ) from None

@@ -140,6 +140,11 @@ def _split(op: Op, axis: Array, given: Array) -> list[Array]:
     return np.split(given, len(op.outputs), int(axis))
 
 
+def _split_by_sizes(_: Op, given: Array, sizes: Array, axis: Array) -> list[Array]:
+    missing = given.shape[int(axis)] - sizes[sizes >= 0].sum()
+    return np.split(given, np.cumsum(np.where(sizes < 0, missing, sizes))[:-1], int(axis))
+
+
 def _unpack(op: Op, given: Array) -> list[Array]:
     return list(np.moveaxis(given, _number(op, "axis"), 0))
 
@@ -175,6 +180,7 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     "Unpack": _unpack,
     "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], int(parts[-1])),
     "Split": _split,
+    "SplitV": _split_by_sizes,
     "StridedSlice": lambda op, given, *bounds: given[index_strided(op, *(bound.tolist() for bound in bounds))],
     "Slice": lambda _, given, begin, size: given[
         tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))

@@ -1,1 +1,1 @@
-"""Compiler passes: from a Program to a Cut, which gives each worker its fragments."""
+"""Compiler passes: from a Program to a Cut with the fragments of each worker."""

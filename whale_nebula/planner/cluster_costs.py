@@ -186,14 +186,15 @@ def code_crossings(
     if compress is None:
         return ()
     if compress != AUTO:
-        return (_code(compress, *ways({"codec": parse(compress)}), tensors, rows, measured),)
+        return (code_crossing(compress, *ways({"codec": parse(compress)}), tensors, rows, measured),)
     chosen = [(codec, *(ways(mirror_options(codec)) if codec != NONE else (Way(), Way()))) for codec in AUTO_LADDER]
-    return tuple(_code(codec, there, back, tensors, rows, measured) for codec, there, back in chosen)
+    return tuple(code_crossing(codec, there, back, tensors, rows, measured) for codec, there, back in chosen)
 
 
-def _code(
+def code_crossing(
     name: str, there: Way, back: Way, tensors: Sequence[Sequence[Tensor]], rows: int, measured: Mapping[str, float]
 ) -> Coded:
+    """Costs of crossing at each cut by these ways, for this number of rows; see `code_crossings`."""
     sizes, seconds = np.zeros((2, len(tensors))), np.zeros((4, len(tensors)))
     for cut, crossing in enumerate(tensors):
         for each in crossing:

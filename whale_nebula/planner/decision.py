@@ -40,6 +40,7 @@ class Decision:
     for `clusters`, which share the cores of one process if they are `emulated`, and some of which have `measured` its
     blocks. `slowness` is the measured computing time of a cluster relative to its rates. A decision that `replaces`
     another one was made while that ran; `replan` allows it to be replaced, and `tried` has the seconds of earlier ones.
+    `purpose` is that of the step's options, for which it was made.
     """
 
     layers: Layers
@@ -58,6 +59,7 @@ class Decision:
     replan: bool = False
     tried: Mapping[Shape, float] = field(default_factory=dict)
     replaces: Decision | None = None
+    purpose: str = ""
 
     @property
     def chosen(self) -> Candidate:

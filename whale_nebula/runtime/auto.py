@@ -29,6 +29,7 @@ from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
 from whale_nebula.scopes import public
 from whale_nebula.scopes.auto import Limits
+from whale_nebula.scopes.step_options import current_step_options
 
 ROWS = 32
 """The assumed number of rows of an unknown batch."""
@@ -59,7 +60,9 @@ def capture_planned(
     def cut(decision: Decision) -> Captured:
         return _capture_stages(first, decision, limits, call, layout, homes, options)
 
-    decision = _find_decision(run, first)
+    decision, purpose, before = _find_decision(run, first), current_step_options().plan, None
+    if decision is not None and purpose and decision.purpose != purpose:
+        decision, before = None, decision
     if decision is not None:
         if decision.replaces is None or decision.program != name:
             return _reuse(decision, first, cut, limits, shapes, run)
@@ -84,7 +87,9 @@ def capture_planned(
         found, decision, refused = _try_stages(cut, decision, shapes, run)
         if refused is not None:
             decision = decide_again(decision, limits, refused)
-    run.decisions.append(decision)
+    decision = replace(decision, purpose=purpose, replaces=before)
+    found = replace(found, decision=decision)
+    run.decisions[:] = [*(each for each in run.decisions if each is not before), decision]
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
     return found
 

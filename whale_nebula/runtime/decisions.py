@@ -87,7 +87,7 @@ def decide(
     ]
     names = [leaf.name for leaf in captured.program.leaves]
     reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
-    whole = _explain_whole(captured, layers)
+    whole = explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
@@ -133,7 +133,7 @@ def check_said(said: Constraints, limits: Limits, run: Run) -> None:
         )
 
 
-def _explain_whole(captured: Captured, layers: Layers) -> str:
+def explain_whole(captured: Captured, layers: Layers) -> str:
     """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
         return "the step asks for gradients more than once"

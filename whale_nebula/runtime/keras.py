@@ -17,6 +17,7 @@ from whale_nebula.runtime.checkpoint.fitting import name_variables, to_tensors
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
+from whale_nebula.scopes.step_options import StepOptions, replace_options
 from whale_nebula.site import script_site, short_traceback
 from whale_nebula.tf.keras_training import trains_as_keras
 
@@ -61,6 +62,13 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
 
     @short_traceback
     def run(data: Any) -> Any:
+        find_options = _OPTIONS.get(model) if kind == "train" else None
+        if find_options is None:
+            return run_batch(data)
+        with replace_options(find_options(data, step, *_arguments(data, kind))):
+            return run_batch(data)
+
+    def run_batch(data: Any) -> Any:
         if kind == "train" and opened.checkpoints is not None and opened.checkpoints.skip_batch(step.name):
             opened.checkpoints.take_again(
                 step.plan(*_arguments(data, kind))
@@ -74,6 +82,21 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     function = predicting(run) if kind == "predict" else training(run, model)
     _STEPS[function] = step
     return function
+
+
+FindOptions = Callable[[Any, Step, Arguments, Unpack], StepOptions | None]
+_OPTIONS: weakref.WeakKeyDictionary[Any, FindOptions] = weakref.WeakKeyDictionary()
+"""By model the function that finds the options of its train step for a batch."""
+
+
+def set_options(model: Any, find_options: FindOptions | None) -> None:
+    """Set the function that finds the options of a model's train steps, in place of those of scopes, by the batch, the
+    step and its arguments; None for no function.
+    """
+    if find_options is None:
+        _OPTIONS.pop(model, None)
+    else:
+        _OPTIONS[model] = find_options
 
 
 _STEPS: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()

@@ -24,6 +24,7 @@ from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.options import check_signature
+from whale_nebula.scopes.step_options import current_step_options
 from whale_nebula.site import calling_site, script_site, short_traceback, warn_at
 
 __all__ = ["Plan", "plan"]
@@ -63,7 +64,8 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
         )  # fmt: skip
     if not captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
-    return plan_step(subject.step.name, captured, tensors, captured.projected)
+    notes = (*captured.projected, *filter(None, [current_step_options().said]))
+    return plan_step(subject.step.name, captured, tensors, notes)
 
 
 # ---------------------------------------------------------------------- subjects

@@ -111,6 +111,7 @@ class Run:
     lines: list[Any] = field(default_factory=list)
     collectives: list[Any] = field(default_factory=list)
     intervals: list[tuple[Any, frozenset[int]]] = field(default_factory=list)
+    by_length: dict[str, Any] = field(default_factory=dict)
     checkpoints: Any = None
     data: dict[str, Any] = field(default_factory=dict)
     step_now: StepNow = field(default_factory=StepNow)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whale_nebula import codec as codecs
-from whale_nebula.codec import Codec
+from whale_nebula.codec import Codec, Rank
 from whale_nebula.codec.way import AUTO, NONFINITE, Way, ways
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.outer_optimizer import NAMED, Average, Outer
@@ -126,6 +126,18 @@ def _codec(option: str, value: Any) -> Codec:
             f"{option}={value!r} is not registered", why=why, mend="decorate its class with @nb.codec.register"
         )
     return codec
+
+
+def learned_rank(frame: Frame) -> Rank | None:
+    """The trained basis that a compress scope requests ("learned" or "svd"); None if it requests none.
+
+    >>> import whale_nebula as nb
+    >>> with nb.cluster(), nb.compress(rank=4) as frame:
+    ...     learned_rank(frame)
+    """
+    codec = frame.options.get("codec")
+    members = codec.members if isinstance(codec, Codec) else ()
+    return next((part for part in members if isinstance(part, Rank) and part.trained), None)
 
 
 ONE_BIT = "1bit"

@@ -208,9 +208,9 @@ def auto_parallel(
 
     The planner chooses all that is None: which `clusters` take part, the numbers of micro-batches and of replicas of a
     stage, whether its variables are sharded over workers instead, and whether forwards are recomputed to save memory.
-    `memory` ("16GiB", or bytes) is the limit of a worker, if the config has none. Nothing lossy is chosen by default:
-    `compress` is the codec of boundaries, as in `nb.compress` ("auto": for each boundary the mildest codec whose time
-    hides behind computation), and a batch is divided only if that gives the same numbers.
+    `memory` ("16GiB", or bytes) is the limit of a worker, or the config's if that is smaller. By default nothing is
+    lossy: `compress` is the codec of boundaries, as in `nb.compress` ("auto": for each boundary the mildest codec whose
+    time hides behind computation), and a batch is divided only if that gives the same numbers.
 
     If steps take much longer or shorter than predicted, a warning is given once, with a better plan if measurements
     show one; with `replan` the run changes to it between two steps, and the numbers stay the same.

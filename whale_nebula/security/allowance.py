@@ -1,4 +1,4 @@
-"""Resource limits of accounts. The owner sets them, and the account's certificates carry them, signed, so that hosts
+"""Resource limits of accounts. The owner sets them; the account's signed certificates contain them, so that hosts
 without a registry apply them too.
 """
 
@@ -22,7 +22,7 @@ SIZES = ("memory", "disk", "line")
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """Resource limits of an account, None for no limit: on each host `memory` in bytes, `cpus`, `processes` with their
-    threads, and bytes on `disk`, of all its workers there together; and bytes a day over the `line`, of all its workers
+    threads, and bytes on `disk`, of all its workers there together; and bytes a day over the `line`, by all its workers
     behind a gateway together.
 
     >>> some = Allowance(memory=4 << 30, cpus=1.5)
@@ -58,15 +58,15 @@ class Allowance:
 
     @classmethod
     def decode(cls, data: bytes | str) -> Allowance:
-        """Parse what `encode` wrote; anything else is a `ValueError`: an unknown limit must not be ignored."""
-        said = json.loads(data)
-        if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
-            raise ValueError("limits of an account that are not known here")
-        for name, value in said.items():
+        """Parse the output of `encode`; anything else is a `ValueError`, as an unknown limit must not be ignored."""
+        content = json.loads(data)
+        if not isinstance(content, Mapping) or not content.keys() <= set(cls.__slots__):
+            raise ValueError("unknown names of limits")
+        for name, value in content.items():
             right = type(value) is int or (name == "cpus" and type(value) is float and math.isfinite(value))
             if not right or value <= 0:
-                raise ValueError(f"{value!r} limits no {name}")
-        return cls(**said)
+                raise ValueError(f"{value!r} is not a valid limit of {name}")
+        return cls(**content)
 
 
 UNLIMITED = Allowance()

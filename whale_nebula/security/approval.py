@@ -1,11 +1,11 @@
-"""Approvals of programs by the owner of a cluster, reviewed and signed, in a folder for each.
+"""Signed approvals of programs by the owner of a cluster, each in its own folder.
 
     approvals/
       train-1f3a.../
         approval.json           the program's digests, signed by the run's authority
         train_step.plan.json    the plan of each step
 
-The authority's key signs them, on the host that issues certificates; a worker needs `ca.pem` to read them.
+The authority's key signs them on the host that issues certificates; a worker needs `ca.pem` to read them.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ def save(
     made = Approval(
         authority.run, serial, script, *code, digests, files.format_time(moment), files.format_time(until), by, why
     )
-    said = {"format": FORMAT, **asdict(made)}
-    signature = base64.b64encode(authority.key.sign(_MEANING + canonical(said), files.SIGNATURE)).decode("ascii")
+    content = {"format": FORMAT, **asdict(made)}
+    signature = base64.b64encode(authority.key.sign(_MEANING + canonical(content), files.SIGNATURE)).decode("ascii")
     own = folder / f"{Path(script).stem}-{serial[:8]}"
     try:
         own.mkdir(parents=True)
     except OSError as error:
-        raise CredentialsError(f"{own} cannot be made", why=error.strerror, mend="approvals: approvals") from None
+        raise CredentialsError(f"cannot create {own}", why=error.strerror, mend="approvals: approvals") from None
     for name, data in plans.items():
         files.write(own / plan_file(name), data, files.PUBLIC)
-    text = json.dumps({**said, "signature": signature}, indent=1, sort_keys=True)
+    text = json.dumps({**content, "signature": signature}, indent=1, sort_keys=True)
     files.write(own / NAME, f"{text}\n".encode(), files.PUBLIC)
     return Found(own, made)
 
@@ -110,38 +110,38 @@ def plan_file(step: str) -> str:
 
 
 def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None) -> Sequence[Found]:
-    """All approvals in a folder, the newest first; `fault` is set for those invalid on workers of a cluster."""
+    """All approvals in a folder, the newest first; `fault` is set for those that are invalid for the cluster."""
     found = [_read(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
     return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
 
 
 def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> Found:
     try:
-        said = json.loads(files.read(own / NAME, "an approval"))
-        signature = base64.b64decode(said.pop("signature"), validate=True)
-        message = _MEANING + canonical(said)
-        if said.pop("format") != FORMAT:
+        content = json.loads(files.read(own / NAME, "an approval"))
+        signature = base64.b64decode(content.pop("signature"), validate=True)
+        message = _MEANING + canonical(content)
+        if content.pop("format") != FORMAT:
             return Found(own, fault=f"its format is not {FORMAT!r}")
-        approval = Approval(**{each.name: said[each.name] for each in fields(Approval)})
+        approval = Approval(**{each.name: content[each.name] for each in fields(Approval)})
         over = _check_types(approval).is_over(at)
     except CredentialsError as error:
         return Found(own, fault=f"it cannot be read: {error.why}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Found(own, fault="it does not read")
+        return Found(own, fault="it cannot be parsed")
     signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]
     signed = [each for each in signed if files.authority_run(each) == approval.run]
     if not signed:
-        return Found(own, fault="it is not signed by the run's authority: it was changed, or is another run's")
+        return Found(own, fault="it is not signed by the run's authority: it was modified, or belongs to another run")
     bound = files.authority_clusters(signed[0])
     if cluster is not None and bound and cluster not in bound:
-        return Found(own, approval, f"its signer speaks for {', '.join(bound)}, and not for {cluster}")
+        return Found(own, approval, f"its signer may approve programs for {', '.join(bound)}, not for {cluster}")
     if run is not None and approval.run != run:
-        return Found(own, approval, f"it is of run {approval.run!r}")
+        return Found(own, approval, f"it is for run {approval.run!r}")
     withdrawn = trust.denied.find(approval.serial, trust.authorities, signed[0])
     if withdrawn is not None:
         return Found(own, approval, f"it was withdrawn {withdrawn.when}{': ' * bool(withdrawn.why)}{withdrawn.why}")
     if over:
-        return Found(own, approval, f"it ended at {approval.until}")
+        return Found(own, approval, f"it expired at {approval.until}")
     return Found(own, approval)
 
 
@@ -152,27 +152,27 @@ def _check_types(approval: Approval) -> Approval:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError(each.name)
     if _SERIAL.fullmatch(approval.serial) is None:
-        raise ValueError("the serial number of an approval")
+        raise ValueError("invalid serial number of an approval")
     return approval
 
 
 def read_plan(found: Found, step: str) -> bytes:
-    """The plan of a step as it was approved: the file with its digest."""
+    """The approved plan of a step, after its digest is verified."""
     path = found.folder / plan_file(step)
     data = files.read(path, "an approved plan", most=None)
     if found.approval is None or hashlib.sha256(data).hexdigest() != found.approval.plans.get(step):
         raise NotApprovedError(
-            f"the plan of {step} is not the one that was approved",
+            f"the plan of {step} is not the approved one",
             where=str(path),
-            why="its digest is another one than that in the signed approval",
-            mend="copy the folder of the approval again from where it was made",
+            why="its digest differs from the one in the signed approval",
+            mend="copy the folder of the approval again from the host that created it",
         )
     return data
 
 
 def read_approvals(config: Config, source: str | None, cluster: str | None) -> tuple[Path, Sequence[Found]]:
-    """The folder of a config's approvals, and those that an authority in `ca.pem` has signed for a cluster, or why they
-    are invalid. The authority is the one in the config, even if a launcher makes certificates for one run.
+    """The folder of a config's approvals, and the approvals in it, with the faults of those that are invalid for the
+    cluster. The authority is the one in the config, even if a launcher issues certificates for one run.
     """
     base = Path(source or "").parent
     folder = base / Path(config.approvals or "approvals").expanduser()
@@ -183,8 +183,8 @@ def read_approvals(config: Config, source: str | None, cluster: str | None) -> t
 
 
 def check_script(config: Config, source: str | None, cluster: str | None, script: str) -> None:
-    """Refuse to start a script without a valid approval. Compared are the script, the modules beside it that the
-    approval names, and the versions of packages; its workers compare what it loads from elsewhere.
+    """Refuse to start a script without a valid approval. This compares the script, the modules in its folder that the
+    approval names, and the versions of packages; the workers compare modules loaded from elsewhere.
     """
     folder, found = read_approvals(config, source, cluster)
     packages = code.list_packages()
@@ -198,14 +198,14 @@ def check_script(config: Config, source: str | None, cluster: str | None, script
 
 
 def check_process(folder: Path, found: Sequence[Found]) -> Found:
-    """The newest approval of the script, modules and packages of this process. A package that was not installed at the
-    approval counts as a difference once it is loaded.
+    """The newest approval of the script, modules and packages of this process. A package that was not installed when
+    the program was approved counts as a difference once it is loaded.
     """
     own, packages = code.list_files(), code.list_packages()
 
     def compare(approval: Approval) -> str | None:
         if code.SCRIPT not in own:
-            return "what runs here is not a script in a file"
+            return "this process does not run a script in a file"
         used = {name: value for name, value in packages.items() if name in approval.packages or code.is_loaded(name)}
         return code.first_difference(own, approval.files) or code.first_difference(used, approval.packages)
 
@@ -215,8 +215,8 @@ def check_process(folder: Path, found: Sequence[Found]) -> Found:
 def choose_approval(
     folder: Path, found: Sequence[Found], script: Path | None, compare: Callable[[Approval], str | None]
 ) -> Found:
-    """The newest approval without differences, by `compare`; if there is none, a refusal with the first difference from
-    the nearest.
+    """The newest approval for which `compare` finds no difference. If there is none, raises `NotApprovedError` with the
+    first difference from the closest approval.
     """
     digest = None if script is None else code.digest_file(script)
     differences: list[tuple[int, str]] = []
@@ -230,7 +230,7 @@ def choose_approval(
         differences.append((2 * same + bool(named), f"{each.folder.name}: {why}"))
     faults = "\n".join(f"{each.folder.name}: {each.fault}" for each in found)
     raise NotApprovedError(
-        f"{script.name if script else 'what this process runs'} is not approved",
+        f"{script.name if script else 'the program of this process'} is not approved",
         where=str(folder),
-        why=max(differences, key=lambda each: each[0])[1] if differences else faults or "the folder has no approval",
+        why=max(differences, key=lambda each: each[0])[1] if differences else faults or "the folder has no approvals",
     )

@@ -1,6 +1,6 @@
-"""The audit log of a process: decisions with time and subject, in a hash chain that other parties can verify.
+"""The audit log of a process: decisions with time and subject, in a hash chain that others can verify.
 
-Each line holds `seq`, `time` (UTC), `mono_ns`, `site` (the log's owner), `actor`, `action`, `object`, `decision`,
+Each line contains `seq`, `time` (UTC), `mono_ns`, `site` (the log's owner), `actor`, `action`, `object`, `decision`,
 `reason` and `prev`. The first names the run and the certificates. Records are never removed: a large log continues in a
 new file, with the same chain.
 """
@@ -32,8 +32,8 @@ from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Trust
 
 HEAD_EVERY = 100
-TAKEN = "the audit log is taken"
-"""The error's text for a log that another process writes."""
+TAKEN = "the audit log is in use"
+"""The text of the error for a log that another process writes."""
 MOST_BYTES = 64 << 20
 _LONGEST = 1000
 _SIGNED = b'{"action":"head",'
@@ -41,7 +41,7 @@ _REMEMBERED = 1024  # heads of one sender, to detect duplicates
 _OURS = frozenset({"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"})
 
 Signer = Credentials | CurrentCredentials
-_START_AGAIN = "mend the disk, then start this process again: it goes on after what is on the disk"
+_START_AGAIN = "repair the disk, then restart this process: it continues after the last record on the disk"
 
 
 class AuditLog:
@@ -97,12 +97,12 @@ class AuditLog:
         `target` is the line's `object`: the subject of the action.
         """
         if not _OURS.isdisjoint(more):
-            raise AuditError(f"{sorted(_OURS & set(more))} are fields of every record", mend="choose another name")
-        said = {"actor": str(actor), "object": target, "decision": decision, "reason": reason, **more}
+            raise AuditError(f"{sorted(_OURS & set(more))} are reserved fields", mend="choose other names")
+        fields = {"actor": str(actor), "object": target, "decision": decision, "reason": reason, **more}
         with self._lock:
             if self._size >= self._most_bytes:
                 self._rotate()
-            self._write(action, said)
+            self._write(action, fields)
             seq = self._link.seq
             full = self._unsigned >= self._head_every
             if full:
@@ -143,7 +143,7 @@ class AuditLog:
             file.seek(0)
             data = file.read(self._size)
         before = _find_start(self.path, data)
-        lines, rest = chain.split(data)
+        lines, tail = chain.split(data)
         try:
             self._link = chain.follow_all(lines, before)
         except chain.BrokenError as error:
@@ -152,11 +152,11 @@ class AuditLog:
         since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
         # a file without a head needs one: the last head is in the previous file
         self._unsigned = next(since, len(lines) if before == START else self._head_every)
-        if rest and _follows(rest, self._link):  # only its newline is missing
+        if tail and _follows(tail, self._link):  # only its newline is missing
             self._put(b"\n")
-            self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
-        if rest:
-            self._write(chain.RECOVERED, {**self._set_aside(rest), **self._about()})
+            self._link, tail = Link(self._link.seq + 1, chain.digest(tail)), b""
+        if tail:
+            self._write(chain.RECOVERED, {**self._set_aside(tail), **self._about()})
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._about())
         if self._unsigned >= self._head_every:
@@ -165,17 +165,15 @@ class AuditLog:
         self._sync_folder()
         return self._link
 
-    def _set_aside(self, rest: bytes) -> dict[str, Any]:
+    def _set_aside(self, tail: bytes) -> dict[str, Any]:
         """Move the remains of a record after a crash to a separate file; returns the fields that describe it."""
-        if not chain.is_torn_record(rest):
-            raise _broken_error(
-                self.path, f"what stands at its end is not the beginning of record {self._link.seq + 1}"
-            )
-        digest = chain.digest(rest)
-        files.write(self.path.with_name(f"{self.path.name}.torn-{digest[:16]}"), rest, files.SECRET)
-        self._size -= len(rest)
+        if not chain.is_torn_record(tail):
+            raise _broken_error(self.path, f"the bytes at its end are not the beginning of record {self._link.seq + 1}")
+        digest = chain.digest(tail)
+        files.write(self.path.with_name(f"{self.path.name}.torn-{digest[:16]}"), tail, files.SECRET)
+        self._size -= len(tail)
         os.ftruncate(self._file, self._size)
-        return {"torn": digest, "bytes": len(rest)}
+        return {"torn": digest, "bytes": len(tail)}
 
     def _about(self) -> dict[str, Any]:
         """The run and the fingerprints of the certificates."""
@@ -189,38 +187,38 @@ class AuditLog:
     def _current(self) -> Credentials | None:
         return self._signer() if isinstance(self._signer, CurrentCredentials) else self._signer
 
-    def _write(self, action: str, said: dict[str, Any]) -> None:
-        line, link = self._forge(self._link, action, said)
+    def _write(self, action: str, fields: dict[str, Any]) -> None:
+        line, link = self._forge(self._link, action, fields)
         self._put(line)
         self._link = link
         self._unsigned += 1
 
-    def _forge(self, before: Link, action: str, said: dict[str, Any]) -> tuple[bytes, Link]:
+    def _forge(self, before: Link, action: str, fields: dict[str, Any]) -> tuple[bytes, Link]:
         """The line of the next record, and the link after it."""
         if self._file < 0:
             raise AuditError(
                 "the audit log is closed",
                 where=str(self.path),
                 why=self._closed_why,
-                mend="open another AuditLog" if self._closed_why is None else _START_AGAIN,
+                mend="open a new AuditLog" if self._closed_why is None else _START_AGAIN,
             )
         record = {
             "time": datetime.now(UTC).isoformat(timespec="microseconds"),
             "mono_ns": time.monotonic_ns(),
             "site": self.identity.uri,
             "action": action,
-            **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in said.items()},
+            **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in fields.items()},
         }
         try:
             line, link = chain.forge(before, record)
         except (TypeError, ValueError) as error:
             raise AuditError(
-                "a record that is not plain JSON", why=str(error), mend="text, whole numbers, lists"
+                "the record is not plain JSON", why=str(error), mend="use text, whole numbers and lists"
             ) from None
         return line + b"\n", link
 
     def _put(self, data: bytes) -> None:
-        """Append lines, completely or not at all: a partial write is truncated."""
+        """Append lines, completely or not at all: a partial write is rolled back."""
         try:
             if os.write(self._file, data) != len(data):
                 raise OSError(28, "the disk is full")
@@ -228,10 +226,10 @@ class AuditLog:
             try:
                 os.ftruncate(self._file, self._size)
             except OSError as worse:
-                raise self._fail("half a record cannot be taken back from the audit log", worse) from None
+                raise self._fail("cannot remove an incomplete record from the audit log", worse) from None
             mend = f"df {self.path.parent}; ls -ld {self.path.parent}"
             raise AuditError(
-                "the audit log cannot be written", where=str(self.path), why=error.strerror, mend=mend
+                "cannot write the audit log", where=str(self.path), why=error.strerror, mend=mend
             ) from None
         self._size += len(data)
 
@@ -256,7 +254,7 @@ class AuditLog:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise self._fail("the audit log is not safe on disk", error) from None
+            raise self._fail("cannot sync the audit log to disk", error) from None
         self._unpassed.extend(self._signed)
         self._signed.clear()
 
@@ -264,7 +262,7 @@ class AuditLog:
         try:
             sync_folder(self.path.parent)
         except OSError as error:
-            raise self._fail("the audit log's folder is not safe on disk", error) from None
+            raise self._fail("cannot sync the folder of the audit log to disk", error) from None
 
     def _fail(self, what: str, error: OSError) -> AuditError:
         """Close the log permanently: after a failed fsync, a later one may succeed without the pages that were lost."""
@@ -286,7 +284,7 @@ class AuditLog:
             if self.path.exists():  # from an earlier attempt that was interrupted
                 os.rename(self.path, named)
         except OSError as error:
-            raise AuditError(f"{named} cannot be made", why=error.strerror) from None
+            raise AuditError(f"cannot create {named}", why=error.strerror) from None
         old, (self._file, self._size) = self._file, _open(self.path)
         os.close(old)
         self._first = self._link.seq + 1
@@ -318,23 +316,23 @@ def _open(path: Path) -> tuple[int, int]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        mend = f"write it where that can be, and stays: whale-nebula gateway ... --audit /var/lib/nebula/{path.name}"
-        raise AuditError("the audit log cannot be opened", where=str(path), why=error.strerror, mend=mend) from None
+        mend = f"use a writable, persistent folder: whale-nebula gateway ... --audit /var/lib/nebula/{path.name}"
+        raise AuditError("cannot open the audit log", where=str(path), why=error.strerror, mend=mend) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(file)
-        why = "another process writes it"
-        raise AuditError(TAKEN, where=str(path), why=why, mend="end the other one") from None
+        why = "another process writes to it"
+        raise AuditError(TAKEN, where=str(path), why=why, mend="stop the other process, or use another file") from None
     return file, os.fstat(file).st_size
 
 
 def _broken_error(path: Path, why: str) -> AuditError:
     return AuditError(
-        "the audit log was changed since it was written",
+        "the audit log was modified after it was written",
         where=str(path),
         why=why,
-        mend=f"whale-nebula audit verify {path}; keep it, and move it away: mv {path} {path}.broken",
+        mend=f"run whale-nebula audit verify {path}, then keep the file under another name: mv {path} {path}.broken",
     )
 
 
@@ -368,9 +366,9 @@ def _find_start(path: Path, data: bytes) -> Link:
     first = chain.parse(data.split(b"\n", 1)[0])
     if first is not None and isinstance(first.get("seq"), int):
         return Link(first["seq"] - 1, str(first.get("prev")))
-    lines, rest = chain.split(older[-1].read_bytes())
+    lines, tail = chain.split(older[-1].read_bytes())
     begin = chain.parse(lines[0]) if lines else None
-    if begin is None or rest:
+    if begin is None or tail:
         raise _broken_error(older[-1], "it does not begin and end with a record")
     try:
         return chain.follow_all(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
@@ -396,9 +394,9 @@ class Head(NamedTuple):
         return cls(seq, digest, base64.b64encode(signature).decode("ascii"), credentials.cert_pem.decode("ascii"))
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Head:
+    def from_dict(cls, fields: Mapping[str, Any]) -> Head:
         """Parse a head from a peer or from a file."""
-        match dict(said):
+        match dict(fields):
             case {
                 "seq": int(seq),
                 "digest": str(digest),
@@ -406,8 +404,8 @@ class Head(NamedTuple):
                 "certificate": str(certificate),
             } if type(seq) is int and 0 <= seq < 1 << 63 and len(digest) == 64:
                 return cls(seq, digest, signature, certificate)
-        keys = escape_foreign_text(", ".join(sorted(map(str, said))), 200)
-        raise AuditError("this is not a head of an audit log", why=f"it holds {keys}")
+        keys = escape_foreign_text(", ".join(sorted(map(str, fields))), 200)
+        raise AuditError("not a head of an audit log", why=f"its keys are: {keys}")
 
     def trim(self) -> Head:
         """The head without a peer's text around the certificate."""
@@ -415,21 +413,21 @@ class Head(NamedTuple):
         return self._replace(certificate=shown.public_bytes(serialization.Encoding.PEM).decode("ascii"))
 
     def check(self, trust: Trust | None = None) -> Identity:
-        """The identity of the log's owner, if the signature is valid and, with `trust`, an authority of it issued the
-        signer's certificate.
+        """The identity of the log's owner, if the signature is valid and, with `trust`, one of its authorities issued
+        the signer's certificate.
 
         Dates are not checked: a log may be verified long after its certificates have expired.
         """
         shown = files.certificate(self.certificate, "the head of an audit log")
         identity = files.peer(shown).identity
         if trust is not None and not any(files.signed_by(shown, each) for each in trust.authorities):
-            raise AuditError(f"head {self.seq} is signed by a certificate of another authority")
+            raise AuditError(f"head {self.seq} is signed with a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except ValueError:  # not base64, or not ASCII
             signature = b""
         if not files.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
-            raise AuditError(f"the signature of head {self.seq} is wrong", where=identity.worker)
+            raise AuditError(f"the signature of head {self.seq} is invalid", where=identity.worker)
         return identity
 
 
@@ -457,7 +455,7 @@ class KeptHeads:
                 _remember(self._kept.setdefault(head.check(), {}), head)
 
     def keep(self, head: Head, sender: Identity) -> bool:
-        """Store a head of the sender's log; False if it is stored already. Raises `AuditError` if that log was rolled
+        """Store a head of the sender's log; False if it is already stored. Raises `AuditError` if that log was rolled
         back.
         """
         trust = self._trust if isinstance(self._trust, Trust) else self._trust()
@@ -475,10 +473,10 @@ class KeptHeads:
 
     def _went_back(self, head: Head, last: tuple[int, str], sender: Identity) -> AuditError:
         return AuditError(
-            f"the audit log of {sender.worker} is another than it was",
-            why=f"it was at record {last[0]} with digest {last[1][:16]}, and is now said to be at "
-            f"{head.seq} with {head.digest[:16]}",
-            mend=f"whale-nebula audit verify FILE --heads {self.path}, with the file of {sender.worker}",
+            f"the audit log of {sender.worker} was rewritten or rolled back",
+            why=f"its last known head is record {last[0]} with digest {last[1][:16]}; the new head is record "
+            f"{head.seq} with digest {head.digest[:16]}",
+            mend=f"run whale-nebula audit verify FILE --heads {self.path} on the log of {sender.worker}",
         )
 
     def _write(self, head: Head) -> None:
@@ -489,7 +487,7 @@ class KeptHeads:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise AuditError(f"{self.path} cannot be written", why=error.strerror) from None
+            raise AuditError(f"cannot write {self.path}", why=error.strerror) from None
 
     def _is_torn(self) -> bool:
         """Whether a crash left a partial line, so that the next one must begin on a new line."""
@@ -512,20 +510,20 @@ def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
-        raise AuditError("the heads cannot be read", where=str(path), why=error.strerror) from None
+        raise AuditError("cannot read the heads", where=str(path), why=error.strerror) from None
     for number, line in enumerate(lines, start=1):
-        said = _json(line)
-        if said is None:
+        fields = _json(line)
+        if fields is None:
             continue
         try:
-            yield Head.from_dict(said)
+            yield Head.from_dict(fields)
         except (AuditError, IdentityError) as error:
             raise AuditError(error.what, where=f"{path}:{number}", why=error.why) from None
 
 
 def _json(line: bytes) -> dict[str, Any] | None:
     try:
-        said = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return fields if isinstance(fields, dict) else None

@@ -1,5 +1,4 @@
-"""A run's certificate authority: the certificates that it signs, and the folder on one host with its own certificate
-and key.
+"""A run's certificate authority: the certificates that it signs, and the folder with its own certificate and key.
 
     certs/              0700
       ca.pem            its certificate: copied to every host
@@ -10,10 +9,10 @@ and key.
       gpu-worker-0.pem  a worker's certificate and key: copied to its host
       gpu-worker-0.key
 
-The authority has no other state.
+The folder is on one host. The authority has no other state.
 
-Keys are P-256: the TLS of gRPC supports these by default, and not Ed25519. A certificate is valid from five minutes
-ago, for hosts whose clocks are slightly behind.
+Keys are P-256, as gRPC's TLS does not support Ed25519 by default. The validity of a certificate begins five minutes
+before it is issued, for hosts whose clocks are slightly behind.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _CURVE = ec.SECP256R1()
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
-    """A fresh private key."""
+    """A new private key."""
     return ec.generate_private_key(_CURVE)
 
 
@@ -63,8 +62,8 @@ def certificate_bytes(certificate: x509.Certificate) -> bytes:
 def authority_certificate(
     run: str, key: ec.EllipticCurvePrivateKey, until: datetime, at: datetime, bound: Sequence[str] = ()
 ) -> x509.Certificate:
-    """The certificate of a run's authority, or of one that is `bound` to some of its clusters. It signs certificates of
-    processes only: there are no intermediate authorities.
+    """The certificate of a run's authority, or of one that is restricted to the clusters in `bound`. It signs
+    certificates of processes only: there are no intermediate authorities.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, " ".join(["whale_nebula", run, *bound]))])
     names = [run_uri(run), *(cluster_uri(run, cluster) for cluster in bound)]
@@ -83,7 +82,7 @@ def process_certificate(
     account: str = "",
     allowance: Allowance = UNLIMITED,
 ) -> x509.Certificate:
-    """The certificate of one process: for client and server, as either peer may dial the other.
+    """The certificate of one process, valid for client and server, as either peer may dial the other.
 
     The identity is in the alternative names; the common name is only displayed by other tools. The `account` that it
     was issued to is in the subject, and its limits are in an extension.
@@ -163,7 +162,7 @@ class Authority:
         at: datetime | None = None,
         bound: Sequence[str] = (),
     ) -> Authority:
-        """A new authority, in memory; one that is `bound` to clusters issues for no others."""
+        """A new authority, in memory; with `bound`, it issues certificates for these clusters only."""
         moment = at or files.now()
         key = make_key()
         for cluster in (*clusters, *bound):
@@ -178,27 +177,27 @@ class Authority:
     def check(self, identity: Identity) -> None:
         """Check that the authority may certify an identity."""
         if identity.run != self.run:
-            raise CredentialsError(f"the authority is that of run {self.run!r}, and not of {identity.run!r}")
+            raise CredentialsError(f"the authority is for run {self.run!r}, not for run {identity.run!r}")
         if self.bound and identity.cluster not in self.bound:
             raise CredentialsError(
-                f"the authority speaks for {', '.join(self.bound)}, and not for {identity.cluster}",
-                mend=f"have the owner of {identity.cluster} sign it",
+                f"the authority may certify {', '.join(self.bound)}, not {identity.cluster}",
+                mend=f"ask the owner of {identity.cluster} to sign the request",
             )
         if not self.clusters:
             return
         if identity.cluster not in self.clusters:
             mend = did_you_mean(identity.cluster, self.clusters)
-            raise CredentialsError(f"no cluster is called {identity.cluster!r}", mend=f"{mend} Else: {_ADD}")
+            raise CredentialsError(f"unknown cluster {identity.cluster!r}", mend=f"{mend} Otherwise, {_ADD}")
         workers = self.clusters[identity.cluster]
         if identity.role == WORKER and workers and identity.index >= workers:
             raise CredentialsError(
                 f"cluster {identity.cluster!r} has no worker {identity.index}",
-                why=f"it has {workers}: {identity.cluster}/0 to {identity.cluster}/{workers - 1}",
+                why=f"its workers are {identity.cluster}/0 to {identity.cluster}/{workers - 1}",
                 mend=_ADD,
             )
 
 
-_ADD = "add it to clusters.yaml, and name the file: --config clusters.yaml"
+_ADD = "add it to clusters.yaml, and pass --config clusters.yaml"
 
 
 def span(days: float) -> timedelta:
@@ -209,7 +208,9 @@ def span(days: float) -> timedelta:
     """
     if not 0 < days <= MOST_DAYS:
         raise CredentialsError(
-            f"{days:g} days are no life of a certificate", why=f"from above 0 to {MOST_DAYS:g}", mend="--days 7"
+            f"{days:g} days is not a valid certificate lifetime",
+            why=f"it must be above 0 and at most {MOST_DAYS:g} days",
+            mend="--days 7",
         )
     return timedelta(seconds=round(days * 86400))
 
@@ -235,17 +236,17 @@ def create(folder: Path, authority: Authority) -> None:
     with files.lock_folder(folder):
         if (folder / CA).exists():
             raise CredentialsError(
-                "there is an authority here already",
+                "an authority already exists in this folder",
                 where=str(folder / CA),
-                why="with another one, every certificate that was issued would be worthless",
-                mend="whale-nebula certs renew --ca gives it new dates; --folder other makes a second one",
+                why="a new authority would invalidate every certificate that was issued",
+                mend="whale-nebula certs renew --ca to extend its validity, or --folder other to create a second one",
             )
         if (folder / KEY).exists():
             raise CredentialsError(
-                "there is an authority's key here already, and not its certificate",
+                "the folder has an authority's key, but not its certificate",
                 where=str(folder / KEY),
-                why="with another key, every certificate that was issued would be worthless",
-                mend=f"copy {CA} back from any host; if certs init was cut short and issued nothing: rm {folder / KEY}",
+                why="a new key would invalidate every certificate that was issued",
+                mend=f"copy {CA} back from any host; if certs init was interrupted: rm {folder / KEY}",
             )
         files.write(folder / KEY, key_bytes(authority.key), files.SECRET, replace=False)
         save_clusters(folder, authority)
@@ -254,36 +255,36 @@ def create(folder: Path, authority: Authority) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Make a folder for keys, unless it exists; one that other users can enter is refused."""
+    """Create a folder for keys, unless it exists; a folder that other users can enter is refused."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / ISSUED).mkdir(mode=0o700, exist_ok=True)
         mode = stat.S_IMODE(os.stat(folder).st_mode)
     except OSError as error:
-        raise CredentialsError(f"{folder} cannot be made", why=error.strerror, mend="--folder certs") from None
+        raise CredentialsError(f"cannot create {folder}", why=error.strerror, mend="--folder certs") from None
     if mode & 0o077:
         raise CredentialsError(
-            f"{folder} is open to others",
-            why=f"its mode is {mode:04o}; keys will lie in it",
+            f"{folder} is accessible to other users",
+            why=f"its mode is {mode:04o}, and it will contain keys",
             mend=f"chmod 700 {folder}",
         )
 
 
 def save_clusters(folder: Path, authority: Authority) -> None:
     """Store the authority's clusters."""
-    said = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
-    files.write(folder / ABOUT, f"{json.dumps(said, indent=1)}\n".encode(), files.PUBLIC)
+    content = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
+    files.write(folder / ABOUT, f"{json.dumps(content, indent=1)}\n".encode(), files.PUBLIC)
 
 
 def load(folder: Path) -> Authority:
-    """The authority in a folder, with its key, which exists only on the host that made it."""
+    """The authority in a folder, with its key, which exists only on the host that created it."""
     known = authorities(folder)
     if not (folder / KEY).exists():
         raise CredentialsError(
-            "this host does not have the authority's key",
+            "the authority's key is not on this host",
             where=str(folder / KEY),
-            why="certificates are issued where the authority was made, and copied from there",
-            mend="run this command there",
+            why="certificates are issued on the host that created the authority, and copied from there",
+            mend="run this command on that host",
         )
     key = files.private_key(files.read(folder / KEY, "the authority's key", secret=True), str(folder / KEY))
     own = [each for each in known if each.public_key() == key.public_key()]
@@ -293,22 +294,22 @@ def load(folder: Path) -> Authority:
     run = files.authority_run(certificate)
     if run is None:
         raise CredentialsError(
-            "this is not an authority of ours", where=str(folder / CA), mend="whale-nebula certs init"
+            "not the certificate of a run's authority", where=str(folder / CA), mend="whale-nebula certs init"
         )
     path, clusters = folder / ABOUT, {}
     if path.exists():
         try:
-            said = json.loads(files.read(path, "the list of clusters"))
-            clusters = {str(cluster): int(workers) for cluster, workers in said["clusters"].items()}
+            content = json.loads(files.read(path, "the list of clusters"))
+            clusters = {str(cluster): int(workers) for cluster, workers in content["clusters"].items()}
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CredentialsError(
-                "this does not read", where=str(path), mend=f"rm {path}, and give --config"
+                "cannot parse the list of clusters", where=str(path), mend=f"rm {path}, and pass --config"
             ) from None
     return Authority(run, certificate, key, clusters)
 
 
 def authorities(folder: Path) -> list[x509.Certificate]:
-    """All certificates in `ca.pem`: those of several authorities, if clusters have one each."""
+    """All certificates in `ca.pem`: several, if each cluster has its own authority."""
     load_certificate(folder)
     return files.certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
@@ -317,13 +318,13 @@ def load_certificate(folder: Path) -> x509.Certificate:
     """The authority's certificate, which every host has."""
     if not (folder / CA).exists():
         raise CredentialsError(
-            "there is no authority here",
+            "there is no authority in this folder",
             where=str(folder / CA),
-            mend=f"whale-nebula certs init --run NAME --folder {folder}; or --folder with the one that there is",
+            mend=f"whale-nebula certs init --run NAME --folder {folder}; or pass the folder of the existing authority",
         )
     return files.certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
 
 def check_current(authority: Authority, at: datetime | None = None) -> None:
-    """Whether the authority may still sign."""
+    """Check that the authority may still sign."""
     check_dates(authority.certificate, at or files.now(), "the authority", authority=True)

@@ -1,6 +1,7 @@
 """The hash chain of a log: lines of canonical JSON, each with the digest of the line before.
 
-A value cannot forge a line: text is ASCII with everything else escaped, newlines too. Pure functions of bytes.
+A value cannot forge a line: records are ASCII, and all other characters and newlines are escaped. All functions are
+pure.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def canonical(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode()
 
 
-def forge(before: Link, said: Mapping[str, Any]) -> tuple[bytes, Link]:
+def forge(before: Link, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
     """The next line of a chain, and the link after it."""
-    line = canonical({**said, "seq": before.seq + 1, "prev": before.digest})
+    line = canonical({**fields, "seq": before.seq + 1, "prev": before.digest})
     return line, Link(before.seq + 1, digest(line))
 
 
@@ -53,11 +54,11 @@ def follow(line: bytes, before: Link) -> tuple[Record, Link]:
     """Parse a line as the next record of the chain."""
     record = parse(line)
     if record is None:
-        raise BrokenError("this is not a record: not canonical JSON, or torn")
+        raise BrokenError("the line is not a complete record in canonical JSON")
     if type(record.get("seq")) is not int or record["seq"] != before.seq + 1:
-        raise BrokenError(f"the next record says it is number {record.get('seq')!r:.20}: one is missing or was moved")
+        raise BrokenError(f"the next record has number {record.get('seq')!r:.20}: a record is missing or was moved")
     if record.get("prev") != before.digest:
-        raise BrokenError("it does not follow from the record before: one of the two was changed")
+        raise BrokenError("its digest of the previous record is wrong: one of the two records was modified")
     return record, Link(before.seq + 1, digest(line))
 
 
@@ -72,7 +73,7 @@ def parse(line: bytes) -> Record | None:
 
 
 def is_torn_record(line: bytes) -> bool:
-    r"""Whether these bytes are the remains of one record after a crash: its beginning, then NULs of the disk.
+    r"""Whether these bytes are what a crash leaves of one record: its beginning, then NULs.
 
     >>> [is_torn_record(line) for line in (b'{"act', b'{"act\0\0', b'["action"', b"", b'{"action":"end"}')]
     [True, True, False, False, False]
@@ -83,7 +84,7 @@ def is_torn_record(line: bytes) -> bool:
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
-    """Split bytes into whole lines and the rest after the last newline."""
+    """Split bytes into complete lines and the rest after the last newline."""
     *lines, rest = data.split(b"\n")
     return lines, rest
 

@@ -25,7 +25,7 @@ _ALIAS = "__mp_main__"
 _OWN = "whale-nebula"
 _UNREADABLE = "unreadable"
 _GENERATED = "__autograph_generated_file"
-"""The prefix of modules that TensorFlow's AutoGraph generates from functions, each with a name of its own."""
+"""The prefix of modules that TensorFlow's AutoGraph generates from functions, each with a unique name."""
 _CODE = (".py", ".so", ".pyd")
 
 
@@ -55,8 +55,8 @@ def find_script() -> Path | None:
 
 
 def list_files(script: str | Path | None = None) -> dict[str, str]:
-    """The digests of a script and of loaded modules, except those that match their installer's record. The default
-    script is the one that this process runs.
+    """The digests of a script and of loaded modules, except modules that match their installer's record. By default,
+    the script is the one that this process runs.
     """
     main = find_script() if script is None else Path(script)
     found = {} if main is None else {SCRIPT: digest_file(main)}
@@ -179,14 +179,14 @@ def first_difference(here: Mapping[str, str], approved: Mapping[str, str]) -> st
     """Describe the first file or package that differs from the approved one.
 
     >>> first_difference({"__main__": "ab" * 32}, {"__main__": "cd" * 32})
-    'the script is abababababab here, and cdcdcdcdcdcd was approved'
+    'the script is abababababab here, but cdcdcdcdcdcd was approved'
     """
     for name, value in here.items():
         what = "the script" if name == SCRIPT else name
         if name not in approved:
-            return f"{what} ({_shorten(value)}) is here, and was not approved"
+            return f"{what} ({_shorten(value)}) was not approved"
         if approved[name] != value:
-            return f"{what} is {_shorten(value)} here, and {_shorten(approved[name])} was approved"
+            return f"{what} is {_shorten(value)} here, but {_shorten(approved[name])} was approved"
     return None
 
 

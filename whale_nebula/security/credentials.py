@@ -23,8 +23,8 @@ _LOG = logging.getLogger("whale_nebula.security")
 
 @dataclass(frozen=True)
 class Credentials:
-    """The files of a process, read and found consistent. Immutable: `reload` returns a new one for a renewed
-    certificate.
+    """The credential files of a process, read and found consistent. Immutable: `reload` returns a new object for a
+    renewed certificate.
 
     `ca_pem`, `cert_pem` and `key_pem` are passed to gRPC. The `repr` omits the key.
     """
@@ -54,7 +54,7 @@ class Credentials:
 
     @property
     def not_after(self) -> datetime:
-        """When its certificate expires."""
+        """The time at which its certificate expires."""
         return self.peer.not_after
 
     def check_now(self) -> None:
@@ -65,12 +65,12 @@ class Credentials:
         """Check that the certificate is for this process."""
         if self.identity == identity:
             return
-        what = f"this is {identity.worker}, and its certificate is that of {self.identity.worker}"
-        mend = f"copy {identity.stem}.pem and {identity.stem}.key from where certificates are issued"
+        what = f"this process is {identity.worker}, but its certificate is for {self.identity.worker}"
+        mend = f"copy {identity.stem}.pem and {identity.stem}.key from the host that issues certificates"
         if self.identity.run != identity.run:
-            what = f"this run is called {identity.run!r}, and the certificate is of run {self.identity.run!r}"
-            mend = f"run: {self.identity.run} in every config, or certificates of an authority that certs init makes"
-        why = f"it names {self.identity.uri}, and not {identity.uri}"
+            what = f"this run is named {identity.run!r}, but the certificate is for run {self.identity.run!r}"
+            mend = f"set run: {self.identity.run} in every config, or create an authority for this run: certs init"
+        why = f"the certificate names {self.identity.uri}, not {identity.uri}"
         raise WrongNameError(what, where=str(self.files.cert), why=why, mend=mend)
 
     def reload(self) -> Credentials:
@@ -78,8 +78,8 @@ class Credentials:
         found = _load(self.files, self.trust.denied)
         if found.identity != self.identity:
             raise CredentialsError(
-                f"{self.files.cert} is now the certificate of {found.identity.worker}",
-                why=f"this process is {self.identity.worker}, and stays it",
+                f"{self.files.cert} is now a certificate of {found.identity.worker}",
+                why=f"this process is {self.identity.worker}, and a process cannot change its identity",
             )
         return found
 
@@ -103,14 +103,14 @@ def _load(paths: Files, denied: DenyList | None) -> Credentials:
         raise CredentialsError(
             f"{paths.key.name} is not the key of {paths.cert.name}",
             where=str(paths.key.parent),
-            mend="copy both files of one worker from where they were issued",
+            mend="copy both files of the worker from the host that issued them",
         )
     authorities = files.certificates(ca_pem, str(paths.ca))
     if strange := [each for each in authorities if files.authority_run(each) is None]:
         raise CredentialsError(
-            "this is not an authority's certificate",
+            "not an authority's certificate",
             where=str(paths.ca),
-            why=f"it is that of {escape_foreign_text(strange[0].subject.rfc4514_string(), 200)}",
+            why=f"it is the certificate of {escape_foreign_text(strange[0].subject.rfc4514_string(), 200)}",
             mend="security: {ca: certs/ca.pem}",
         )
     trust = Trust(authorities, denied)
@@ -122,10 +122,10 @@ def _load(paths: Files, denied: DenyList | None) -> Credentials:
 
 
 class CurrentCredentials:
-    """The credentials of a process that runs for longer than a certificate: read again once their files change.
+    """The credentials of a process that outlives its certificate: they are reloaded when their files change.
 
-    Thread-safe. Files that are partly copied or invalid are ignored: the old credentials are kept, and the reason is
-    logged once for each change; they are checked again, as a certificate may become valid later. In the days before the
+    Thread-safe. Incomplete or invalid files are ignored: the old credentials are kept, and the reason is logged once
+    for each change. The files are checked again later, as a certificate may become valid. In the days before the
     certificate or an authority expires, a daily warning contains the command that renews it.
     """
 
@@ -145,8 +145,8 @@ class CurrentCredentials:
             return self._present
 
     def _warn_of_ends(self) -> None:
-        """Warn once a day of certificates that expire soon. Of an authority with several certificates the last one
-        counts.
+        """Warn once a day about certificates that expire soon. If an authority has several certificates, only the last
+        to expire counts.
         """
         if time.monotonic() < self._warn_again:
             return
@@ -154,10 +154,10 @@ class CurrentCredentials:
         peer, last = self._present.peer, {}
         for each in sorted(self._present.trust.authorities, key=lambda each: each.not_valid_after_utc):
             last[files.public_key_digest(each)] = each
-        renew = f"whale-nebula certs renew {command_options(peer.identity)}, and copy its .pem here"
+        renew = f"run whale-nebula certs renew {command_options(peer.identity)}, and copy its .pem to this host"
         self._warn_of_end("certificate", peer.fingerprint, peer.not_before, peer.not_after, renew)
         for key, each in last.items():
-            renew = "whale-nebula certs renew --ca, and copy ca.pem to every host"
+            renew = "run whale-nebula certs renew --ca, and copy ca.pem to every host"
             self._warn_of_end("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
 
     def _warn_of_end(self, what: str, which: str, begin: datetime, end: datetime, renew: str) -> None:
@@ -168,7 +168,7 @@ class CurrentCredentials:
         self._warned.add(said)
         hours = max(0, round((end - at) / timedelta(hours=1)))
         _LOG.warning(
-            "the %s of %s ends at %s, in %s hours: %s; the run goes on meanwhile",
+            "the %s of %s expires at %s, in %s hours: %s; the run does not have to stop for this",
             *(what, self._present.identity.worker, f"{end:%Y-%m-%d %H:%M} UTC", hours, renew),
         )
 
@@ -182,17 +182,17 @@ class CurrentCredentials:
             self._present = self._present.reload()
         except IdentityError as error:
             if stamps != self._refused:
-                _LOG.warning("the old certificate stays in use: %s", error)
+                _LOG.warning("the new credential files are invalid, and the old certificate stays in use: %s", error)
             self._refused, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
             return
         failpoint("certificate.renewed")
-        _LOG.info("took up certificate %s, good until %s", self._present.serial[:16], self._present.not_after)
+        _LOG.info("loaded certificate %s, valid until %s", self._present.serial[:16], self._present.not_after)
 
 
 class Prover:
-    """Authenticates this process to a peer, and verifies the peer's proof: signatures over both greetings.
+    """Authenticates this process to a peer, and verifies the peer, by signatures over both greetings.
 
-    TLS authenticates to the end of the connection only, which behind a gateway is not the peer.
+    TLS authenticates only the end of the connection, which is not the peer if there is a gateway between the two.
     """
 
     def __init__(self, credentials: Credentials | CurrentCredentials) -> None:
@@ -219,14 +219,14 @@ class Prover:
         ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=files.now())
         if not files.verify_signature(shown, signature, _CONVERSATION + transcript):
             raise IdentityError(
-                f"the signature of {worker} is wrong",
-                why="it holds the certificate of a worker and not its key, or somebody between changed what was said",
-                mend="look at who runs the gateways, and revoke the certificate",
+                f"the signature of {worker} is invalid",
+                why="the sender has the worker's certificate but not its key, or the messages were modified in transit",
+                mend="check which hosts run the gateways, and revoke the certificate",
             )
 
     def check_live(self, certificate: str, worker: str) -> None:
-        """Raise an `IdentityError` unless a certificate that `verify` accepted is still valid: its dates, the deny
-        list.
+        """Raise an `IdentityError` unless a certificate that `verify` accepted is still within its dates and not on the
+        deny list.
         """
         shown = files.certificate(certificate, f"what {worker} sent")
         check_live(self.credentials.trust, files.peer(shown))

@@ -1,7 +1,7 @@
 """Diagnose why a TLS connection is refused, as gRPC reports little more than a closed socket.
 
-`probe` checks this side first, then makes one TLS handshake and returns the fault of the other end, or the fault that
-the other end finds here.
+`probe` checks this side first, then performs one TLS handshake and returns the fault of the other end, or the fault
+that the other end finds here.
 
 A client receives its server's certificate, and can diagnose it exactly. A server sends hardly any reason to a client
 that it refuses; `read_refusal` parses what it writes to its own log.
@@ -32,16 +32,19 @@ from whale_nebula.security.credentials import Credentials
 from whale_nebula.security.identity import Identity
 
 _ALERTS: dict[str, tuple[type[IdentityError], str]] = {
-    "UNKNOWN_CA": (WrongAuthorityError, "does not know the authority that signed the certificate of this process"),
-    "CERTIFICATE_EXPIRED": (ExpiredError, "holds the certificate of this process for expired: one clock is wrong"),
-    "CERTIFICATE_REVOKED": (RevokedError, "holds the certificate of this process for revoked"),
-    "CERTIFICATE_REQUIRED": (NoCertificateError, "wants a certificate of this process, and got none"),
-    "BAD_CERTIFICATE": (IdentityError, "does not take the certificate of this process: it may not be valid yet there"),
-    "CERTIFICATE_UNKNOWN": (IdentityError, "does not take the certificate of this process"),
-    "UNSUPPORTED_CERTIFICATE": (IdentityError, "does not take this kind of certificate"),
-    "ACCESS_DENIED": (IdentityError, "denies this process"),
-    "HANDSHAKE_FAILURE": (IdentityError, "finds no way of TLS that both speak, or wants a certificate"),
-    "PROTOCOL_VERSION": (IdentityError, "speaks another version of TLS"),
+    "UNKNOWN_CA": (WrongAuthorityError, "does not trust the authority that signed the certificate of this process"),
+    "CERTIFICATE_EXPIRED": (ExpiredError, "considers the certificate of this process expired: one clock is wrong"),
+    "CERTIFICATE_REVOKED": (RevokedError, "considers the certificate of this process revoked"),
+    "CERTIFICATE_REQUIRED": (NoCertificateError, "requires a certificate, and this process presented none"),
+    "BAD_CERTIFICATE": (IdentityError, "rejects the certificate of this process: it may not be valid yet there"),
+    "CERTIFICATE_UNKNOWN": (IdentityError, "rejects the certificate of this process"),
+    "UNSUPPORTED_CERTIFICATE": (IdentityError, "does not support this type of certificate"),
+    "ACCESS_DENIED": (IdentityError, "denies access to this process"),
+    "HANDSHAKE_FAILURE": (
+        IdentityError,
+        "has no TLS parameters in common with this process, or requires a certificate",
+    ),
+    "PROTOCOL_VERSION": (IdentityError, "uses a different version of TLS"),
 }
 
 
@@ -55,40 +58,40 @@ def read_alert(error: OSError, address: str) -> IdentityError | None:
     reason = str(getattr(error, "reason", None) or error).upper()
     if not isinstance(error, ssl.SSLError) or "ALERT" not in reason:
         return None
-    for alert, (kind, said) in _ALERTS.items():
+    for alert, (kind, fault) in _ALERTS.items():
         if alert in reason:
-            return kind(f"{address} {said}", why=f"it answers with the TLS alert {alert.lower().replace('_', ' ')}")
+            return kind(f"{address} {fault}", why=f"it sent the TLS alert {alert.lower().replace('_', ' ')}")
     return None
 
 
 _WORDS: tuple[tuple[str, type[IdentityError], str], ...] = (
-    ("certificate has expired", ExpiredError, "shows a certificate that has expired by the clock of this host"),
-    ("certificate is not yet valid", ExpiredError, "shows a certificate that is not valid yet: one clock is wrong"),
-    ("self signed certificate", SelfSignedError, "shows a certificate that is signed by itself"),
-    ("self-signed certificate", SelfSignedError, "shows a certificate that is signed by itself"),
-    ("unable to get local issuer", WrongAuthorityError, "shows a certificate of another authority than ca.pem"),
-    ("certificate signature failure", WrongAuthorityError, "shows a certificate of another authority than ca.pem"),
-    ("peer_did_not_return_a_certificate", NoCertificateError, "shows no certificate"),
-    ("wrong_version_number", PlaintextError, "speaks without TLS"),
-    ("http_request", PlaintextError, "speaks without TLS: HTTP in the clear"),
-    ("hostname verification check failed", WrongNameError, "shows the certificate of somebody else"),
-    ("certificate_verify_failed", IdentityError, "shows a certificate that is not taken"),
+    ("certificate has expired", ExpiredError, "presents a certificate that has expired by the clock of this host"),
+    ("certificate is not yet valid", ExpiredError, "presents a certificate that is not valid yet: one clock is wrong"),
+    ("self signed certificate", SelfSignedError, "presents a self-signed certificate"),
+    ("self-signed certificate", SelfSignedError, "presents a self-signed certificate"),
+    ("unable to get local issuer", WrongAuthorityError, "presents a certificate of an authority not in ca.pem"),
+    ("certificate signature failure", WrongAuthorityError, "presents a certificate of an authority not in ca.pem"),
+    ("peer_did_not_return_a_certificate", NoCertificateError, "presents no certificate"),
+    ("wrong_version_number", PlaintextError, "does not use TLS"),
+    ("http_request", PlaintextError, "does not use TLS, but plaintext HTTP"),
+    ("hostname verification check failed", WrongNameError, "presents a certificate with a different name"),
+    ("certificate_verify_failed", IdentityError, "presents an invalid certificate"),
 )
 
 
 def read_grpc_error(text: str, who: str) -> IdentityError | None:
-    """The error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
+    """The TLS error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
 
     `who` is the other side, if known: "a client", or an address.
 
     >>> line = "Handshake failed with error SSL_ERROR_SSL: ...:PEER_DID_NOT_RETURN_A_CERTIFICATE: ..."
     >>> print(read_grpc_error(line, "a client").what, "/", read_grpc_error("Socket closed", "a client"))
-    a client shows no certificate / None
+    a client presents no certificate / None
     """
     lower = text.lower()
-    for words, kind, said in _WORDS:
+    for words, kind, fault in _WORDS:
         if words in lower:
-            return kind(f"{who} {said}", why=f"TLS says: {words}")
+            return kind(f"{who} {fault}", why=f"TLS reports: {words}")
     return None
 
 
@@ -98,17 +101,17 @@ _REFUSED = "Handshake failed with error"
 def read_refusal(line: str) -> str | None:
     """Translate a line of gRPC's log about a failed TLS handshake; None for other lines.
 
-    The line does not contain the direction: it is written by the side that rejects the other's certificate.
+    The line does not name the side; the side that rejects the other's certificate writes it.
 
     >>> read_refusal("I1122 tls.cc:1] Handshake failed with error SSL_ERROR_SSL: ...:CERTIFICATE_VERIFY_FAILED")
-    'TLS was refused: the other side shows a certificate that is not taken (NB-420)'
+    'TLS handshake refused: the other side presents an invalid certificate (NB-420)'
     >>> read_refusal("certificate has expired") is None
     True
     """
     if _REFUSED not in line:
         return None
     error = read_grpc_error(line, "the other side")
-    return "TLS was refused: " + (f"{error.what} ({error.code})" if error is not None else "the line above says why")
+    return "TLS handshake refused: " + (f"{error.what} ({error.code})" if error is not None else "see the line above")
 
 
 HERE, THERE = "here", "there"
@@ -164,9 +167,9 @@ def probe(
             if _answers_in_the_clear(line):
                 return None
             wants_tls = PlaintextError(
-                f"{address} wants TLS, and this process speaks without it",
-                why="its config says insecure: true, and that of the other side does not",
-                mend="security: {ca: certs/ca.pem, cert: ..., key: ...} instead of insecure: true",
+                f"{address} requires TLS, and this process does not use it",
+                why="the config of this process has insecure: true, and that of the other side does not",
+                mend="replace insecure: true with security: {ca: certs/ca.pem, cert: ..., key: ...}",
             )
             return diagnosis(wants_tls, HERE)
     except OSError as error:
@@ -179,8 +182,8 @@ def _dial(address: str, timeout: float) -> socket.socket:
 
 def _unreachable(address: str, error: OSError) -> Diagnosis:
     why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    said = TransportError(f"nobody is reached at {address}", why=why, mend="start it, or mend the address or firewall")
-    return diagnosis(said, THERE)
+    fault = TransportError(f"cannot reach {address}", why=why, mend="start the process, or fix the address or firewall")
+    return diagnosis(fault, THERE)
 
 
 # ---------------------------------------------------------------------- with TLS
@@ -218,20 +221,20 @@ def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
     with contextlib.suppress(OSError), contextlib.closing(_dial(address, timeout)) as line:
         plaintext = _answers_in_the_clear(line)
     if plaintext:
-        said = PlaintextError(
-            f"{address} speaks without TLS", why="it answers in the clear, and this side does not talk that way"
+        fault = PlaintextError(
+            f"{address} does not use TLS", why="it answers in plaintext, and this process requires TLS"
         )
-        return diagnosis(said, THERE)
+        return diagnosis(fault, THERE)
     if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
         hung_up = TransportError(  # a forwarder whose target has not started yet: transient
-            f"{address} closes the line before it has shown a certificate",
-            why="who is there ends, or a proxy stands there and nobody behind it yet",
-            mend="start it; or see that the address is that of a worker or gateway",
+            f"{address} closes the connection before it presents a certificate",
+            why="the process there is stopping, or it is a proxy whose target has not started",
+            mend="start the process, and check that the address is that of a worker or gateway",
         )
         return diagnosis(hung_up, THERE)
-    why = "it sent something else than TLS"
-    mend = "see that the address is that of a worker or gateway; a proxy between the two must hand on TCP as it is"
-    return diagnosis(IdentityError(f"{address} does not speak TLS", why=why, mend=mend), THERE)
+    why = "it sent data that is not TLS"
+    mend = "check that the address is that of a worker or gateway, and that any proxy forwards TCP unchanged"
+    return diagnosis(IdentityError(f"{address} does not use TLS", why=why, mend=mend), THERE)
 
 
 def _wrong_there(
@@ -247,7 +250,7 @@ def _wrong_there(
 
 
 def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> Diagnosis | None:
-    """The other side's verdict on our certificate. TLS 1.3 sends it after the handshake, so something must be read.
+    """The other side's verdict on our certificate. TLS 1.3 sends it after the handshake, so a read is needed.
 
     A server that accepts sends first (HTTP/2 begins with settings); one that refuses sends an alert or closes.
     """
@@ -261,17 +264,17 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
         refusal = read_alert(error, address)
         if refusal is not None:
             return diagnosis(refusal, HERE)
-    said = IdentityError(
-        f"{address} closes the line once it has seen the certificate of this process",
-        why=f"its own certificate is good, and so is {credentials.identity.worker}'s by the clock and the files of "
-        "this host: over there the clock is wrong, or ca.pem is another one",
-        mend=f"whale-nebula doctor --config clusters.yaml there; its log names the reason. Ours: {credentials.serial}",
+    fault = IdentityError(
+        f"{address} closes the connection after it receives the certificate of this process",
+        why=f"its certificate is valid, and so is that of {credentials.identity.worker} by the clock and the files of "
+        "this host: on that host the clock is wrong, or ca.pem is different",
+        mend=f"run whale-nebula doctor --config clusters.yaml there, and see its log for serial {credentials.serial}",
     )
-    return diagnosis(said, HERE)
+    return diagnosis(fault, HERE)
 
 
 def _answers_in_the_clear(line: socket.socket) -> bool:
-    """Whether the first frame that comes back is one of HTTP/2 settings."""
+    """Whether the first frame of the answer is an HTTP/2 SETTINGS frame."""
     line.settimeout(_SPEAKS_SECONDS)
     try:
         line.sendall(_PREFACE)

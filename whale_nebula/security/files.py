@@ -54,8 +54,8 @@ class Files(NamedTuple):
     def of(cls, security: Security, identity: Identity, base: str | os.PathLike[str] = ".") -> Files:
         """The files that a config names; `{cluster}`, `{role}` and `{index}` are replaced by the parts of the identity.
 
-        The default is the name that `certs issue` uses, in `certs` beside the config (`base`); the deny list is beside
-        `ca`, and there is none with `revoked: none`.
+        The default is the name that `certs issue` uses, in the folder `certs` next to the config (`base`). The deny
+        list is next to `ca`; with `revoked: none` there is no deny list.
 
         >>> named = Security(ca="/etc/nebula/ca.pem", cert="/etc/nebula/{cluster}-{index}.pem")
         >>> found = Files.of(named, Identity("mt", "gpu", "worker", 3), "/srv")
@@ -72,12 +72,12 @@ class Files(NamedTuple):
         return cls(ca, cert, key, None if security.revoked == NO_LIST else _path(security.revoked, identity, base))
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, str | None]) -> Files:
+    def from_dict(cls, content: Mapping[str, str | None]) -> Files:
         """The inverse of `as_dict`."""
-        paths = {part: said.get(part) for part in cls._fields}
+        paths = {part: content.get(part) for part in cls._fields}
         missing = [part for part in ("ca", "cert", "key") if not paths[part]]
         if missing:
-            raise CredentialsError(f"no file is named for {', '.join(missing)}")
+            raise CredentialsError(f"missing file names: {', '.join(missing)}")
         return cls(**{part: Path(path) for part, path in paths.items() if path})
 
     def as_dict(self) -> dict[str, str | None]:
@@ -95,21 +95,21 @@ def read(
     path: str | os.PathLike[str], what: str, *, secret: bool = False, most: int | None = _MOST, mend: str | None = None
 ) -> bytes:
     """The bytes of a file; a secret that other users can read is refused, with the command that corrects it. `mend` is
-    the advice for an unreadable file that `certs` does not make.
+    the advice for an unreadable file that `certs` does not create.
     """
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             if secret and not is_private(found):
                 raise CredentialsError(
-                    f"{what} can be read by others",
+                    f"{what} can be read by other users",
                     where=str(path),
-                    why=f"its mode is {stat.S_IMODE(found.st_mode):04o}; who can read a key can be its owner",
-                    mend=f"chmod 600 {path}, and issue a new one if others were on this host",
+                    why=f"its mode is {stat.S_IMODE(found.st_mode):04o}, and any user who can read a key can use it",
+                    mend=f"chmod 600 {path}, and issue a new one if this host has other users",
                 )
             return file.read(most)
     except OSError as error:
-        raise CredentialsError(f"{what} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
+        raise CredentialsError(f"cannot read {what}", where=str(path), why=error.strerror, mend=mend) from None
 
 
 def is_private(found: os.stat_result) -> bool:
@@ -123,13 +123,13 @@ def is_private(found: os.stat_result) -> bool:
 
 
 def find_other_keys(paths: Files) -> list[Path]:
-    """Readable private keys of other identities beside this process's own."""
+    """Readable private keys of other identities, in the folders of this process's own files."""
     beside = sorted({*paths.key.parent.glob("*.key"), *paths.ca.parent.glob("*.key")} - {paths.key})
     return [path for path in beside if os.access(path, os.R_OK)]
 
 
 def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
-    """Write a file atomically: written beside it, synced, then renamed."""
+    """Write a file atomically: to a temporary file in its folder, which is synced and then renamed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
@@ -148,7 +148,7 @@ def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
                 os.unlink(temporary)
         sync_folder(path.parent)
     except OSError as error:
-        raise CredentialsError(f"{path} cannot be written", why=error.strerror, mend=f"ls -ld {path.parent}") from None
+        raise CredentialsError(f"cannot write {path}", why=error.strerror, mend=f"ls -ld {path.parent}") from None
 
 
 def sync_folder(folder: Path) -> None:
@@ -177,14 +177,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         mend = "whale-nebula certs init"
-        raise CredentialsError(f"{folder} cannot be opened", why=error.strerror, mend=mend) from None
+        raise CredentialsError(f"cannot open {folder}", why=error.strerror, mend=mend) from None
     with _hold(descriptor):
         yield
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file that other processes use, too, in the order in which they ask for it."""
+    """Hold the lock of a file that other processes use, too, in the order of their requests."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, SECRET)
     with _hold(descriptor):
         yield
@@ -213,8 +213,8 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
 class Peer(NamedTuple):
-    """The identity in a certificate; `fingerprint` is the SHA-256 of the whole certificate, `key` that of its key.
-    `account` is the one it was issued to, if the owner has accounts, and `allowance` that account's limits.
+    """The identity in a certificate; `fingerprint` is the SHA-256 of the entire certificate, `key` that of its key.
+    `account` is the account that it was issued to, if the owner has accounts, and `allowance` that account's limits.
     """
 
     certificate: x509.Certificate
@@ -246,7 +246,7 @@ def _refusing(where: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE:
-        raise CredentialsError("this is not a certificate", where=where, mend="whale-nebula certs show") from None
+        raise CredentialsError("not a valid certificate", where=where, mend="whale-nebula certs show") from None
 
 
 def certificates(pem: bytes, where: str) -> list[x509.Certificate]:
@@ -254,14 +254,14 @@ def certificates(pem: bytes, where: str) -> list[x509.Certificate]:
     with _refusing(where):
         found = x509.load_pem_x509_certificates(pem)
         if len(found) < pem.count(b"-----BEGIN CERTIFICATE"):
-            raise ValueError("a certificate that has no end")
+            raise ValueError("incomplete certificate")
         for each in found:
             _look_at_all(each)
         return found
 
 
 def certificate(pem: bytes | str, where: str) -> x509.Certificate:
-    """The first certificate in PEM text: the one of the process itself."""
+    """The first certificate in PEM text, which is that of the process itself."""
     with _refusing(where):
         found = x509.load_pem_x509_certificate(pem.encode() if isinstance(pem, str) else pem)
         _look_at_all(found)
@@ -297,9 +297,7 @@ def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     except UNREADABLE:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise CredentialsError(
-            "this is not a P-256 private key", where=where, mend="whale-nebula certs issue makes one"
-        )
+        raise CredentialsError("not a P-256 private key", where=where, mend="create one with whale-nebula certs issue")
     return key
 
 
@@ -308,7 +306,7 @@ def peer(found: x509.Certificate) -> Peer:
     uris = alternative_names(found)
     if len(uris) != 1:
         raise WrongNameError(
-            f"a certificate that names {len(uris)} identities", why="one of ours names one: nebula://<run>/..."
+            f"the certificate names {len(uris)} identities", why="it must name exactly one: nebula://<run>/..."
         )
     try:
         identity = Identity.parse(uris[0])
@@ -338,13 +336,13 @@ def _read_allowance(found: x509.Certificate, identity: Identity) -> Allowance:
     except x509.ExtensionNotFound:
         return UNLIMITED
     except UNREADABLE as error:
-        mend = "install the version of whale_nebula here that the owner of the cluster has"
-        what = f"the certificate of {identity.worker} limits its account in a way that is not known here"
+        mend = "install the same version of whale_nebula as the owner of the cluster"
+        what = f"the certificate of {identity.worker} has account limits that this version does not know"
         raise WrongNameError(what, why=str(error), mend=mend) from None
 
 
 def serial(found: x509.Certificate) -> str:
-    """The serial number as `certs show` writes it."""
+    """The serial number as `certs show` prints it."""
     return f"{found.serial_number:040x}"
 
 
@@ -390,7 +388,7 @@ def signed_by(found: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def verify_signature(shown: x509.Certificate, signature: bytes, message: bytes) -> bool:
-    """Whether the key of a certificate made a signature."""
+    """Whether a signature was created with the key of a certificate."""
     key = shown.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False

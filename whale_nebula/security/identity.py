@@ -43,7 +43,7 @@ class Identity:
         if _URI.fullmatch(self.uri) is None or (self.role == GATEWAY and self.index):
             raise IdentityError(
                 f"{self.uri!r} is not an identity",
-                why=f"a role is one of {', '.join(ROLES)}; an index is a number; a cluster has one gateway",
+                why=f"the role must be one of {', '.join(ROLES)}, the index a number, and 0 for a gateway",
                 mend="nebula://<run>/<cluster>/worker/<index>",
             )
 
@@ -96,7 +96,7 @@ class Identity:
         """
         match = _WORKER.fullmatch(worker)
         if match is None:
-            raise IdentityError(f"{worker[:200]!r} is not a worker", mend='"gpu/0", or "gpu/gateway"')
+            raise IdentityError(f"{worker[:200]!r} is not the name of a worker", mend='"gpu/0", or "gpu/gateway"')
         cluster, index, gateway, other, number = match.groups()
         return cls(run, cluster, gateway or other or WORKER, int(index or number or 0))
 
@@ -108,8 +108,8 @@ def name(text: str, what: str) -> str:
     """Validate the name of a run or a cluster for use in a certificate."""
     if re.fullmatch(_NAME, text) is None:
         raise IdentityError(
-            f"{text[:200]!r} is not a {what} name that a certificate can hold",
-            why="letters, digits, '.', '_' and '-', a letter or digit first, 48 at most",
+            f"{text[:200]!r} is not a valid {what} name in a certificate",
+            why="a name has at most 48 letters, digits, '.', '_' and '-', and begins with a letter or digit",
             mend=f"{what}: {re.sub('[^A-Za-z0-9]+', '-', text).strip('-')[:48] or what}",
         )
     return text
@@ -193,22 +193,22 @@ def check_call(caller: Identity, call: Call, here: Identity) -> None:
     if why := refusal(caller, call, here):
         roles = [role for role in ROLES if (role, call) in ALLOWED]
         mend = f"call as {' or '.join(roles)}: whale-nebula certs issue --role {roles[-1]}"
-        raise NotAllowedError(f"{caller.worker} may not: {call}", where=here.worker, why=why, mend=mend)
+        raise NotAllowedError(f"{caller.worker} is not allowed to call: {call}", where=here.worker, why=why, mend=mend)
 
 
 def refusal(caller: Identity, call: Call, here: Identity) -> str:
-    """Why a caller may not make a call to this process; empty if it may.
+    """The reason why a caller may not make a call to this process; empty if it may.
 
     >>> worker = Identity("mt", "gpu")
     >>> [refusal(worker, Call.RELAY, Identity("mt", cluster, GATEWAY)) for cluster in ("gpu", "npu")]
-    ['', "only those of cluster 'npu' may"]
+    ['', "only processes of cluster 'npu' may call it"]
     """
     if caller.run != here.run:
-        return f"it is of run {caller.run!r}, and this is {here.run!r}"
+        return f"the caller belongs to run {caller.run!r}, and this process to {here.run!r}"
     if (caller.role, call) not in ALLOWED:
-        return f"its role is {caller.role}"
+        return f"the role {caller.role} does not permit this call"
     if here.role not in _SERVES[call]:
-        return f"a {here.role} does not serve that"
+        return f"a {here.role} does not serve this call"
     if (caller.role, call) in _OWN_CLUSTER and caller.cluster != here.cluster:
-        return f"only those of cluster {here.cluster!r} may"
-    return "a process does not call itself" if caller == here and call != Call.HEALTH else ""
+        return f"only processes of cluster {here.cluster!r} may call it"
+    return "a process cannot call itself" if caller == here and call != Call.HEALTH else ""

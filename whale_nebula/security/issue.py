@@ -36,7 +36,7 @@ class Issued(NamedTuple):
 def issue(
     folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
-    """Issue new keys and certificates for all identities, or raise before any of them is made."""
+    """Issue new keys and certificates for all identities, or raise before any of them is created."""
     moment = at or files.now()
     home.check_current(authority, moment)
     with files.lock_folder(folder):
@@ -56,9 +56,9 @@ def _refuse_second_key(
             continue
         named = command_options(identity)
         raise CredentialsError(
-            f"{identity.worker} has a certificate already",
+            f"{identity.worker} already has a certificate",
             where=f"serial {peer.serial[:16]}",
-            why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
+            why=f"it is valid until {peer.not_after:%Y-%m-%d %H:%M} UTC on any host that has it",
             mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
         )
 
@@ -74,14 +74,14 @@ def certify(
     account: str = "",
     allowance: Allowance = UNLIMITED,
 ) -> Issued:
-    """Issue a certificate for a key that was made elsewhere; the caller has locked the folder."""
+    """Issue a certificate for a key that was created elsewhere; the caller has locked the folder."""
     authority.check(identity)
     if identity.run != authority.run:
-        raise CredentialsError(f"this request is of run {identity.run!r}", where=where)
+        raise CredentialsError(f"the request is for run {identity.run!r}", where=where)
     revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
     key = files.digest_public_key(public)
     if taken := [peer for peer in known if peer.key == key and peer.serial in revoked]:
-        mend = "the host makes a new one: rm its .key and .csr, then whale-nebula certs request"
+        mend = "on the host, delete its .key and .csr, then run whale-nebula certs request to create a new key"
         raise CredentialsError(f"the key of {taken[0].identity.worker} was revoked", where=where, mend=mend)
     _refuse_second_key(identity, known, revoked, at, key)
     return _certify(folder, authority, identity, public, days, at, None, account, allowance)
@@ -103,8 +103,8 @@ def _certify(
     account: str = "",
     allowance: Allowance = UNLIMITED,
 ) -> Issued:
-    """Make a certificate for a key, and write both; one of an `account` is written only to the record of all issued
-    certificates, which precedes its delivery so that it can be revoked.
+    """Create a certificate for a key, and write both; the certificate of an `account` is written only to the record of
+    all issued certificates. The record precedes the delivery, so that the certificate can be revoked.
     """
     wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
     signed_by = authority.certificate, authority.key
@@ -122,7 +122,7 @@ def _certify(
 def renew(
     folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
-    """Issue new certificates for the existing keys: one file each is replaced atomically, while processes run.
+    """Issue new certificates for the existing keys: each replaces one file atomically, while processes run.
 
     The old certificate remains valid until its date.
     """
@@ -135,8 +135,8 @@ def renew(
 
 
 def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> Peer:
-    """The certificate of an identity, in this folder or, if its files were moved to its host, the newest that was
-    issued.
+    """The certificate of an identity: the one in this folder or, if its files were moved to its host, the newest that
+    was issued.
     """
     path = Files.under(folder, identity).cert
     if not path.exists():
@@ -149,13 +149,13 @@ def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: 
         ]
         if not held:
             mend = f"whale-nebula certs issue {command_options(identity)}"
-            raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
+            raise CredentialsError(f"there is no certificate of {identity.worker} here", where=str(path), mend=mend)
         return held[-1]
     peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
     if peer.identity != identity or not files.signed_by(peer.certificate, authority.certificate):
-        raise CredentialsError(f"this is not a certificate of {identity.worker}", where=str(path))
+        raise CredentialsError(f"not a certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
-        mend = f"whale-nebula certs issue {command_options(identity)} makes a new key, too"
+        mend = f"issue a new key and certificate: whale-nebula certs issue {command_options(identity)}"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
     return peer
 
@@ -164,7 +164,7 @@ def _renew(folder: Path, authority: Authority, old: Peer, days: float, at: datet
     public = old.certificate.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise CredentialsError(
-            f"the key of {old.identity.worker} is none of ours", mend="revoke it, and issue a new one"
+            f"the key of {old.identity.worker} is not a P-256 key", mend="revoke it, and issue a new one"
         )
     return _certify(folder, authority, old.identity, public, days, at)
 
@@ -182,7 +182,7 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
 def revoke(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
 ) -> list[Revocation]:
-    """Put certificates on the deny list, and all others of the same keys; returns those that were not on it yet."""
+    """Add certificates, and all others of the same keys, to the deny list; returns those that were not on it yet."""
     with files.lock_folder(folder):
         return revoke_locked(folder, authority, serials, why, at or files.now())
 
@@ -190,7 +190,7 @@ def revoke(
 def revoke_locked(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime
 ) -> list[Revocation]:
-    """The same; the caller has locked the folder."""
+    """Like `revoke`, for a caller that has locked the folder."""
     present = _deny_list(folder, authority)
     revoked = present.revoked
     known = {peer.serial: peer for peer in list_issued(folder)}
@@ -205,7 +205,7 @@ def revoke_locked(
 
 
 def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> int:
-    """Put an approval of this authority on its deny list, by its serial number; returns the number of the list."""
+    """Add an approval of this authority to its deny list, by its serial number; returns the number of the list."""
     found = Revocation(serial, what, files.format_time(at or files.now()), why)
     with files.lock_folder(folder):
         present = _deny_list(folder, authority)
@@ -214,41 +214,41 @@ def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: st
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:
-    """The deny list of an authority. Before any certificate exists an empty one is created, so that every host gets
-    one; later a missing list, or one older than the last signed here, would undo revocations, and is refused.
+    """The deny list of an authority. Before any certificate exists, an empty list is created, so that every host gets
+    one. Later, a list that is missing or older than the last one signed here is refused, as it would undo revocations.
     """
     path = folder / files.REVOKED
     highest = trust.highest_number(path, files.public_key_digest(authority.certificate))
     if not path.exists():
         if highest or list_issued(folder):
             raise CredentialsError(
-                "the deny list is lost",
+                "the deny list is missing",
                 where=str(path),
-                why="an empty one in its place would be believed everywhere, and nobody would be revoked any more",
-                mend=f"copy {files.REVOKED} back from the host that has the highest number: whale-nebula certs show; "
-                "or, if nobody was ever revoked: whale-nebula certs renew --revoked --forget-revocations",
+                why="a new, empty list would be accepted everywhere, and would un-revoke every certificate",
+                mend=f"copy {files.REVOKED} from the host with the highest number (whale-nebula certs show) or, if no "
+                "certificate was ever revoked, run whale-nebula certs renew --revoked --forget-revocations",
             )
         _sign_list(folder, authority, 1, {})
     found = trust.load(path, [authority.certificate])
     if found.number < highest:
         raise CredentialsError(
-            "the deny list is an older one",
+            "the deny list is outdated",
             where=str(path),
-            why=f"its number is {found.number}, and number {highest} was signed here",
-            mend=f"copy {files.REVOKED} back from the host that has the highest number: whale-nebula certs show",
+            why=f"its number is {found.number}, but number {highest} was signed here",
+            mend=f"copy {files.REVOKED} from the host with the highest number: whale-nebula certs show",
         )
     return found
 
 
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
-    """Write a deny list with this number, or the successor of the highest number on this host if that is higher."""
+    """Write a deny list with this number, or the number after the highest on this host if that is higher."""
     path, signer = folder / files.REVOKED, files.public_key_digest(authority.certificate)
     trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
     trust.remember_number(path, trust.load(path, [authority.certificate]))
 
 
 def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False) -> SignedList:
-    """Sign the deny list anew with the next number; with `forget` it is emptied."""
+    """Sign the deny list again with the next number; with `forget` it is emptied."""
     path = folder / files.REVOKED
     with files.lock_folder(folder):
         if forget:
@@ -274,10 +274,10 @@ def list_issued(folder: Path) -> list[Peer]:
 
 
 def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
-    """Issue certificates for a run on this machine only, in a fresh folder that only its user can enter.
+    """Issue certificates for a run on this machine only, in a new folder that only its user can enter.
 
-    The authority's key is never written: no certificate can be issued later. The caller deletes the fresh folder, the
-    parent of every file; it is made in `folder`.
+    The authority's key is never written: no certificate can be issued later. The new folder, the parent of every file,
+    is created in `folder`; the caller deletes it.
 
     >>> import shutil
     >>> made = ephemeral("demo", ["gpu/0", "npu/0"])

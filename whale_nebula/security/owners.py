@@ -1,12 +1,12 @@
-"""Several owners with an authority each: certificate requests, which contain no private key, and the authorities that a
-host trusts.
+"""Several owners, each with an authority: certificate requests, which contain no private key, and the authorities
+that a host trusts.
 
 certs/
-  gpu-worker-0.key   made on the worker's host by a request: never copied
+  gpu-worker-0.key   created on the worker's host by a request: never copied
   gpu-worker-0.csr   the request, sent to the cluster's owner: the answer is gpu-worker-0.pem
-  ca.pem             the certificates of all owners' authorities, each bound to its clusters
-  revoked.json       the deny list of one of them
-  revoked-npu.json   that of another
+  ca.pem             the certificates of all owners' authorities, each restricted to its clusters
+  revoked.json       the deny list of one authority
+  revoked-npu.json   the deny list of another
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Requested(NamedTuple):
 
 
 def request(folder: Path, identity: Identity) -> Requested:
-    """Write a request for the certificate of a process; its key is made here, unless it exists."""
+    """Write a request for the certificate of a process; its key is created here, unless it exists."""
     home.prepare(folder)
     path = Files.under(folder, identity).key
     with files.lock_folder(folder):
@@ -67,23 +67,23 @@ def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePub
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     except (x509.ExtensionNotFound, *UNREADABLE):
-        raise CredentialsError("this is not a request", where=where, mend="whale-nebula certs request") from None
+        raise CredentialsError("not a certificate request", where=where, mend="whale-nebula certs request") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not right:
-        why = "it has no P-256 key, or who made it does not have that key"
-        raise CredentialsError("this request is not signed by its key", where=where, why=why)
+        why = "its key is not a P-256 key, or its sender does not have the private key"
+        raise CredentialsError("the request is not signed with its own key", where=where, why=why)
     try:
         (uri,) = uris
         return Identity.parse(str(uri)), key
     except (ValueError, IdentityError):
         raise CredentialsError(
-            "this request names no identity", where=where, mend="whale-nebula certs request"
+            "the request does not name an identity", where=where, mend="whale-nebula certs request"
         ) from None
 
 
 def sign(
     folder: Path, authority: Authority, paths: Sequence[Path], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
-    """Issue certificates for requests, or raise before any of them is made."""
+    """Issue certificates for requests, or raise before any of them is created."""
     moment = at or files.now()
     home.check_current(authority, moment)
     asked = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
@@ -92,8 +92,8 @@ def sign(
 
 
 def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
-    """Trust the authority of another owner, for its clusters and no others: add it to `ca.pem`, and store its deny
-    list. Returns the names of the changed files.
+    """Trust the authority of another owner, for its clusters only: add it to `ca.pem`, and store its deny list. Returns
+    the names of the changed files.
     """
     home.prepare(folder)
     new = files.certificates(files.read(ca, "the authority's certificate"), str(ca))
@@ -114,8 +114,8 @@ def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
 def keep_list(
     folder: Path, data: bytes, authorities: Sequence[x509.Certificate], *, refuse: bool = True
 ) -> Path | None:
-    """Store the deny list of one of these authorities, in the file that has an older one. An outdated list, or one of
-    an unknown authority, is refused or skipped. Returns the written file. The caller has locked the folder.
+    """Store the deny list of one of these authorities, in the file that has an older list of it. An outdated list, or a
+    list of an unknown authority, is refused or skipped. Returns the written file. The caller has locked the folder.
     """
     try:
         listed = trust.parse(data, "the deny list", authorities)
@@ -132,7 +132,7 @@ def keep_list(
             present, target = trust.load(path, [signer]).number, path
     older = listed.number < max(present, trust.highest_number(target, listed.signer))
     if older and refuse:
-        raise CredentialsError("the deny list is an older one", where=str(target), mend="ask its owner for it")
+        raise CredentialsError("the deny list is outdated", where=str(target), mend="ask its owner for the newest list")
     if older or listed.number == present:
         return None
     files.write(target, data, files.PUBLIC)
@@ -140,14 +140,14 @@ def keep_list(
 
 
 def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where: Path) -> None:
-    """Check that an authority may be trusted beside those that are trusted already."""
+    """Check that an authority may be trusted in addition to those that are already trusted."""
     run, clusters = files.authority_run(new), files.authority_clusters(new)
     if run is None or not clusters:
         raise CredentialsError(
-            "this is the authority of a whole run" if run else "this is not an authority's certificate",
+            "the authority is not restricted to clusters" if run else "not an authority's certificate",
             where=str(where),
-            why="it could name workers of every cluster" if run else None,
-            mend="its owner makes one for his clusters alone: whale-nebula certs init --cluster NAME",
+            why="it could certify workers of every cluster" if run else None,
+            mend="ask its owner for an authority of their clusters only: whale-nebula certs init --cluster NAME",
         )
     for each in known:
         if each.public_key() == new.public_key():
@@ -155,13 +155,13 @@ def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where
         theirs = files.authority_clusters(each)
         if files.authority_run(each) != run:
             raise CredentialsError(
-                f"this authority is that of run {run!r}", where=str(where), why="ca.pem is of another"
+                f"the authority is for run {run!r}", where=str(where), why="ca.pem is for a different run"
             )
         both = sorted({*clusters} & {*theirs}) if theirs else list(clusters)
         if both:
             raise CredentialsError(
-                f"another authority in ca.pem speaks for {', '.join(both)} already",
+                f"ca.pem already contains an authority for {', '.join(both)}",
                 where=str(where),
-                why="a cluster has one owner",
-                mend="take the old one out of ca.pem, if it is over",
+                why="a cluster has exactly one owner",
+                mend="remove the old authority from ca.pem, if it is no longer valid",
             )

@@ -53,8 +53,8 @@ class Tenant:
         if not peer.account:
             return None
         if not ACCOUNT.fullmatch(peer.account):
-            said = escape_foreign_text(peer.account, 64)
-            raise CredentialsError(f"the certificate of {peer.identity.worker} names {said!r}, which is not an account")
+            shown = escape_foreign_text(peer.account, 64)
+            raise CredentialsError(f"the certificate of {peer.identity.worker} names an invalid account: {shown!r}")
         signer = files.extension(peer.certificate, x509.AuthorityKeyIdentifier)
         key = b"" if signer is None else signer.key_identifier or b""
         return cls(peer.account, peer.identity.cluster, key.hex(), peer.allowance)
@@ -63,7 +63,7 @@ class Tenant:
         return f"account {self.account} of {self.cluster}"
 
     def home(self, base: Path) -> Path:
-        """The account's folder, beside a config in the folder `base`."""
+        """The account's folder, next to a config in the folder `base`."""
         return base / FOLDER / self.cluster / self.account
 
     @property
@@ -73,20 +73,22 @@ class Tenant:
 
 
 def open_home(base: Path, tenant: Tenant) -> Path:
-    """The folder of an account, made if it is missing; one that other users can enter is refused."""
+    """The folder of an account, created if it is missing; a folder that other users can enter is refused."""
     home = tenant.home(base)
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         home.mkdir(_PRIVATE, exist_ok=True)
         found = home.stat()
     except OSError as error:
-        mend = f"install -d -m 700 -o USER {home}, or a config in a folder of your own"
-        raise AccountError(f"{tenant} has no folder", where=str(home), why=error.strerror, mend=mend) from None
+        mend = f"install -d -m 700 -o USER {home}, or move the config to your own folder"
+        raise AccountError(
+            f"cannot create the folder of {tenant}", where=str(home), why=error.strerror, mend=mend
+        ) from None
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & ~_PRIVATE:
         raise AccountError(
-            f"others can enter the folder of {tenant}",
+            f"other users can enter the folder of {tenant}",
             where=str(home),
-            why=f"its mode is {stat.S_IMODE(found.st_mode):04o}, and it is of user {found.st_uid}",
+            why=f"its mode is {stat.S_IMODE(found.st_mode):04o}, and its owner is user {found.st_uid}",
             mend=f"chmod 700 {home}, and chown it to the user who starts the run",
         )
     claim_folder(home, tenant)
@@ -103,8 +105,8 @@ def claim_folder(folder: Path, tenant: Tenant) -> None:
         files.write(folder / MARK, canonical(tenant.mark), files.PUBLIC, replace=False)
     except (OSError, CredentialsError) as error:
         if _find_mark(folder) is None:  # no other process of this run has claimed it meanwhile
-            mend = f"ls -ld {folder}; or name another folder"
-            raise AccountError(f"{tenant} cannot mark {folder} as its own", why=str(error), mend=mend) from None
+            mend = f"ls -ld {folder}; or use another folder"
+            raise AccountError(f"{tenant} cannot claim {folder}", why=str(error), mend=mend) from None
         check_folder(folder, tenant)
 
 
@@ -116,10 +118,10 @@ def check_folder(folder: Path, tenant: Tenant | None) -> None:
     place, mark = found
     if tenant is None or mark != tenant.mark:
         raise AccountError(
-            f"{folder} is of account {_describe_mark(mark)}, and this run is of {tenant or 'no account'}",
+            f"{folder} belongs to account {_describe_mark(mark)}, but this run belongs to {tenant or 'no account'}",
             where=str(place),
-            why="what an account keeps is read and written by its own runs alone",
-            mend="name another folder; or log in as that account: whale-nebula login --account",
+            why="only the runs of an account may read and write its files",
+            mend="use another folder, or log in as that account: whale-nebula login --account",
         )
 
 
@@ -141,15 +143,15 @@ def check_login(folder: Path, certs: Path) -> None:
                 tenant = Tenant.of(credentials.peer)
                 if tenant is not None and tenant.mark == mark:
                     return
-                why = f"{path} is of {tenant}"
+                why = f"{path} belongs to {tenant}"
             except NebulaError as error:
                 why = f"{path}: {error.what}"
     raise AccountError(
-        f"{folder} is of account {_describe_mark(mark)}, as which nobody has logged in here",
+        f"{folder} belongs to account {_describe_mark(mark)}, and no user is logged in to that account here",
         where=str(place),
         why=why,
-        mend="--certs FOLDER, in which the certificates of its account are: whale-nebula login --account; "
-        "or name another folder",
+        mend="log in with whale-nebula login --account, pass the folder of the account's certificates with --certs, "
+        "or use another folder",
     )
 
 
@@ -165,15 +167,15 @@ def check_room(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:
     kept = count_kept(folders)
     if kept + need > most or kept >= most:
         raise AccountError(
-            f"{tenant} may keep {format_bytes(most)} on the disk of a host, and keeps {format_bytes(kept)}"
-            + f"; this takes {format_bytes(need)} more" * bool(need),
+            f"the disk limit of {tenant} is {format_bytes(most)} on each host, and it uses {format_bytes(kept)}"
+            + f"; this needs {format_bytes(need)} more" * bool(need),
             where=", ".join(map(str, folders)),
-            mend="whale-nebula checkpoints prune FOLDER, or ask the owner: whale-nebula accounts limit --disk",
+            mend="whale-nebula checkpoints prune FOLDER, or ask the owner for whale-nebula accounts limit --disk",
         )
 
 
 def count_kept(folders: Iterable[Path]) -> int:
-    """The bytes that all files in some folders take on the disk, each file once."""
+    """The bytes that all files in some folders use on disk; hard links are counted once."""
     sizes: dict[tuple[int, int], int] = {}
     for folder in folders:
         for place, _, names in os.walk(folder):
@@ -185,8 +187,8 @@ def count_kept(folders: Iterable[Path]) -> int:
 
 
 def _find_mark(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The nearest mark above a path, after links are resolved, if its owner owns the folder; an unreadable one counts
-    as none.
+    """The nearest mark in a path, after links are resolved, if its owner owns the folder; an unreadable mark has no
+    content, so that it belongs to no account.
     """
     real = folder.resolve()
     for place in (real, *real.parents):
@@ -194,10 +196,10 @@ def _find_mark(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         try:
             if path.lstat().st_uid != place.stat().st_uid:  # any user could have written it
                 continue
-            said = json.loads(path.read_bytes()[:4096])
+            content = json.loads(path.read_bytes()[:4096])
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, RecursionError):
-            said = None
-        return path, {str(k): str(v) for k, v in said.items()} if isinstance(said, dict) else {}
+            content = None
+        return path, {str(k): str(v) for k, v in content.items()} if isinstance(content, dict) else {}
     return None

@@ -89,10 +89,10 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
     """The deny list in a file, if one of these authorities signed it."""
     if not path.exists():
         raise CredentialsError(
-            "there is no deny list",
+            "the deny list is missing",
             where=str(path),
-            why="without it nobody is denied, not even who was revoked",
-            mend=f"copy {files.REVOKED} from where certificates are issued; if this run has none: "
+            why="without it, revoked certificates would be accepted",
+            mend=f"copy {files.REVOKED} from the host that issues certificates; if the run has no deny list, set "
             "security: {revoked: none}",
         )
     return parse(files.read(path, "the deny list"), str(path), authorities)
@@ -101,59 +101,59 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
 def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> SignedList:
     """The deny list in these bytes, if one of these authorities signed it."""
     try:
-        said = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        content = None
+    if not isinstance(content, dict):
         raise _unreadable(where)
     try:
-        signature = base64.b64decode(said.pop("signature", None), validate=True)
+        signature = base64.b64decode(content.pop("signature", None), validate=True)
     except (ValueError, TypeError):
         signature = b""
     try:
-        message = _MEANING + canonical(said)
-        found = SignedList(said["number"], "", _revocations(said["revoked"]))
+        message = _MEANING + canonical(content)
+        found = SignedList(content["number"], "", _revocations(content["revoked"]))
         if type(found.number) is not int or found.number < 1:
-            raise ValueError("the number of a list")
-        if said["format"] != FORMAT or said.keys() != {"format", "run", "number", "revoked"}:
-            raise ValueError(said["format"])
+            raise ValueError("invalid number of a deny list")
+        if content["format"] != FORMAT or content.keys() != {"format", "run", "number", "revoked"}:
+            raise ValueError(content["format"])
     except _GARBLED:
         raise _unreadable(where) from None
     for authority in authorities:
-        if files.authority_run(authority) == said["run"] and files.verify_signature(authority, signature, message):
+        if files.authority_run(authority) == content["run"] and files.verify_signature(authority, signature, message):
             return found._replace(signer=files.public_key_digest(authority))
     raise CredentialsError(
         "the deny list is not signed by the run's authority",
         where=where,
-        why="it was changed, or it is that of another run or authority than ca.pem",
+        why="it was modified, or it belongs to a different run or authority from ca.pem",
         mend=_COPY,
     )
 
 
 _GARBLED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_COPY = f"copy {files.REVOKED} again from where the authority is"
+_COPY = f"copy {files.REVOKED} again from the host with the authority"
 
 
 def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, revoked: Revocations) -> None:
     """Sign a deny list, and write it atomically."""
     entries = {serial: {"who": each.who, "when": each.when, "why": each.why} for serial, each in revoked.items()}
-    said: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
-    signature = key.sign(_MEANING + canonical(said), files.SIGNATURE)
-    said["signature"] = base64.b64encode(signature).decode("ascii")
-    files.write(path, f"{json.dumps(said, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
+    content: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
+    signature = key.sign(_MEANING + canonical(content), files.SIGNATURE)
+    content["signature"] = base64.b64encode(signature).decode("ascii")
+    files.write(path, f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
 
 
 def _unreadable(where: str) -> CredentialsError:
-    return CredentialsError("the deny list does not read", where=where, mend=_COPY)
+    return CredentialsError("cannot parse the deny list", where=where, mend=_COPY)
 
 
-def _revocations(said: Any) -> Revocations:
-    for serial in said:
+def _revocations(content: Any) -> Revocations:
+    for serial in content:
         if _SERIAL.fullmatch(serial) is None:
-            raise ValueError("the serial number of a certificate")
+            raise ValueError("invalid serial number of a certificate")
     return {
         serial: Revocation(serial, str(each["who"]), str(each["when"]), str(each["why"]))
-        for serial, each in said.items()
+        for serial, each in content.items()
     }
 
 
@@ -178,12 +178,12 @@ def _read_highest(record: Path, signer: str, stamped: Stamp) -> int:
 
 
 def remember_number(path: Path, found: SignedList) -> None:
-    """Store the number of a list beside it, for processes that start later, if the folder is writable."""
+    """Store the number of a list next to it, for processes that start later, if the folder is writable."""
     remember_highest(path, found.signer, found.number)
 
 
 def remember_highest(path: Path, signer: str, number: int) -> None:
-    """Store beside a file the number that its signer has given it, if it is the highest so far."""
+    """Store the number that a file's signer gave it, next to the file, if it is the highest so far."""
     if number <= max(1, highest_number(path, signer)):
         return
     with contextlib.suppress(OSError):
@@ -200,12 +200,12 @@ def _record(path: Path) -> Path:
 class DenyList:
     """The deny lists of a process, read again whenever their files have changed. Thread-safe.
 
-    `path` is the list of the run's authority; if clusters have owners with an authority each, the lists of the others
-    are beside it, as `revoked-NAME.json`. The list of an authority that is bound to clusters revokes only certificates
-    that it has signed itself.
+    `path` is the list of the run's authority. If clusters have owners, each with an authority, the lists of the others
+    are in the same folder, as `revoked-NAME.json`. The list of an authority that is restricted to clusters revokes only
+    certificates that this authority signed.
 
-    A file that becomes unreadable, has an older number, or vanishes removes no revocation: revoked certificates stay
-    revoked, and a warning is logged once. Without a path no certificate is revoked.
+    If a file becomes unreadable, has a lower number, or is removed, its revocations remain in force, and a warning is
+    logged once. Without a path no certificate is revoked.
 
     >>> DenyList(None).find("00ff", []) is None
     True
@@ -229,16 +229,16 @@ class DenyList:
         self._refuse_missing(known)
 
     def _refuse_missing(self, authorities: Iterable[x509.Certificate]) -> None:
-        """Refuse a trusted authority without a deny list here, as it could revoke nothing."""
+        """Refuse a trusted authority without a deny list, as its revocations would have no effect here."""
         for each in authorities if self.path is not None else ():
             clusters = files.authority_clusters(each)
             if clusters and files.public_key_digest(each) not in self._lists:
                 raise CredentialsError(
-                    f"there is no deny list of the authority that speaks for {', '.join(clusters)}",
+                    f"there is no deny list of the authority for {', '.join(clusters)}",
                     where=str((self.path or Path()).parent),
-                    why="whom its owner has revoked would still be let in",
-                    mend=f"ask him for his ca.pem and {files.REVOKED}, then: "
-                    f"whale-nebula certs trust --ca his-ca.pem --list his-{files.REVOKED}",
+                    why="certificates that its owner revoked would still be accepted",
+                    mend=f"ask its owner for ca.pem and {files.REVOKED}, then run: "
+                    f"whale-nebula certs trust --ca their-ca.pem --list their-{files.REVOKED}",
                 )
 
     def _find_paths(self) -> list[Path]:
@@ -255,8 +255,8 @@ class DenyList:
     def find(
         self, serial: str, authorities: Iterable[x509.Certificate], signer: x509.Certificate | None = None
     ) -> Revocation | None:
-        """The revocation of a certificate, or of another one signed by these authorities; None if there is none. A new
-        list is valid if one of the authorities signed it.
+        """The revocation of a certificate or approval signed by one of these authorities; None if it is not revoked. A
+        new list is valid if one of the authorities signed it.
         """
         known = set(authorities)
         bound = {files.public_key_digest(each) for each in known if files.authority_clusters(each)}
@@ -268,7 +268,7 @@ class DenyList:
             return next((each.revoked[serial] for each in lists if serial in each.revoked), None)
 
     def _read_again(self, path: Path, authorities: set[x509.Certificate]) -> None:
-        """Read a list again. One that was refused is retried once the authorities change, as a renewed one may have
+        """Read a list again if needed. A refused list is retried when the authorities change, as a renewed one may have
         signed it, and once a second, as a read may have failed temporarily; a warning is logged once.
         """
         found, file = stamp(path), self._files.setdefault(path, _ListFile(None, set()))
@@ -281,24 +281,24 @@ class DenyList:
         file.stamp, file.again = found, None
         file.tried |= authorities
         if found is None:
-            _LOG.warning("the deny list %s is gone; what it held stays denied", path)
+            _LOG.warning("the deny list %s was removed; its revocations remain in force", path)
             return
         try:
             self._take(path, load(path, authorities))
         except CredentialsError as error:
             file.again = self._now() + _AGAIN_SECONDS
             if new:
-                _LOG.warning("the deny list stays as it was: %s", error)
+                _LOG.warning("the new deny list was refused, and the previous one remains in force: %s", error)
 
     def _take(self, path: Path, found: SignedList) -> None:
-        """Use a list, unless an authority's newer one was used before."""
+        """Use a list, unless a newer list of its authority was used before."""
         before = self._lists.get(found.signer)
         highest = max(before.number if before else 0, highest_number(path, found.signer))
         if found.number < highest:
             raise CredentialsError(
-                "the deny list is an older one",
+                "the deny list is outdated",
                 where=str(path),
-                why=f"its number is {found.number}, and this host has had number {highest}",
+                why=f"its number is {found.number}, but this host has used number {highest}",
                 mend=_COPY,
             )
         self._lists[found.signer] = found
@@ -342,9 +342,9 @@ class Trust:
         # the caller's name for the peer takes precedence over the name in the certificate
         names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
         shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
-        said = whose or shown_name or "a nameless side"
+        owner = whose or shown_name or "an unnamed peer"
         moment = at or files.now()
-        authority = self.check_signed(found, said, moment)
+        authority = self.check_signed(found, owner, moment)
         peer = files.peer(found)
         _check_run_and_cluster(found, authority, peer.identity)
         self.check_denied(peer, authority)
@@ -362,26 +362,26 @@ class Trust:
                 why=" ".join(part for part in (revoked.when, revoked.why) if part),
             )
 
-    def check_signed(self, found: x509.Certificate, said: str, at: datetime) -> x509.Certificate:
+    def check_signed(self, found: x509.Certificate, owner: str, at: datetime) -> x509.Certificate:
         """The authority that signed a certificate, if both are within their dates; repeated while a channel is open, as
         an authority may be removed from `ca`.
         """
-        authority = self._authority(found, said)
-        check_dates(found, at, f"the certificate of {said}")
-        check_dates(authority, at, f"the authority that signed the certificate of {said}", authority=True)
+        authority = self._authority(found, owner)
+        check_dates(found, at, f"the certificate of {owner}")
+        check_dates(authority, at, f"the authority that signed the certificate of {owner}", authority=True)
         return authority
 
-    def _authority(self, found: x509.Certificate, said: str) -> x509.Certificate:
+    def _authority(self, found: x509.Certificate, owner: str) -> x509.Certificate:
         signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
         if signers:  # two of one key, if a renewed certificate was appended
             return max(signers, key=lambda authority: authority.not_valid_after_utc)
         if files.signed_by(found, found):
-            raise SelfSignedError(f"the certificate of {said} is signed by itself")
+            raise SelfSignedError(f"the certificate of {owner} is self-signed")
         ours = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
         signer = escape_foreign_text(found.issuer.rfc4514_string(), 200)
         raise WrongAuthorityError(
-            f"the certificate of {said} is of another authority",
-            why=f"signed by {signer}, and not by the key of {ours} in ca.pem",
+            f"the certificate of {owner} was issued by another authority",
+            why=f"it was signed by {signer}, not with the key of {ours} in ca.pem",
         )
 
 
@@ -392,15 +392,15 @@ def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
 
 
 def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority: bool = False) -> None:
-    """Check that the present time is within the dates of a certificate. A time before both is most likely a wrong
-    clock.
+    """Check that the present time is within the dates of a certificate. A time before both is most likely caused by a
+    wrong clock.
     """
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if at < begin:
-        why = f"it begins at {begin:%Y-%m-%d %H:%M} UTC and the clock of this host says {at:%Y-%m-%d %H:%M} UTC"
+        why = f"it is valid from {begin:%Y-%m-%d %H:%M} UTC, and the clock of this host is at {at:%Y-%m-%d %H:%M} UTC"
         raise ExpiredError(f"{whose} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK)
     if at > end:
-        why = f"it ended at {end:%Y-%m-%d %H:%M} UTC and the clock of this host says {at:%Y-%m-%d %H:%M} UTC"
+        why = f"it expired at {end:%Y-%m-%d %H:%M} UTC, and the clock of this host is at {at:%Y-%m-%d %H:%M} UTC"
         raise ExpiredError(f"{whose} has expired", why=why, mend=_RENEW_CA if authority else None)
 
 
@@ -415,36 +415,36 @@ def ends_soon(begin: datetime, end: datetime, at: datetime) -> bool:
 
 
 _CLOCK = "set the clock: timedatectl set-ntp true, or chronyc makestep"
-_RENEW_CA = "whale-nebula certs renew --ca, where the authority is; then copy ca.pem to every host"
+_RENEW_CA = "on the host with the authority, run: whale-nebula certs renew --ca; then copy ca.pem to every host"
 
 
 def _check_run_and_cluster(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
     run, bound = files.authority_run(authority), files.authority_clusters(authority)
     if bound and identity.cluster not in bound:
         raise WrongNameError(
-            f"{identity.uri} is of another cluster than its authority speaks for",
-            why=f"the authority that signed it speaks for {', '.join(bound)}",
-            mend=f"have the owner of {identity.cluster} sign it: whale-nebula certs sign",
+            f"{identity.uri} is in a cluster that its authority may not certify",
+            why=f"the authority that signed it may certify {', '.join(bound)}",
+            mend=f"ask the owner of {identity.cluster} to sign the request: whale-nebula certs sign",
         )
     if run is not None and run != identity.run:
         raise WrongNameError(
-            f"{identity.uri} is of another run than its authority", why=f"the authority is that of {run!r}"
+            f"{identity.uri} belongs to a different run from its authority", why=f"the authority is for run {run!r}"
         )
     uses = files.extension(found, x509.ExtendedKeyUsage)
     basic = files.extension(found, x509.BasicConstraints)
     if uses is None or not set(uses) >= _USES or basic is None or basic.ca:
         raise WrongNameError(
-            f"the certificate of {identity.worker} is made for something else",
-            why="one of ours serves both ends of TLS and signs no others",
+            f"the certificate of {identity.worker} has the wrong purpose",
+            why="a process's certificate must be valid for TLS clients and servers, and must not sign certificates",
             mend="whale-nebula certs issue",
         )
 
 
 def wrong_name(found: Identity, expected: Identity) -> WrongNameError:
-    """The error for an identity other than the expected one."""
+    """The error for an identity that differs from the expected one."""
     other = f"of run {found.run!r}" if found.run != expected.run else "of the same run"
     return WrongNameError(
-        f"expected {expected.worker}, and this is {found.worker}",
+        f"expected {expected.worker}, found {found.worker}",
         where=expected.worker,
         why=f"the certificate names {found.uri} ({other}), not {expected.uri}",
     )

@@ -1,9 +1,9 @@
 """Verify an audit log from its first record, against its own signed heads and those kept by peers.
 
-What is detected, and by what: a changed, inserted, moved or missing record by the digest in the next one; a forged
-newline by the canonical form of records; a rewritten log by the heads in it, which only the key of its owner can sign;
-a truncated log, a log of another owner, and one that its owner rewrote, by heads that a peer has kept. An owner and a
-peer that collude are not detected.
+It detects a modified, inserted, moved or missing record by the digest in the next one; a forged newline by the
+canonical form of records; a rewritten log by the heads in it, which only the key of its owner can sign; and a truncated
+log, a log of another owner, and a log that its owner rewrote, by heads that a peer has kept. It does not detect an
+owner and a peer that collude.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _BETWEEN = 20  # records that a start, a rotation or a renewal may add before th
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a verification. `bad` is the number of the first record that is wrong or missing, if any is.
+    """The result of a verification. `bad` is the number of the first record that is wrong or missing, or None.
 
-    `signed` is the last record that a head in the log covers, `kept` the last that a peer's head does; `closed` is true
-    if the log was ended regularly. `torn` counts the crashes that left a partial line, `torn_bytes` the bytes of these.
-    `apart`: the log and the heads or authority that it was compared with do not belong together; either may be the
-    wrong one.
+    `signed` is the last record that a head in the log covers, `kept` the last that a peer's head covers; `closed` is
+    true if the log was closed regularly. `torn` counts the crashes that left a partial line, `torn_bytes` the bytes of
+    these lines. `apart` is true if the log does not belong to the heads or the authority that it was compared with;
+    either may be the wrong one.
     """
 
     path: str
@@ -67,7 +67,7 @@ def verify(
     revoked: Revocations = MappingProxyType({}),
 ) -> Verdict:
     """Verify a log from its first record. `heads` are those that peers have kept; `trust` decides which signers of
-    heads are valid, and `revoked` which no longer are.
+    heads are valid, and `revoked` contains those that were revoked.
     """
     files = pieces(Path(path))
     reading = _Reading(list(heads), trust, revoked)
@@ -111,14 +111,14 @@ class _WrongError(Exception):
 
 
 def _lines(files: Iterable[Path]) -> Iterator[bytes]:
-    """All lines; the bytes after the last newline of a file are one, too, but not a record."""
+    """All lines; bytes after the last newline of a file are a line, too, but not a record."""
     for path in files:
         try:
             with open(path, "rb") as file:
                 for line in file:
                     yield line[:-1] if line.endswith(b"\n") else line + b"\0"
         except OSError as error:
-            raise AuditError("the audit log cannot be read", where=str(path), why=error.strerror) from None
+            raise AuditError("cannot read the audit log", where=str(path), why=error.strerror) from None
 
 
 class _Reading:
@@ -138,7 +138,7 @@ class _Reading:
             self._by_seq.setdefault(each.seq, []).append(each)
         self._trust = trust
         self._revoked = revoked
-        self._taken_back: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
+        self._revoked_head: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
         self._before = ""  # the digest of the previous record
 
     def take(self, line: bytes) -> None:
@@ -153,20 +153,20 @@ class _Reading:
             self.first = record
         if record.get("site") != self.first.get("site"):
             site = escape_foreign_text(str(record.get("site")), 200)
-            raise _WrongError(seq, f"the record is of {site}, in the log of {self.first['site']}")
+            raise _WrongError(seq, f"the record belongs to {site}, but the log belongs to {self.first['site']}")
         head = record.get("action") == chain.HEAD
         if head:
             self._check_own(record, seq)
         for kept in self._by_seq.get(seq, ()):
             if self._is_own(kept):
                 if kept.digest != digest:
-                    raise self._anew(f"a peer keeps another digest of record {seq}")
+                    raise self._rewritten_error(f"a peer has a different digest of record {seq}")
                 self.matched = seq
         self._before = digest
         self.last_actions = self.last_actions[1] if head else "", str(record.get("action"))
 
     def end(self) -> None:
-        """Check after the last line that the log includes all records of which its peers keep heads."""
+        """Check after the last line that the log contains all records for which its peers have heads."""
         last = self.link.seq
         if not self.first:
             raise _WrongError(0, "the log is empty")
@@ -175,49 +175,51 @@ class _Reading:
             whose = sorted({head.check().uri for head in self._given})
             raise _WrongError(
                 0,
-                f"these are heads of the log of {', '.join(whose)[:200]}, and none of {self.first['site']}, whose log "
-                "this is: the heads of a log are kept by the gateway of the other cluster",
+                f"the heads belong to the log of {', '.join(whose)[:200]}, but the log is of {self.first['site']}; "
+                "the gateway of the other cluster keeps the heads of a log",
                 apart=True,
             )
         longest = max((head.seq for head in own), default=-1)
         if longest > last:
-            raise _WrongError(last + 1, f"the log ends at record {last}, and a peer knows that it had {longest}")
-        if self._taken_back is not None and self._taken_back[0] > self._vouched:
-            raise self._unsure(self._taken_back[1])
+            raise _WrongError(last + 1, f"the log ends at record {last}, but a peer has a head of record {longest}")
+        if self._revoked_head is not None and self._revoked_head[0] > self._last_covered:
+            raise self._revoked_error(self._revoked_head[1])
         if self._trust is not None:
             self._check_signed(last)
 
     @property
     def closed(self) -> bool:
-        """Whether the log was ended regularly: its end is signed, if its owner has a key."""
+        """Whether the log was closed regularly: its end is signed, if its owner has a key."""
         unsigned = self.first.get("insecure") is True and self.last_actions == ("", chain.END)
         return unsigned or self.last_actions == (chain.END, chain.HEAD)
 
     def _check_signed(self, last: int) -> None:
-        """Check that heads are signed as often as a gateway signs them, every 100 records and at the end, as a forger
-        without the key would leave them out.
+        """Check that the log has a head every 100 records and at its end, as a gateway writes them; a forger without
+        the key would omit them.
         """
-        unsigned = last - self._vouched - (self._vouched >= 0)  # the head's own record is not counted
+        unsigned = last - self._last_covered - (self._last_covered >= 0)  # the head's own record is not counted
         if unsigned > HEAD_EVERY + _BETWEEN:
-            raise self._anew(f"{unsigned} records follow the last head, and there is one every {HEAD_EVERY}")
+            raise self._rewritten_error(
+                f"{unsigned} records follow the last head, but a log has one every {HEAD_EVERY} records"
+            )
         if self.last_actions[1] == chain.END:
-            raise self._anew("the log says that it has ended, and no head signs that")
+            raise self._rewritten_error("the end of the log is not signed by a head")
 
     def _check_first(self, record: Record) -> None:
         if record.get("action") not in _FIRST:
-            raise _WrongError(0, "the log does not begin with its genesis")
+            raise _WrongError(0, "the log does not begin with a genesis record")
         try:
             site = Identity.parse(str(record.get("site")))
         except IdentityError:
-            raise _WrongError(0, "the log does not say in its first record whose it is") from None
+            raise _WrongError(0, "the first record does not name the owner of the log") from None
         if record.get("run") != site.run:
-            raise _WrongError(0, f"the log of {site.uri} does not say in its first record that it is of run {site.run}")
+            raise _WrongError(0, f"the first record of the log of {site.uri} does not name run {site.run}")
 
     def _check_own(self, record: Record, seq: int) -> None:
         """Check that a head in the log matches the record before it, and is signed by the log's owner."""
-        said = record.get("head")
+        fields = record.get("head")
         try:
-            head = Head.from_dict(said if isinstance(said, dict) else {})
+            head = Head.from_dict(fields if isinstance(fields, dict) else {})
             who = head.check(self._trust)
         except NebulaError as error:
             named = self.first.get("authorities")
@@ -226,44 +228,46 @@ class _Reading:
             if self.signed is None and strange:
                 raise _WrongError(
                     0,
-                    "the log names another authority than --ca, and its heads are signed by a certificate of another "
-                    "authority: ca.pem is of another run, or the whole log is not the one that its gateway wrote",
+                    "the log names a different authority from --ca, which also signed its heads: ca.pem belongs to "
+                    "another run, or the log is not the one that its gateway wrote",
                     apart=True,
                 ) from None
-            raise self._anew(f"the head at record {seq} is wrong: {error.what}") from None
+            raise self._rewritten_error(f"the head at record {seq} is invalid: {error.what}") from None
         if who.uri != self.first["site"]:
-            raise self._anew(f"the head at record {seq} is signed by {who.uri}")
+            raise self._rewritten_error(f"the head at record {seq} is signed by {who.uri}")
         if head.seq != seq - 1 or head.digest != self._before:
-            raise self._anew(f"the head at record {seq} is signed for another record {head.seq}")
+            raise self._rewritten_error(f"the head at record {seq} does not match record {head.seq}")
         self.heads += 1
         found = self._revoked.get(serial(certificate(head.certificate, "the head of an audit log")))
-        self._taken_back = found and (head.seq, found)
+        self._revoked_head = found and (head.seq, found)
         if found is None:
             self.signed = head.seq
 
-    def _anew(self, why: str) -> _WrongError:
+    def _rewritten_error(self, why: str) -> _WrongError:
         """The error for a correct chain with a wrong head: the records after the last valid head were rewritten."""
-        return _WrongError(self._vouched + 1, f"{why}; from record {self._vouched + 1} on the log was written anew")
+        return _WrongError(
+            self._last_covered + 1, f"{why}; the log was rewritten from record {self._last_covered + 1} on"
+        )
 
     @property
-    def _vouched(self) -> int:
+    def _last_covered(self) -> int:
         """The last record that a valid head or a peer's head covers; -1 if there is none."""
         return max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
 
-    def _unsure(self, by: Revocation) -> _WrongError:
-        """The error for a signature by a revoked certificate, whose key may have been stolen. Peers keep no heads of a
-        revoked certificate, so the heads that they have are earlier.
+    def _revoked_error(self, by: Revocation) -> _WrongError:
+        """The error for a signature with a revoked certificate, whose key may have been stolen. Peers store no heads of
+        a revoked certificate, so their heads are earlier.
         """
         when, why = escape_foreign_text(by.when, 40), escape_foreign_text(by.why, 200)
         return _WrongError(
-            self._vouched + 1,
-            f"from record {self._vouched + 1} on the heads are signed by a certificate that was revoked {when}: {why}; "
-            "whether its owner wrote the log, a peer's heads can tell",
+            self._last_covered + 1,
+            f"from record {self._last_covered + 1} on, the heads are signed with a certificate revoked {when}: {why}; "
+            "only a peer's heads can show whether the owner wrote these records",
         )
 
     def _is_own(self, head: Head) -> bool:
-        """Whether a head that a peer has kept is of this log."""
+        """Whether a head that a peer has kept belongs to this log."""
         try:
             return head.check(self._trust).uri == self.first["site"]
         except NebulaError as error:
-            raise AuditError(f"head {head.seq} of the peer is wrong", why=error.what) from None
+            raise AuditError(f"head {head.seq} of the peer is invalid", why=error.what) from None

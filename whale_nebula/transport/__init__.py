@@ -1,4 +1,4 @@
-"""Links between workers: one protocol over carriers (memory with emulated lines, gRPC)."""
+"""Links between workers: one protocol over carriers (memory with emulated WAN links, gRPC)."""
 
 from whale_nebula.transport.base import Link
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork

@@ -1,8 +1,8 @@
 """The link of two workers, as the runtime calls it, and the interface of the carriers that links use.
 
 A link receives from a mailbox, checks keys, counts, and reports why nothing arrives. The carrier below it transmits
-whole frames between two workers, whose content it does not interpret. It reconnects whenever its connection breaks;
-frames in flight are lost then, and the link retransmits them.
+complete frames between two workers without interpreting them. It reconnects whenever its connection breaks; frames in
+flight are then lost, and the link retransmits them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from whale_nebula.wire.tensor import Bytes
 class CarrierState:
     """State of a carrier: whether it is connected, the number of connections so far, and the last error.
 
-    `refusal` is why the last attempt was refused, if that is transient: an expired certificate, which may be renewed.
+    `refusal` is the reason of the last refusal, if it is transient: an expired certificate, which may be renewed.
     """
 
     connected: bool = False
@@ -55,7 +55,7 @@ class Receiver(Protocol):
         """A new connection is established, the `connection`-th: start the greeting."""
 
     def message(self, data: bytes) -> None:
-        """One whole frame has arrived."""
+        """One complete frame has arrived."""
 
     def down(self, why: str) -> None:
         """The connection is lost; the carrier is about to reconnect."""
@@ -74,7 +74,7 @@ class Carrier(Protocol):
         """Begin to connect; threads start only here."""
 
     def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
-        """Queue one frame, once this connection accepts it; False if that connection is lost, even if there is a newer
+        """Queue one frame, once this connection accepts it; False if this connection is lost, even if there is a newer
         one.
         """
 
@@ -85,7 +85,7 @@ class Carrier(Protocol):
         """Break the current connection; the carrier reconnects."""
 
     def pace(self, rate: float) -> None:
-        """Report a measured rate of the line in bytes a second, from which deadlines follow."""
+        """Report a measured rate in bytes per second, from which deadlines follow."""
 
     def close(self) -> None:
         """Flush what was sent, and close permanently."""
@@ -101,8 +101,8 @@ FAIL = "FAIL"
 class Link(ABC):
     """One worker's end of the link to one other worker. Every method may be called from any thread.
 
-    Deadlines are seconds from now. A wait raises `DeadlineError` when they pass, `LinkClosedError` when the other
-    worker is lost, `RemoteFailureError` when it has reported a failure. `on_sent` may be set.
+    Deadlines are in seconds from now. A wait raises `DeadlineError` when its deadline passes, `LinkClosedError` when
+    the other worker is lost, and `RemoteFailureError` when it has reported a failure. `on_sent` may be set.
     """
 
     def __init__(self, inbox: Mailbox) -> None:
@@ -116,7 +116,7 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
-        """Queue a tensor. It does not wait for the line, at most for room in a full buffer.
+        """Queue a tensor. It does not wait for the network, only for room if the buffer is full.
 
         The array must not be written to afterwards. `raw_bytes` is its size before a codec (a `Packed` contains it),
         `size` its size if the object has no `nbytes`. A `Packed` is received as a `Packed`.
@@ -156,7 +156,7 @@ class Link(ABC):
     @abstractmethod
     def fail(self, reason: Mapping[str, Any], *, last: bool = False) -> None:
         """Notify the other worker of a failure and its cause, ahead of queued tensors; or as the `last` message: then
-        everything sent before still arrives, and the other worker may send on, to nobody.
+        everything sent before still arrives, and what the other worker sends afterwards is discarded.
         """
 
     @abstractmethod
@@ -175,7 +175,7 @@ class Link(ABC):
 
     def _check(self, key: Key, source: str, destination: str) -> None:
         if (key.source, key.destination) != (source, destination):
-            raise LocalProtocolError(f"{key} does not belong on the way from {source} to {destination}")
+            raise LocalProtocolError(f"{key} is not a tensor from {source} to {destination}")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.here} - {self.there}>"
@@ -184,7 +184,7 @@ class Link(ABC):
 def refuse_reserved(message: Mapping[str, Any]) -> None:
     """Refuse message kinds that links reserve for themselves, and unregistered ones."""
     if message.get("kind") in (BYE, FAIL):
-        raise LocalProtocolError(f"{message['kind']} is not posted", mend="call fail(reason) or close()")
+        raise LocalProtocolError(f"cannot post {message['kind']}", mend="call fail(reason) or close()")
     require_known(message)
 
 
@@ -192,9 +192,9 @@ def closed_by_error(there: str) -> NebulaError:
     """The other worker has closed the link gracefully."""
     return LinkClosedError(
         f"worker '{there}' has closed its link",
-        why="its script has ended, or it left the run before this one",
-        mend="call fit, save and get_weights in every process, not only where nb.here().lead\n"
-        f"or look at the output of '{there}': it has ended",
+        why="its script has ended, or it left the run before this worker",
+        mend="call fit, save and get_weights in every process, not only where nb.here().lead is true\n"
+        f"or check the output of '{there}': it has exited",
     )
 
 
@@ -204,32 +204,32 @@ def closed_here_error(here: str, there: str) -> NebulaError:
 
 
 def lost_error(there: str, why: str) -> NebulaError:
-    """The other worker was lost without a farewell."""
+    """The other worker was lost without closing its link."""
     return LinkClosedError(
-        f"worker '{there}' is gone", why=why, mend=f"look at the output of '{there}': its process has ended"
+        f"worker '{there}' is gone", why=why, mend=f"check the output of '{there}': its process has exited"
     )
 
 
 def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
-    """The other worker was waited for, and never connected."""
+    """The other worker has never connected."""
     command = f"whale-nebula run --config clusters.yaml --cluster {cluster_of(there)}"
     return DeadlineError(
-        f"worker '{there}' did not come within {round(seconds, 1):g} s",
+        f"worker '{there}' did not connect within {round(seconds, 1):g} s",
         where=where,
         why=why,
         mend=f"start it in its cluster: {command} ...\n"
-        "if it runs, its own output says what is in its way; a refusal of its certificate stands here, above\n"
-        "or allow more time: 'patience' in the config",
+        "if it is running, check its output; if its certificate was refused, the reason is above\n"
+        "or increase 'patience' in the config",
     )
 
 
 def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
     """Nothing was received from the other worker within the patience."""
     return DeadlineError(
-        f"worker '{there}' was not heard for {round(seconds, 1):g} s",
+        f"no message from worker '{there}' for {round(seconds, 1):g} s",
         where=where,
         why=why,
-        mend="look at the line and at the host beyond it, or allow more time: 'patience' in the config",
+        mend="check the network and the host of that worker, or increase 'patience' in the config",
     )
 
 
@@ -238,21 +238,21 @@ _COMMON = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailure
 
 
 def failed_error(there: str, reason: object) -> NebulaError:
-    """The other worker has reported that it failed, and why.
+    """The other worker has reported its failure.
 
-    A failure that concerns several workers (they differ, another one is lost) has the same text at each of them. All of
-    it is the other worker's text: it is escaped and truncated, and its advice is marked as that worker's.
+    A failure that concerns several workers (they differ, or another one is lost) has the same text at each of them. The
+    text comes from the other worker: it is escaped and truncated, and its advice is marked as that worker's.
     """
     given = reason if isinstance(reason, Mapping) else {}
     escaped = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
     common = next((kind for kind in _COMMON if kind.code == escaped.get("code")), None)
-    what = escaped.get("what", "it did not say how")
+    what = escaped.get("what", "no reason given")
     mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()[:_MOST_MENDS]
     error = (common or RemoteFailureError)(
         what if common else f"worker '{there}' failed: {what}",
         where=escaped.get("where"),
         why=escape_foreign_text(" ".join(str(given.get("why") or "").split())),
-        mend="\n".join(f"worker '{there}' says: {line}" for line in mends),
+        mend="\n".join(f"worker '{there}' suggests: {line}" for line in mends),
     )
     if isinstance(error, RemoteFailureError):
         error.cause = escaped.get("code", "")
@@ -263,10 +263,10 @@ _CHANCES = 8  # for a frame to arrive undamaged
 
 
 class Faults:
-    """Policy on invalid frames: when to give up on a connection. Damage may be random, so the same place gets several
-    chances; a deliberate fault gets few.
+    """Policy on invalid frames: when to give up on a connection. Damage may be random, so it is tolerated several times
+    at the same position; other faults are tolerated less often.
 
-    `chances` is how often a fault other than damage may occur at one place.
+    `chances` is how often a fault other than damage may occur at one position.
     """
 
     def __init__(self, chances: int = 1) -> None:
@@ -275,7 +275,7 @@ class Faults:
         self._times = {"damage": 0, "intent": 0}
 
     def should_give_up(self, error: NebulaError, received: int) -> bool:
-        """Count one more error after `received` frames; returns whether reconnecting is futile.
+        """Count one more error after `received` frames; returns whether reconnecting is pointless.
 
         >>> from whale_nebula.errors import RemoteProtocolError
         >>> faults = Faults()

@@ -1,4 +1,4 @@
-"""All deadlines of a link: configured ones, and those derived from them or from measurements."""
+"""All deadlines of a link: those that are configured, and those derived from them or from measurements."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DRAWN = random.SystemRandom()  # the state of `random` belongs to the script
 class Deadlines:
     """The timeouts of a link in seconds.
 
-    `patience`: of a peer that is silent or not connected yet. `silence`: until a silent peer is detected and reported.
-    `gateway_grace`: of a gateway that refuses. `grace`: of a graceful close without progress. `connect`: of one attempt
-    to connect.
+    `patience`: for a peer that is silent or not connected yet. `silence`: until a silent peer is detected and reported.
+    `gateway_grace`: for a gateway that refuses. `grace`: for a graceful close without progress. `connect`: for one
+    attempt to connect.
 
     >>> Deadlines(silence=8.0).beat, Deadlines(patience=20.0).stall(waiting=0, rate=None)
     (2.0, 20.0)
@@ -36,7 +36,7 @@ class Deadlines:
 
     @property
     def beat(self) -> float:
-        """Interval of heartbeats: how long this side may be silent."""
+        """Interval of heartbeats: the longest time for which this side is silent."""
         return self.silence / 4
 
     @property
@@ -45,15 +45,15 @@ class Deadlines:
         return self.silence * 0.375
 
     def ping(self, rate: float | None) -> float:
-        """Timeout of the probe's answer: the rest of `silence`, or the time of a slow line's queue.
+        """Timeout of the probe's answer: the rest of `silence`, or the time that a slow link needs for its queue.
 
-        `rate` is the measured rate of the line in bytes per second.
+        `rate` is the measured rate of the link in bytes per second.
         """
         usual = self.silence * 0.375
         return max(usual, 1.5 * _BACKLOG_BYTES / rate) if rate else usual
 
     def stall(self, waiting: int, rate: float | None) -> float:
-        """Timeout of a send that waits for room: `patience`, or twice the time that the line needs at its measured
+        """Timeout of a send that waits for room: `patience`, or twice the time that the link needs at its measured
         rate.
 
         >>> Deadlines().stall(waiting=64 << 20, rate=100_000)
@@ -68,7 +68,7 @@ class Deadlines:
 
 
 class Meter:
-    """Measures the bytes per second of a busy line; None until it was busy for a second."""
+    """Measures the bytes per second of a busy link; None until it was busy for a second."""
 
     def __init__(self) -> None:
         self.rate: float | None = None
@@ -81,7 +81,7 @@ class Meter:
             self._since, self._bytes = now, 0
 
     def note_carried(self, size: int, now: float, *, more: bool) -> None:
-        """Count bytes that have arrived; `more` means that others are in flight."""
+        """Count bytes that have arrived; `more` means that further bytes are in flight."""
         if self._since is None:
             return
         self._bytes += size
@@ -94,7 +94,7 @@ class Meter:
             self._since = None
 
     def idle(self) -> None:
-        """The line is down: that time is not counted."""
+        """The link is down: that time is not counted."""
         self._since = None
 
 
@@ -103,14 +103,14 @@ _AGAIN_SECONDS = 10.0
 
 
 class Wait(NamedTuple):
-    """A wait that is in progress, or (`over`) has just ended.
+    """A wait that is in progress or, if `over`, has just ended.
 
     >>> print(Wait("worker 'npu/0'", "10.77.0.2:7101", "it is not up yet", seconds=30.0, limit=120.0))
     waiting for worker 'npu/0' at 10.77.0.2:7101, 30 s of 120 s: it is not up yet
     >>> print(Wait("gateway 'npu/gateway'", "", "it is not up yet", seconds=30.0, limit=None))  # as long as it takes
     waiting for gateway 'npu/gateway', 30 s: it is not up yet
     >>> print(Wait("worker 'npu/0'", "", "", seconds=31.0, limit=120.0, over=True))
-    worker 'npu/0' is there, after 31 s
+    worker 'npu/0' is connected, after 31 s
     """
 
     who: str
@@ -122,7 +122,7 @@ class Wait(NamedTuple):
 
     def __str__(self) -> str:
         if self.over:
-            return f"{self.who} is there, after {self.seconds:.0f} s"
+            return f"{self.who} is connected, after {self.seconds:.0f} s"
         place = f" at {self.where}" if self.where else ""
         reason = f": {self.why}" if self.why else ""
         limit = "" if self.limit is None else f" of {self.limit:.0f} s"
@@ -133,7 +133,7 @@ Announce: TypeAlias = Callable[[Wait], None]
 
 
 def log_wait(wait: Wait) -> None:
-    """Log a wait as a warning, and its end too."""
+    """Log the start or the end of a wait as a warning."""
     _LOG.warning("%s", wait)
 
 
@@ -148,7 +148,7 @@ class Waiting:
     waiting for worker 'npu/0' at 10.0.0.2:7101, 0 s of 120 s: it is not up yet
     >>> waiting.on("it is not up yet", limit=120.0)
     >>> waiting.off()
-    worker 'npu/0' is there, after 0 s
+    worker 'npu/0' is connected, after 0 s
     >>> waiting.off()
     """
 
@@ -160,7 +160,7 @@ class Waiting:
         self._announce = announce
         self._now = now
         self._since: float | None = None
-        self._said = 0.0
+        self._announced_at = 0.0
         self._why = ""
 
     @property
@@ -175,9 +175,9 @@ class Waiting:
         now = self._now()
         if self._since is None:
             self._since = now if since is None else since
-        elif why == self._why and now - self._said < _AGAIN_SECONDS:
+        elif why == self._why and now - self._announced_at < _AGAIN_SECONDS:
             return
-        self._said, self._why = now, why
+        self._announced_at, self._why = now, why
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))
 
     def off(self) -> None:
@@ -203,7 +203,7 @@ class Clock(Protocol):
         """Seconds since an arbitrary fixed time; monotonic."""
 
     def wait(self, condition: threading.Condition, seconds: float) -> None:
-        """Wait until the (held) condition is notified, at most so long."""
+        """Wait until the condition, whose lock is held, is notified; at most this many seconds."""
 
 
 class MonotonicClock:
@@ -216,7 +216,7 @@ class MonotonicClock:
     def wait(self, condition: threading.Condition, seconds: float) -> None:
         """Wait for the condition with a timeout; may wake early, so callers check again.
 
-        The end of a wait is more exact than by the system's timers alone.
+        The wait ends more precisely than with the system's timers alone.
         """
         if seconds > _OVERSLEEP:
             condition.wait(min(seconds, _LONGEST_WAIT) - _OVERSLEEP)

@@ -1,5 +1,5 @@
-"""Hand connections over from a gateway to a service on the same host: the kernel passes the open socket (SCM_RIGHTS),
-so the service receives the bytes and the address of the dialler directly, and no byte passes through the gateway.
+"""Hand over connections from a gateway to a service on the same host: the kernel passes the open socket (SCM_RIGHTS),
+so the service reads the bytes and the address of the dialler directly, and no byte passes through the gateway.
 """
 
 from __future__ import annotations
@@ -65,17 +65,19 @@ def receive_connections(path: Path, take: Take) -> Iterator[None]:
 def _listen(path: Path) -> socket.socket:
     if not path.parent.is_dir():
         raise ConfigError(
-            "there is no such folder", where=str(path.parent), mend="--services FOLDER, as at the gateway"
+            "the folder does not exist",
+            where=str(path.parent),
+            mend="pass the same --services FOLDER as to the gateway",
         )
     listening = socket.socket(socket.AF_UNIX)
     try:
         with lock_folder(path.parent), _shorten_path(path) as name:
             if _is_taken(name):
                 raise ConfigError(
-                    "another service is there already",
+                    "another service already listens on this socket",
                     where=str(path),
-                    why="a gateway hands each connection to one service of a kind",
-                    mend="end the other one, or --services with a folder of its own",
+                    why="a gateway hands connections over to one service of each kind",
+                    mend="stop the other service, or pass a different folder with --services",
                 )
             path.unlink(missing_ok=True)
             listening.bind(name)
@@ -84,7 +86,7 @@ def _listen(path: Path) -> socket.socket:
     except OSError as error:
         listening.close()
         why = error.strerror or str(error)
-        raise ConfigError("no gateway can hand over connections", where=str(path), why=why) from None
+        raise ConfigError("cannot listen for connections from the gateway", where=str(path), why=why) from None
     except BaseException:
         listening.close()
         raise
@@ -136,14 +138,14 @@ def _receive(listening: socket.socket, take: Take, over: threading.Event) -> Non
             for file in files:
                 _take(file, take)
         except Exception:  # a failure of one connection must not affect others
-            _LOG.exception("a connection that was handed over could not be taken")
+            _LOG.exception("cannot accept a connection from the gateway")
 
 
 def _take(file: int, take: Take) -> None:
     line = socket.socket(fileno=file)
     try:
         if line.family not in (socket.AF_INET, socket.AF_INET6) or line.type != socket.SOCK_STREAM:
-            raise OSError("it is not a TCP connection")
+            raise OSError("not a TCP connection")
         host, port, *_ = line.getpeername()
     except OSError:  # or it has ended meanwhile
         line.close()

@@ -22,7 +22,7 @@ _APART = ("control", "round")  # kinds of tensors that belong to no step
 _MESSAGE_FACTOR = 32  # the most bytes of objects that a byte of JSON may become
 _MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
 _MOST_ROUNDS = 8
-_OVERRUN_BYTES = 12 << 20  # what may still arrive beyond the window once the sender is held
+_OVERRUN_BYTES = 12 << 20  # may still arrive beyond the window after the sender is stopped
 
 
 class _Item(NamedTuple, Generic[T]):
@@ -34,8 +34,8 @@ class _Item(NamedTuple, Generic[T]):
 
 
 class _End(NamedTuple):
-    """Why no more messages will arrive. `at_once`: unread messages are discarded, too. `takes`: the other side may
-    still be sent to.
+    """The reason why no more messages will arrive. `at_once`: unread messages are discarded, too. `takes`: messages may
+    still be sent to the other side.
     """
 
     due: float
@@ -49,15 +49,15 @@ def unsent_error(here: str, there: str, awaited: str, seconds: float) -> NebulaE
     return DeadlineError(
         f"worker '{here}' waited {seconds:g} s for worker '{there}'",
         where=awaited,
-        why=f"'{there}' is alive as far as this link can tell, but it has not sent this",
-        mend=f"look at what '{there}' is doing, or allow more time: 'patience' in the config",
+        why=f"'{there}' is connected and alive, but has not sent this",
+        mend=f"check what '{there}' is doing, or increase 'patience' in the config",
     )
 
 
 class Waiters:
     """The threads of a process that wait at its links, to receive or for room to send.
 
-    A process that waits holds no sender at any of its links, so no two can wait for each other in a circle.
+    While a process waits, it blocks no sender at any of its links, so processes cannot wait for each other in a cycle.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Waiters:
         self._callbacks: list[Callable[[], None]] = []
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        """Register a callback for the first thread that begins to wait."""
+        """Register a callback that is called when a first thread begins to wait."""
         self._callbacks.append(callback)
 
     @contextlib.contextmanager
@@ -87,17 +87,17 @@ class Waiters:
 class Mailbox:
     """Received tensors by key and messages by kind, from one worker, in whatever order they are requested.
 
-    Every key arrives once, and none late: a second copy, or a tensor of a step before the newest one that was taken (of
-    the same program), is a protocol error of the class `fault`, unless it is waited for.
+    Every key arrives once, and none arrives late: a second copy, or a tensor of a step before the newest one that was
+    taken (of the same program), is a protocol error of the class `fault`, unless a thread waits for it.
 
-    `late` makes the error of a wait that timed out, from what was awaited and for how long; a link with more
-    information on its peer sets its own. It is called without the lock.
+    `late` creates the error of a wait that timed out, from the awaited item and the time; a link with more information
+    about its peer sets its own. It is called without the lock.
 
-    A `window` (bytes) applies back-pressure: `flows` is false while more unrequested bytes are stored, unless one of
-    `waiters` waits. Then it is false only while so much is stored beyond what is `due`, the bytes of a tensor that the
-    plan and the rows of the step account for: none before this process has begun the step. A sender sends all of a step
-    before anything of the next, so no receiver waits for what is held back. `on_flow` is called, without the lock, when
-    `flows` becomes true. What exceeds the window by more than any correct sender would send is refused.
+    A `window` (bytes) applies back-pressure: `flows` is false while more unrequested bytes than that are stored, unless
+    one of `waiters` waits. Then only bytes beyond those that are `due` count: the bytes of a tensor that the plan and
+    the rows of the step account for, 0 before this process has begun the step. A sender sends all of a step before
+    anything of the next, so no receiver waits for data that is held back. `on_flow` is called, without the lock, when
+    `flows` becomes true. Data that exceeds the window by more than any correct sender would send is refused.
     """
 
     def __init__(
@@ -157,10 +157,12 @@ class Mailbox:
             if self.window is not None and (self._closed or (failed and key not in self._promised)):
                 return  # it would never be read
             if key in self._tensors or key in self._taken[key.program]:
-                raise self._fault(f"{key} came twice", why="every tensor is sent once")
+                raise self._fault(f"{key} was received twice", why="every tensor is sent once")
             newest = self._newest.get(key.program, key.step)
             if key.step < newest and key not in self._awaited:
-                raise self._fault(f"{key} came late", why=f"'{self.here}' is at step {newest} and nobody waits for it")
+                raise self._fault(
+                    f"{key} is late", why=f"'{self.here}' is at step {newest}, and no thread waits for it"
+                )
             cost = 0
             if self.window is not None and key not in self._awaited:
                 cost = held_bytes(value.nbytes)
@@ -178,14 +180,14 @@ class Mailbox:
             waiting = self._messages[message["kind"]]
             if len(waiting) >= MOST_WAITING:
                 raise self._fault(
-                    f"{MOST_WAITING} messages {message['kind']} wait to be taken",
-                    why="each is answered, or said once: no worker sends so many without an answer",
+                    f"more than {MOST_WAITING} unread messages {message['kind']}",
+                    why="each message is answered or sent once: no worker sends so many without an answer",
                 )
             cost = 0 if self.window is None else held_bytes(size * _MESSAGE_FACTOR)
             others = sum(item.cost for queue in self._messages.values() for item in queue)
             if others > _MOST_OF_MESSAGES:
                 raise self._fault(
-                    f"messages of {others // _MESSAGE_FACTOR} bytes wait to be taken, and {size} more came"
+                    f"{others // _MESSAGE_FACTOR} bytes of unread messages, and {size} more bytes were received"
                 )
             self.held += cost
             waiting.append(_Item(due, message, cost))
@@ -194,8 +196,8 @@ class Mailbox:
     def end(
         self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False, takes: bool = False
     ) -> None:
-        """No more messages will arrive: current and later waits raise this error, and later sends, unless the other
-        side `takes` them. The first end is kept, but a failure (`at_once`) replaces a graceful close.
+        """No more messages will arrive: current and later waits raise this error, and so do later sends, unless the
+        other side `takes` them. The first end is kept, but a failure (`at_once`) replaces a graceful close.
         """
         with self._changed:
             if self._end is None or (at_once and not self._end.at_once):
@@ -223,7 +225,7 @@ class Mailbox:
         """Wait up to `deadline` seconds for the tensor with this key."""
         with self._changed:
             if key in self._taken[key.program]:
-                raise LocalProtocolError(f"{key} was received already", why="every tensor is received once")
+                raise LocalProtocolError(f"{key} was already received", why="every tensor is received once")
             self._awaited.add(key)
         find = partial(self._tensors.get, key)
         with self._asking(find, deadline), self._changed:
@@ -291,13 +293,15 @@ class Mailbox:
 
     def _hold(self, key: Key, cost: int, window: int) -> None:
         """Count a tensor that was not requested yet, and refuse more than a sender that follows the plan would send. Of
-        kinds that belong to no step, such a sender sends only a few beyond the window: those before one that is waited
-        for here.
+        kinds that belong to no step, such a sender sends only a few beyond the window: those that precede one for which
+        a thread waits.
         """
         if key.kind in _APART:
             most = window + _OVERRUN_BYTES + (_MOST_ROUNDS * cost if key.kind == "round" else 0)
             if self.held > window and self._apart > most:
-                raise self._fault(f"{key} came, and {self._apart} bytes lie here that nobody has asked for")
+                raise self._fault(
+                    f"{key} was received, and {self._apart} bytes are stored here that were not requested"
+                )
             self._apart += cost if self.held > window else 0
         self.held += cost
 
@@ -309,7 +313,7 @@ class Mailbox:
             self._apart = 0
 
     def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, promised: bool = False) -> bool:
-        """Wait for a condition; returns whether it became true in time."""
+        """Wait for an item; returns whether it arrived in time."""
         start = self._clock.now()
         limit = start + deadline
         while True:

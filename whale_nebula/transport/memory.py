@@ -1,7 +1,7 @@
-"""Links inside one process with emulated lines: full duplex, with rate and delay.
+"""Links inside one process over emulated WAN links: full duplex, with rate and delay.
 
-A tensor is passed by reference. The times on a real line are only computed: when its last byte leaves (after everything
-sent before it over the same line), and when that byte arrives. The receiver waits until then.
+A tensor is passed by reference. Its times on a real WAN link are computed: when its last byte leaves (after everything
+sent before it over the same WAN link), and when that byte arrives. The receiver waits until then.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from whale_nebula.wire.tensor import dtype_code
 
 
 class Passage(NamedTuple):
-    """Times of a message on an emulated line: when its first byte enters, when its last byte leaves, and when that
-    arrives.
+    """Times of a message on an emulated WAN link: when its first byte enters, when its last byte leaves, and when that
+    byte arrives.
     """
 
     start: float
@@ -40,7 +40,7 @@ class Passage(NamedTuple):
 
 
 class EmulatedLine:
-    """One direction of a line between two clusters; all workers of these clusters share it."""
+    """One direction of a WAN link between two clusters; all workers of these clusters share it."""
 
     def __init__(self, rate: float | None, delay: float, clock: Clock) -> None:
         self._seconds_per_byte = 8.0 / rate if rate else 0.0
@@ -50,7 +50,7 @@ class EmulatedLine:
         self._free_at = 0.0
 
     def occupy(self, size: int, *, overtakes: bool = False) -> Passage:
-        """Occupy the line for the time of a message."""
+        """Occupy the WAN link for the time of a message."""
         with self._lock:
             now = self._clock.now()
             start = now if overtakes else max(now, self._free_at)
@@ -102,7 +102,7 @@ class MemoryLink(Link):
 
 
 class MemoryNetwork:
-    """All links of one process; `lines` has the lines between clusters, used in each direction. Others are unlimited.
+    """All links of one process; `lines` are the WAN links between clusters, in each direction. Others are unlimited.
 
     >>> network = MemoryNetwork()
     >>> here = network.link("gpu/0", "npu/0", "gpu", "npu")
@@ -122,7 +122,7 @@ class MemoryNetwork:
     def link(self, source: str, destination: str, source_cluster: str, destination_cluster: str) -> MemoryLink:
         """The end of worker `source` of its link to worker `destination`."""
         if source == destination:
-            raise LocalProtocolError(f"worker '{source}' needs no link to itself")
+            raise LocalProtocolError(f"worker '{source}' cannot have a link to itself")
         with self._lock:
             inbox = self._mailbox(here=source, there=destination)
             outbox = self._mailbox(here=destination, there=source)
@@ -152,5 +152,5 @@ def _checked_size(array: Payload, size: int | None) -> int:
         dtype_code(str(getattr(dtype, "name", dtype)))
     size = getattr(array, "nbytes", None) if size is None else size
     if size is None:
-        raise LocalProtocolError(f"a {type(array).__name__} does not say its size", mend="give size=")
+        raise LocalProtocolError(f"the size of a {type(array).__name__} is unknown", mend="pass size=")
     return int(size)

@@ -31,9 +31,9 @@ class Parcel(NamedTuple):
 
 
 class Shipment(NamedTuple):
-    """One frame for the carrier, and the parcel of which it is a part, if any; `last` ends that parcel.
+    """One frame for the carrier, and the parcel that it is a part of, if any; `last` ends that parcel.
 
-    `share` is what it releases of the budget once it has left.
+    `share` is the part of the budget that it releases once it has left.
     """
 
     packet: Packet
@@ -45,10 +45,10 @@ class Shipment(NamedTuple):
 class Outbox:
     """Send queue of a link, which decides the order of frames. Thread-safe.
 
-    `put` blocks while more than `budget` bytes wait (one parcel is always accepted), inside of `waiting`. Queued
-    parcels are preceded by the greeting, retransmitted frames, urgent parcels and acknowledgements. One thread takes
-    `next` and releases each `share` by `done`; it waits on `changed`. `finish` drains the queue; `stop` ends it at once
-    and wakes blocked senders. `beat` is the time in seconds without a frame after which a heartbeat is sent.
+    `put` blocks, inside `waiting`, while more than `budget` bytes wait (one parcel is always accepted). The greeting,
+    retransmitted frames, urgent parcels and acknowledgements precede queued parcels. One thread takes `next` and
+    releases each `share` with `done`; it waits on `changed`. `finish` drains the queue; `stop` ends it immediately and
+    wakes blocked senders. `beat` is the time in seconds without a frame after which a heartbeat is sent.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Outbox:
                 if left <= 0:
                     raise DeadlineError(
                         f"waited {deadline:g} s to send to worker '{there}'",
-                        why=f"{self.waiting} bytes wait for the line and none has left it for long, or it is too slow",
-                        mend="look at the line, or allow more time: 'patience' in the config",
+                        why=f"{self.waiting} bytes are queued: the network is stalled or too slow",
+                        mend="check the network, or increase 'patience' in the config",
                     )
                 self._room.wait(min(left, 3600.0))
             return self._queue(parcel)
@@ -126,7 +126,7 @@ class Outbox:
             return True
 
     def put_last(self, parcel: Parcel) -> bool:
-        """Queue a parcel behind all others, whatever the budget, and accept no more; False if nothing is written any
+        """Queue a parcel after all others, whatever the budget, and accept no more; False if nothing is written any
         more.
         """
         with self.changed:
@@ -203,7 +203,7 @@ class Outbox:
         self._again.clear()
 
     def disconnect(self) -> None:
-        """The connection is lost; frames to be sent first, or retransmitted, are determined anew for the next one."""
+        """The connection is lost; the frames to send first, or to retransmit, are determined again for the next one."""
         self.connection = None
         self._first.clear()
         self._again.clear()

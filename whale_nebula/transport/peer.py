@@ -1,4 +1,4 @@
-"""A link to a worker in another process, over a carrier that may break: the session survives reconnection.
+"""A link to a worker in another process, over a carrier that may break: the session survives reconnections.
 
 One thread sends, the carrier's threads receive, a third checks timeouts. All of them share one condition, which also
 guards the conversation and is never held while a frame is passed to the carrier.
@@ -65,12 +65,12 @@ class PeerLink(Link):
     """One worker's end of a link to a worker in another process, over a carrier.
 
     `greeting` has the identities of both workers and of the run. `expect` returns what the plan allows for a key (None:
-    unexpected). `budget` is how many bytes may be queued before `send` blocks. It also bounds the bytes that are kept
-    until they are acknowledged; and once a fifth of it has arrived unrequested, the other side is held. `window` is how
-    many bytes may arrive out of order, for carriers of several lanes. With a `prover` both sides authenticate each
-    other, and with `sealed` frames are encrypted from end to end. `announce` is called for every wait. `waiters` are
-    shared by all links of a process. `arrive` is called if a peer's greeting has other numbers of workers than
-    `greeting`; without it, such a peer ends the link.
+    unexpected). `budget` is how many bytes may be queued before `send` blocks. It also limits the bytes that are kept
+    until they are acknowledged; and once a fifth of it has arrived unrequested, back-pressure stops the other side.
+    `window` is how many bytes may arrive out of order, for carriers of several lanes. With a `prover` both sides
+    authenticate each other, and with `sealed` frames are encrypted end to end. `announce` is called for every wait.
+    `waiters` are shared by all links of a process. `arrive` is called if the numbers of workers in a peer's greeting
+    differ from those in `greeting`; without it, such a peer ends the link.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PeerLink(Link):
 
     def fail(self, reason: Mapping[str, Any], *, last: bool = False) -> None:
         """Notify the other worker of a failure and its cause: ahead of the queue, which is dropped as the link ends, or
-        behind it, as the `last` message.
+        after it, as the `last` message.
         """
         failpoint("failure.telling")
         cut = {name: value[:_LONGEST_REASON] if isinstance(value, str) else value for name, value in reason.items()}
@@ -187,7 +187,7 @@ class PeerLink(Link):
                 self._count_message(parcel.payload.size)
 
     def part(self) -> None:
-        """Send a farewell without waiting: of several links that end together each parts, and then each is closed."""
+        """Send a farewell without waiting. Of several links that end together, all send theirs before any is closed."""
         if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             failpoint("link.parting")
             self._say_farewell()
@@ -225,7 +225,7 @@ class PeerLink(Link):
             self._count_message(self._farewell.payload.size)
 
     def _drain(self) -> None:
-        """Wait for the end of the conversation as long as it can be reached."""
+        """Wait for the end of the conversation while it can still be reached."""
         with self._changed:
             sent, received, since = self._progress(), self._conversation.received, self._now()
             taken = since  # when the other side last received something; what it sends does not extend the wait
@@ -246,10 +246,10 @@ class PeerLink(Link):
             else:
                 return
         error = DeadlineError(
-            f"worker '{self.there}' has not taken what it was sent, for {round(stall, 1):g} s",
+            f"worker '{self.there}' has received nothing for {round(stall, 1):g} s",
             where=self._carrier.where,
             why=f"'{self.here}' closes its link, and {self._unsent} bytes were not acknowledged",
-            mend=f"look at what '{self.there}' is doing, or allow more time: 'patience' in the config",
+            mend=f"check what '{self.there}' is doing, or increase 'patience' in the config",
         )
         _LOG.warning("%s", error)
         self.lost(error)
@@ -263,7 +263,7 @@ class PeerLink(Link):
         return self._outbox.waiting + self._conversation.unacked
 
     def _worth_waiting(self) -> bool:
-        """Whether more than a farewell is unacknowledged by a worker that still needs it, so that waiting is
+        """Whether more than a farewell is unacknowledged and the other worker still needs it, so that waiting is
         worthwhile.
         """
         ending = self._failed or self._fail_received or self._bye_received
@@ -271,7 +271,7 @@ class PeerLink(Link):
 
     @property
     def _over(self) -> bool:
-        """Whether both sides have said farewell and all frames were acknowledged, or the peer has ended."""
+        """Whether both sides have sent a farewell and all frames were acknowledged, or the peer has ended."""
         if self._deaf:
             return self._conversation.ready and not self._outbox.urgent
         if self._fail_received:
@@ -295,8 +295,8 @@ class PeerLink(Link):
             while (found := self._next()) is not None:
                 self._ship(*found)
         except Exception as error:  # after any error, no caller may wait for what will not be sent
-            _LOG.error("the link from %s to %s is broken by its own side: %s", self.here, self.there, error)
-            why = f"this side's sender has failed: {error!r}"
+            _LOG.error("the link from %s to %s failed on this side: %s", self.here, self.there, error)
+            why = f"the sender of this side has failed: {error!r}"
             self.lost(error if isinstance(error, NebulaError) else lost_error(self.there, why))
         finally:
             self._end()
@@ -424,7 +424,7 @@ class PeerLink(Link):
             failpoint("frames.again", self._carrier.drop)
         self._outbox.again(event.resend)
         if event.resumed:
-            _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
+            _LOG.info("%s and %s resume: %d frames are retransmitted", self.here, self.there, len(event.resend))
 
     def _accept(self, event: TensorArrived | MessageArrived) -> bool:
         """Deliver complete messages to the mailbox. A fault in one ends the link, since its frame was acknowledged and
@@ -467,7 +467,7 @@ class PeerLink(Link):
         key = self._roster.key(header)
         bound = self._expect(key)
         if bound is None:
-            raise RemoteProtocolError(f"{key} came, which the plan does not know")
+            raise RemoteProtocolError(f"{key} was received, but is not in the plan")
         return bound
 
     def _find_due(self, key: Key) -> float:
@@ -476,8 +476,8 @@ class PeerLink(Link):
         return math.inf if bound is None else bound.due
 
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
-        """Handle an invalid frame: after random damage it is retransmitted on the next connection; a deliberate one
-        would be invalid again.
+        """Handle an invalid frame: after random damage it is retransmitted on the next connection; after any other
+        fault it would be invalid again.
         """
         if isinstance(error, ExpiredError):  # it may be renewed at any time
             self._healing = error
@@ -487,7 +487,7 @@ class PeerLink(Link):
         if (
             silent and isinstance(error, StaleWorkerError) and error.fresh
         ):  # the previous process is dead, and so its launcher
-            what = f"worker '{self.there}' was restarted, by a launcher that is new"
+            what = f"worker '{self.there}' was restarted by a new launcher"
             error = PeerRestartedError(what, why=error.what)
         if isinstance(error, OtherWorkersError):
             (self._arrive or self.lost)(error)
@@ -514,7 +514,7 @@ class PeerLink(Link):
                 return
             self._deaf = True
             error.where = error.where or f"from worker '{self.there}'"
-            self._break_off(error, {"what": f"it could not understand what '{self.there}' sent", "why": error.what})
+            self._break_off(error, {"what": f"invalid data from '{self.there}'", "why": error.what})
             self._changed.notify_all()
 
     # Called by the supervising thread.
@@ -524,7 +524,7 @@ class PeerLink(Link):
             try:
                 self._check_liveness()
             except Exception:  # a transient lack of memory or files must not end the supervision
-                _LOG.exception("%s could not look after its link to %s", self.here, self.there)
+                _LOG.exception("%s cannot supervise its link to %s", self.here, self.there)
 
     def _check_liveness(self) -> None:
         """Check that frames arrive from the other worker, and that the wait for it is within the patience."""
@@ -558,7 +558,7 @@ class PeerLink(Link):
                 self._prover.check_live(certificate, self.there)
         except IdentityError as error:
             if ready:
-                _LOG.warning("%s ends its connection to %s: %s", self.here, self.there, error.what)
+                _LOG.warning("%s closes its connection to %s: %s", self.here, self.there, error.what)
                 self._carrier.drop(error.what)
             if isinstance(error, ExpiredError):
                 self._healing = error
@@ -568,10 +568,10 @@ class PeerLink(Link):
     def _trouble(self, ready: bool) -> str:
         state = self._carrier.state()
         if ready:
-            return "nothing is heard from it"
+            return "no messages from it"
         if isinstance(self._healing, StaleWorkerError):
             return self._healing.what
-        return state.trouble or ("it has not greeted yet" if state.connected else "there is no connection")
+        return state.trouble or ("it has not sent its greeting yet" if state.connected else "there is no connection")
 
     def _explain_late(self, awaited: str, seconds: float) -> NebulaError:
         """The error for a late item: the other worker is not connected, is silent, or has not sent it."""
@@ -590,5 +590,5 @@ class PeerLink(Link):
 
 def _wrap_unexpected(error: Exception) -> RemoteProtocolError:
     """Wrap an unexpected exception in the processing of received data, so that it is reported."""
-    _LOG.error("what has come was taken for an error of the other side", exc_info=error)
-    return RemoteProtocolError("what has come cannot be taken", why=f"{type(error).__name__}: {str(error)[:200]}")
+    _LOG.error("cannot process received data, which is reported as an error of the other side", exc_info=error)
+    return RemoteProtocolError("cannot process received data", why=f"{type(error).__name__}: {str(error)[:200]}")

@@ -33,7 +33,7 @@ _MOST_CODEC, _MOST_NUMBER = (1 << 16) - 1, (1 << 32) - 1
 
 
 class Packed(NamedTuple):
-    """A tensor as encoded by a codec: a row of bytes that links do not interpret.
+    """A tensor encoded by a codec: a row of bytes that links do not interpret.
 
     `codec` is its number on the wire (1 to 65535), `state` the version of the state that it encoded with. `dtype` and
     `dims` are those of the tensor before encoding.
@@ -62,21 +62,21 @@ class Packed(NamedTuple):
 
 
 def check_packed(packed: Packed) -> Packed:
-    """Refuse what a frame cannot represent, on every link: a memory link accepts no more than the others."""
+    """Refuse a payload that a frame cannot represent, on every link: a memory link accepts no more than the others."""
     data: Any = packed.data
     fault: str | None
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
         fault = "its data is not a byte string"
     elif not 1 <= packed.codec <= _MOST_CODEC:
-        fault = f"codec {packed.codec}; what no codec made is sent as an array"
+        fault = f"codec {packed.codec} is not from 1 to {_MOST_CODEC}; data without a codec is sent as an array"
     elif not 0 <= packed.state <= _MOST_NUMBER:
-        fault = f"state {packed.state}"
+        fault = f"state {packed.state} is out of range"
     elif not all(0 <= size <= _MOST_NUMBER for size in packed.dims):
-        fault = f"sizes {packed.dims}"
+        fault = f"sizes {packed.dims} are out of range"
     else:
         fault = find_fault(packed.describe(Header(Kind.SCALAR, flags=Flag.LAST)))
     if fault:
-        raise LocalProtocolError(f"this Packed cannot cross a link: {fault}")
+        raise LocalProtocolError(f"cannot send this Packed over a link: {fault}")
     return packed
 
 
@@ -139,10 +139,10 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class LinkTotals:
-    """Statistics of what one worker has sent on one link.
+    """Statistics of the data that one worker has sent on one link.
 
-    `payload_bytes` are the tensors as they were sent, `bytes` everything (frame headers and control
-    messages too), `raw_bytes` the same tensors in their own element type, before any codec.
+    `payload_bytes` are the tensors as they were sent, `bytes` everything (including frame headers and control
+    messages), `raw_bytes` the same tensors in their own element type, before any codec.
     """
 
     payload_bytes: int = 0
@@ -162,7 +162,7 @@ class LinkTotals:
 
 
 Sent: TypeAlias = Callable[[Key, int, float, float], None]
-"""Called with a tensor that was sent: its key, its bytes on the wire, and when it occupied the line (time.monotonic).
+"""Called with a tensor that was sent: its key, its bytes on the wire, and when it occupied the link (time.monotonic).
 """
 
 
@@ -186,7 +186,7 @@ class Roster:
     def number(self, worker: str) -> int:
         """The number of a worker."""
         if worker not in self._numbers:
-            raise LocalProtocolError(f"no worker '{worker}' in this run", why=f"its workers are {self.workers}")
+            raise LocalProtocolError(f"this run has no worker '{worker}'", why=f"its workers are {self.workers}")
         return self._numbers[worker]
 
     def header(self, key: Key) -> Header:
@@ -207,9 +207,7 @@ class Roster:
     def key(self, header: Header) -> Key:
         """The key in this header."""
         if max(header.source, header.destination) >= len(self.workers):
-            raise RemoteProtocolError(
-                f"a frame from worker {header.source} to {header.destination}, which do not exist"
-            )
+            raise RemoteProtocolError(f"invalid frame: worker {header.source} or {header.destination} does not exist")
         ends = self.workers[header.source], self.workers[header.destination]
         kind = _BY_HEADER[header.kind, header.direction]
         return Key(kind, header.program, header.step, header.phase, header.micro_batch, header.slot, *ends)

@@ -1,5 +1,5 @@
-"""Buffers of a conversation: sent frames that are unacknowledged, frames that arrived early, and partly received
-tensors, within the limits of the plan.
+"""Buffers of a conversation: unacknowledged sent frames, frames that arrived early, and partly received tensors, within
+the limits of the plan.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from whale_nebula.wire.frame import Flag, Header
 from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
 Packet: TypeAlias = tuple[bytes, Bytes]
-"""One whole frame: the bytes of its header, and its payload as sent."""
+"""One complete frame: the bytes of its header, and its payload as sent."""
 
 FIRST = 1  # the number of the first frame; 0 marks unnumbered frames
 _OVERHEAD = 512  # of one held frame, in memory
 
 
 def held_bytes(size: int) -> int:
-    """Memory of a held frame of this size; both sides count budgets in it."""
+    """The memory of a held frame of this size; both sides count their budgets in these units."""
     return size + _OVERHEAD
 
 
@@ -36,10 +36,10 @@ class Acknowledged(NamedTuple):
 
 
 class Replay:
-    """The sent frames, from the first that is not acknowledged on.
+    """The sent frames, beginning with the first that is not acknowledged.
 
     It keeps the original bytes (a view of the tensor, or the ciphertext), so a retransmitted frame is identical to the
-    first one. It never drops any: the sender checks `room` first, and waits while there is none.
+    first one. It never drops a frame: the sender checks `room` first, and waits while there is none.
     """
 
     def __init__(self, budget: int) -> None:
@@ -62,7 +62,7 @@ class Replay:
     def check(self, ack: int) -> None:
         """Refuse an acknowledgement of frames that were never sent."""
         if ack > self.next:
-            raise RemoteProtocolError(f"frame {ack} is asked for, and only {self.next - FIRST} were sent")
+            raise RemoteProtocolError(f"invalid acknowledgement: frame {ack}, but only {self.next - FIRST} were sent")
 
     def acknowledge(self, ack: int) -> list[Acknowledged]:
         """Drop all frames before this number; older acknowledgements have no effect."""
@@ -77,12 +77,14 @@ class Replay:
     def since(self, number: int) -> list[Packet]:
         """The frames to retransmit to a side that expects this number."""
         if not self.oldest <= number <= self.next:
-            raise LocalProtocolError(f"frame {number} is not kept", why=f"kept are {self.oldest} to {self.next - 1}")
+            raise LocalProtocolError(
+                f"frame {number} is no longer stored", why=f"frames {self.oldest} to {self.next - 1} are stored"
+            )
         return [packet for at, packet in enumerate(self._kept, start=self.oldest) if at >= number]
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest frame that is kept, or the next one's."""
+        """The number of the oldest frame that is kept, or of the next frame if none is."""
         return self.next - len(self._kept)
 
 
@@ -104,25 +106,25 @@ class Arrivals(Generic[T]):
         """Add a received frame: it is due, or held until the frames before it have arrived."""
         if number < self.expected or number in self._held:
             raise RemoteProtocolError(
-                f"frame {number} came twice over one connection",
-                why="it is sent again only over the next one, if it was lost with this one",
+                f"frame {number} was received twice over one connection",
+                why="a frame is retransmitted only over the next connection, if it was lost with this one",
             )
         size = held_bytes(size) if number > self.expected else 0
         if self.bytes + size > self._window or number - self.expected > _MOST_HELD:
             raise RemoteProtocolError(
-                f"frame {number} came where frame {self.expected} was due",
-                why=f"{len(self._held)} frames wait for it, and no more than {self._window} bytes may",
+                f"received frame {number}, but expected frame {self.expected}",
+                why=f"{len(self._held)} early frames are stored, which may have at most {self._window} bytes",
             )
         self._held[number] = (frame, size)
         self.bytes += size
 
     @property
     def due(self) -> T | None:
-        """The frame that is to be taken next, if it has arrived."""
+        """The next frame in order, if it has arrived."""
         return self._held[self.expected][0] if self.expected in self._held else None
 
     def advance(self) -> None:
-        """The due frame was taken."""
+        """Remove the due frame."""
         self.bytes -= self._held.pop(self.expected)[1]
         self.expected += 1
 
@@ -141,8 +143,8 @@ class Bound(NamedTuple):
     """The plan's limits of a tensor: element type, and the largest size of every axis.
 
     `codecs` are those that may have encoded it (by default none), and `extra` is how many bytes more than the tensor
-    itself their output may have: heads of packed data, and rows that did not get smaller. `due` is how many bytes of it
-    this step accounts for: stored bytes beyond that hold its sender.
+    itself their output may have: headers of packed data, and rows that were not compressed. `due` is the number of its
+    bytes that this step accounts for: stored bytes beyond that cause back-pressure.
     """
 
     dtype: str
@@ -152,10 +154,10 @@ class Bound(NamedTuple):
     due: float = math.inf
 
     @property
-    def said(self) -> str:
+    def sizes(self) -> str:
         """The sizes, for a message.
 
-        >>> Bound("float16", (2**32 - 1, 8)).said
+        >>> Bound("float16", (2**32 - 1, 8)).sizes
         '[any, 8]'
         """
         return f"[{', '.join('any' if size >= _NO_MORE else str(size) for size in self.most)}]"
@@ -183,10 +185,10 @@ Expect: TypeAlias = Callable[[Header], Bound | None]
 class Assembly:
     """Assembles the tensors of one direction: one after the other, each from its first chunk to its last.
 
-    `expect` is called before anything is allocated. It returns the plan's limits for a header, raises
+    `expect` is called before memory is allocated. It returns the plan's limits for a header, raises
     `RemoteProtocolError` for an unexpected tensor, or returns None: then, as without `expect`, a tensor may have up to
     `limit` bytes, an encoded one both before and after encoding. If `place` raises, nothing changes, and a chunk that
-    was placed but did not arrive whole may be placed again.
+    was placed but did not arrive completely may be placed again.
     """
 
     def __init__(self, expect: Expect | None = None, *, limit: int = MAX_TENSOR_BYTES) -> None:
@@ -221,7 +223,7 @@ class Assembly:
         if header.encoded:
             return [TensorArrived(header, data)]
         if header.dtype == 1 and data.size and data.max() > 1:
-            raise RemoteProtocolError("a bool that is neither 0 nor 1")
+            raise RemoteProtocolError("invalid bool tensor: a value is neither 0 nor 1")
         return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
 
     def _check(self, header: Header) -> None:
@@ -231,23 +233,23 @@ class Assembly:
             dtype = dtype_of(header.dtype)
             name = dtype.name if dtype else "?"
             if not bound.admits(name, header.dims):
-                wanted = f"{bound.dtype}, at most {bound.said}"
-                raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
+                wanted = f"{bound.dtype}, at most {bound.sizes}"
+                raise RemoteProtocolError(f"received {name}{list(header.dims)}, but the plan expects {wanted}")
             if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
                 allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
                 raise RemoteProtocolError(
-                    f"{header.whole} bytes of codec {header.codec} came for a tensor of {raw}, "
-                    f"where the plan allows {allowed}"
+                    f"received {header.whole} bytes of codec {header.codec} for a tensor of {raw} bytes, "
+                    f"but the plan allows {allowed}"
                 )
         if (size := max(header.whole, raw)) > self._limit:
-            raise RemoteProtocolError(f"a tensor of {size} bytes is above this link's limit of {self._limit}")
+            raise RemoteProtocolError(f"a tensor of {size} bytes exceeds this link's limit of {self._limit}")
 
 
 def _allocate(size: int) -> Bytes:
     try:
         return np.empty(size, np.uint8)
     except MemoryError:
-        raise RemoteProtocolError(f"no memory for a tensor of {size} bytes") from None
+        raise RemoteProtocolError(f"cannot allocate memory for a tensor of {size} bytes") from None
 
 
 def _common(header: Header) -> Header:

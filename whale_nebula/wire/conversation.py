@@ -1,7 +1,7 @@
 """The session state machine of two workers, sans-I/O: frames in, events and frames out.
 
-It outlives its connections. On each of them both sides greet and authenticate; then numbered frames are sent both ways,
-each of which acknowledges the other side's. After a broken connection the next one resumes: frames that were not
+It outlives its connections. On each connection both sides greet and authenticate; then they send numbered frames, which
+also acknowledge the other side's frames. After a broken connection the next one resumes: frames that were not
 acknowledged are retransmitted byte for byte, and duplicates are dropped. It uses no clock and no lock: its owner calls
 it from one thread at a time.
 """
@@ -48,7 +48,7 @@ from whale_nebula.wire.message import Side, State, Word, decode_message, encode_
 from whale_nebula.wire.tensor import Bytes
 
 BUDGET_BYTES = 40 << 20
-"""Send budget. With the receiver's buffer before back-pressure, and one message, a link takes at most 64 MiB of memory.
+"""Send budget. With the receiver's buffer before back-pressure, and one message, a link uses at most 64 MiB of memory.
 """
 ACK_BYTES = BUDGET_BYTES // 4
 GREETING_BYTES = 64 << 10
@@ -57,13 +57,13 @@ _ENDED = (State.DRAINED, State.FAILED)
 
 
 class Answer(NamedTuple):
-    """Event: the other side has greeted. These frames are to be sent now."""
+    """Event: the other side has sent its HELLO. These frames must be sent now."""
 
     packets: list[Packet]
 
 
 class Opened(NamedTuple):
-    """Event: both sides are authenticated. These frames, which the other side lacks, are to be sent first.
+    """Event: both sides are authenticated. These frames, which the other side lacks, must be sent first.
 
     `resumed`: this is not the first connection.
     """
@@ -83,7 +83,7 @@ class Conversation:
     acknowledged; `window` how many may arrive early (more than 0 if several connections carry the frames, none of which
     overtakes the greeting). While `flows` is false nothing more is acknowledged, so the other side stalls once its
     budget is used up, and more than that is refused. With a `prover` both sides authenticate, and with `sealed` frames
-    are encrypted from end to end.
+    are encrypted end to end.
 
     A violation by the other side raises `RemoteProtocolError`, now and until `disconnect`; complete frames before it
     are kept, so a new connection resumes after the last valid frame.
@@ -145,7 +145,7 @@ class Conversation:
 
     @property
     def peer_certificate(self) -> str | None:
-        """The certificate by which the other side has authenticated, on the current connection or the previous one;
+        """The certificate with which the other side has authenticated, on the current connection or the previous one;
         None before that, and without a prover.
         """
         return self._introduction.certificate
@@ -170,7 +170,7 @@ class Conversation:
     def connect(self) -> list[Packet]:
         """A connection is up: returns the frames to send on it first."""
         if self._connected:
-            raise LocalProtocolError("there is a connection already", mend="call disconnect() first")
+            raise LocalProtocolError("there is already a connection", mend="call disconnect() first")
         self._connected = True
         expected = self._arrivals.expected
         packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
@@ -192,7 +192,7 @@ class Conversation:
         `header` and `chunk` are an item of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
         if not self.ready:
-            raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
+            raise LocalProtocolError("cannot send a frame before the greeting is complete", mend="wait for Opened")
         message, fault = None, None
         if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
             fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
@@ -201,7 +201,7 @@ class Conversation:
         elif header.flags & Flag.SEALED:
             fault = "a sealed header"
         elif header.kind != Kind.CONTROL and self.room() <= 0:
-            fault = f"{self.unacked} bytes are not acknowledged, and no more may be"
+            fault = f"the budget is used up: {self.unacked} bytes are not acknowledged"
         elif header.kind == Kind.CONTROL:
             try:
                 message = decode_message(chunk.tobytes())
@@ -209,7 +209,7 @@ class Conversation:
                 raise LocalProtocolError(error.what) from None
         side = fault or speak(self._ours, header, message)
         if isinstance(side, str):
-            raise LocalProtocolError(f"this frame must not be sent: {side}")
+            raise LocalProtocolError(f"invalid outgoing frame: {side}")
         numbered = header._replace(conversation=self.number, sequence=self._replay.next, ack=self._acknowledge())
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
@@ -231,7 +231,7 @@ class Conversation:
     def beat(self) -> Packet:
         """A heartbeat frame, which also acknowledges."""
         if not self.ready:
-            raise LocalProtocolError("nothing is sent before the greeting is over")
+            raise LocalProtocolError("cannot send a heartbeat before the greeting is complete")
         return self._bare(Kind.BEAT)
 
     def _acknowledge(self) -> int:
@@ -252,21 +252,21 @@ class Conversation:
     # Incoming frames.
 
     def receive(self, message: bytes | bytearray | memoryview) -> list[Event]:
-        """Process one whole frame; returns the events that it completes, in order. Errors are raised now and at every
-        later call; if valid frames waited for this one, their events are returned now, and the error is raised from
-        then on.
+        """Process one complete frame; returns the events that it completes, in order. Errors are raised now and at
+        every later call; if valid frames waited for this one, their events are returned now, and the error is raised
+        at later calls.
         """
         if self._error is not None:
             raise self._error
         if not self._connected:
-            raise LocalProtocolError("bytes came where there is no connection", mend="call connect() first")
+            raise LocalProtocolError("received bytes without a connection", mend="call connect() first")
         events: list[Event] = []
         try:
             self._receive(message, events)
         except Exception as error:  # any error in decoding is a fault of the received frame
             if not isinstance(error, NebulaError):
                 why = f"{type(error).__name__}: {escape_foreign_text(error, 200)}"
-                unreadable = RemoteProtocolError("a frame came that cannot be read", why=why)
+                unreadable = RemoteProtocolError("cannot decode a received frame", why=why)
                 unreadable.__cause__ = error
                 error = unreadable
             self._error = error
@@ -277,27 +277,27 @@ class Conversation:
     def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
         """Check a frame, and process it if it belongs to the greeting, has no number, or is the next in order."""
         if len(message) < HEADER_BYTES:
-            raise DamagedFrameError(f"{len(message)} bytes came, which is less than a frame's header")
+            raise DamagedFrameError(f"received {len(message)} bytes, which is less than a frame's header")
         data = np.frombuffer(message, np.uint8)
         header, crc = unpack(data[:HEADER_BYTES].tobytes(), sealed=self._exchange is not None)
         payload = data[HEADER_BYTES:]
         if payload.size != header.length:
-            raise DamagedFrameError(f"{payload.size} bytes came in a frame of {header.length}")
+            raise DamagedFrameError(f"received {payload.size} bytes in a frame of {header.length}")
         if (header.source, header.destination) != (self._there, self._here):
             raise RemoteProtocolError(
-                f"a frame from worker {header.source} to worker {header.destination}, where worker {self._there} "
-                f"speaks to worker {self._here}"
+                f"received a frame from worker {header.source} to worker {header.destination} on the link from worker "
+                f"{self._there} to worker {self._here}"
             )
         if checksum(payload) != crc:
             raise DamagedFrameError("the checksum of a frame's payload is wrong")
         if header.conversation == 0:
             self._greet(header, payload, events)
         elif not self.ready:
-            raise RemoteProtocolError("a frame came before the greeting was over")
+            raise RemoteProtocolError("received a frame before the greeting was complete")
         elif header.conversation != self.number:
             raise RemoteProtocolError(
-                f"a frame of conversation {header.conversation} in conversation {self.number}",
-                why="it is left from a process that is no more",
+                f"received a frame of conversation {header.conversation} in conversation {self.number}",
+                why="it was sent by a process that no longer exists",
             )
         elif header.kind in BARE:
             events += self._replay.acknowledge(header.ack)
@@ -305,7 +305,7 @@ class Conversation:
             self._arrivals.add(header.sequence, (header, payload), HEADER_BYTES + payload.size)
             if self._taken_bytes + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
                 raise RemoteProtocolError(
-                    f"frame {header.sequence} came where {self._taken_bytes + self._arrivals.bytes} bytes are not "
+                    f"received frame {header.sequence} while {self._taken_bytes + self._arrivals.bytes} bytes are not "
                     "acknowledged",
                     why=f"the budget of both sides is {self._replay.budget} bytes",
                 )
@@ -318,18 +318,18 @@ class Conversation:
         """The events of the frame that is due. A refused frame changes nothing."""
         self._replay.check(header.ack)
         if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
-            raise RemoteProtocolError("a frame is not sealed where all are")
+            raise RemoteProtocolError("received an unsealed frame on a sealed link")
         plain, message = open_header(header), None
         if plain.kind == Kind.CONTROL:
             data = self._open_into(np.empty(plain.length, np.uint8), header, payload).tobytes()
             if is_lines(data) and self._theirs.say(Word.LINES) is None:  # not parsed, as it may be large
                 raise RemoteProtocolError(
-                    f"the other side said what it may not: {Word.LINES} in state {self._theirs.state}"
+                    f"unexpected message from the other side: {Word.LINES} in state {self._theirs.state}"
                 )
             message = decode_message(data)
         side = speak(self._theirs, plain, message)
         if isinstance(side, str):
-            raise RemoteProtocolError(f"the other side said what it may not: {side}")
+            raise RemoteProtocolError(f"unexpected message from the other side: {side}")
         events: list[Event]
         if message is not None:
             events = [MessageArrived(plain, message)]
@@ -357,7 +357,9 @@ class Conversation:
         word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
         side = self._theirs.say(word) if word else None
         if side is None:
-            raise RemoteProtocolError(f"{escape_foreign_text(message['kind'])} in state {self._theirs.state}")
+            raise RemoteProtocolError(
+                f"unexpected greeting: {escape_foreign_text(message['kind'])} in state {self._theirs.state}"
+            )
         if word is Word.HELLO:
             events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
             self._ours = _require_side(self._ours.say(Word.AUTH))
@@ -372,10 +374,10 @@ class Conversation:
         theirs = hellos[1]
         if not max(self._replay.oldest, theirs.acknowledged) <= theirs.received <= self._replay.next:
             raise RemoteProtocolError(
-                f"worker '{theirs.worker}' expects frame {theirs.received}, and there are {self._replay.oldest} to "
-                f"{self._replay.next - 1}",
-                why="it has heard from another process of this worker, or it forgets what it has heard",
-                mend="start all workers again",
+                f"worker '{theirs.worker}' expects frame {theirs.received}, but frames {self._replay.oldest} to "
+                f"{self._replay.next - 1} are stored",
+                why="it has communicated with another process of this worker, or has lost its state",
+                mend="restart all workers",
             )
         self.number = hello.conversation_number(hellos)
         if self._exchange is not None and self._sealer is None:
@@ -388,5 +390,5 @@ class Conversation:
 
 def _require_side(side: Side | None) -> Side:
     if side is None:
-        raise LocalProtocolError("the greeting was said twice on one connection")
+        raise LocalProtocolError("the greeting was sent twice on one connection")
     return side

@@ -1,12 +1,12 @@
 """The frame: a header of fixed size and up to one chunk of a tensor, or one control message.
 
-A tensor travels as frames of `CHUNK_BYTES` each but the last, which may be shorter; an empty tensor is one frame
-without payload. A control message (JSON) is one frame. `dtype` and `dims` are those of the model's tensor. If it is
-encoded (`codec` is not 0) the payload is the codec's output: a row of `whole` bytes, which is not interpreted here.
-Numbers are little-endian.
+A tensor is sent as frames of `CHUNK_BYTES`, of which the last may be shorter; an empty tensor is one frame without
+payload. A control message (JSON) is one frame. `dtype` and `dims` are those of the model's tensor. If it is encoded
+(`codec` is not 0), the payload is the codec's output: a row of `whole` bytes, which is not interpreted here. Numbers
+are little-endian.
 
-A sealed frame carries its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, everything else is as it
-would be unsealed. It is legal only if there is a key, which is the argument `sealed` of `pack` and `unpack`.
+A sealed frame contains its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, and everything else is
+as in an unsealed frame. It is valid only if there is a key, as the argument `sealed` of `pack` and `unpack` states.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ class Header(NamedTuple):
 
     @property
     def encoded(self) -> bool:
-        """Whether a codec made the payload."""
+        """Whether the payload was encoded by a codec."""
         return self.codec != 0
 
 
 def wire_bytes(payload_bytes: int) -> int:
-    """Bytes of a tensor of this size on the wire, headers included."""
+    """The bytes of a tensor of this size on the wire, including headers."""
     return payload_bytes + HEADER_BYTES * frame_count(payload_bytes)
 
 
@@ -138,7 +138,7 @@ def chunks(header: Header, payload: Bytes) -> Iterator[tuple[Header, Bytes]]:
 def pack(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
     """The bytes of one header, with both checksums. An invalid header is the caller's error."""
     if fault := find_fault(header, sealed=sealed):
-        raise LocalProtocolError(f"this frame must not be sent: {fault}")
+        raise LocalProtocolError(f"invalid outgoing frame: {fault}")
     body = lay_out(header, payload_crc)[: -_CRC.size]
     return body + _CRC.pack(google_crc32c.value(body))
 
@@ -154,7 +154,9 @@ def lay_out(header: Header, payload_crc: int) -> bytes:
     try:
         return _LAYOUT.pack(MAGIC, VERSION, *header[:-1], len(header.dims), *dims, payload_crc, 0)
     except struct.error as error:
-        raise LocalProtocolError(f"a number does not fit its field of the frame: {error}", where=str(header)) from None
+        raise LocalProtocolError(
+            f"a number does not fit into its field of the frame: {error}", where=str(header)
+        ) from None
 
 
 def is_bare(frame: bytes) -> bool:
@@ -167,8 +169,8 @@ def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
     magic, version, *fields, payload_crc, header_crc = _LAYOUT.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise RemoteProtocolError(
-            f"no frame of this protocol: it starts with {magic!r}, version {version}",
-            why=f"frames start with {MAGIC!r}, version {VERSION}",
+            f"not a frame of this protocol: it starts with {magic!r}, version {version}",
+            why=f"a frame must start with {MAGIC!r}, version {VERSION}",
             mend="install the same release of whale_nebula in every cluster",
         )
     if header_crc != google_crc32c.value(data[: -_CRC.size]):
@@ -178,9 +180,9 @@ def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
     header = Header._make((*plain, tuple(dims[:rank])))
     fault = find_fault(header, sealed=sealed)
     if rank > MAX_RANK or any(dims[rank:]):
-        fault = f"rank {rank} with sizes {dims}"
+        fault = f"rank {rank} does not match sizes {dims}"
     if fault:
-        raise RemoteProtocolError(f"a frame breaks the protocol: {fault}")
+        raise RemoteProtocolError(f"invalid frame: {fault}")
     return header, payload_crc
 
 
@@ -201,14 +203,14 @@ def open_header(header: Header) -> Header:
 
 
 def find_fault(header: Header, *, sealed: bool = False) -> str | None:
-    """The violation of a rule within one header, in words, or None. The rules are the same for both sides."""
+    """A description of the first fault in a header, or None. The rules are the same for both sides."""
     if header.kind in BARE:
-        said = Header(
+        expected = Header(
             header.kind, Flag.LAST, header.conversation, 0, header.ack, 0, 0, header.source, header.destination
         )
-        return None if header == said else f"a frame of kind {header.kind} says more than what has arrived"
+        return None if header == expected else f"a frame of kind {header.kind} has fields other than an acknowledgement"
     if header.flags & Flag.SEALED and not sealed:
-        return "the frame is sealed, and this link has no key"
+        return "the frame is sealed, but this link has no key"
     plain = open_header(header)
     if plain.kind not in Kind._value2member_map_:
         return f"kind {plain.kind} is unknown"
@@ -216,9 +218,9 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         return f"flags {plain.flags:#x} are unknown"
     ways = (Direction.FORWARD, Direction.BACKWARD) if plain.kind == Kind.BOUNDARY else (Direction.NONE,)
     if plain.direction not in ways:
-        return f"kind {plain.kind} with direction {plain.direction}"
+        return f"kind {plain.kind} cannot have direction {plain.direction}"
     if plain.micro_batch < -1:
-        return f"micro-batch {plain.micro_batch}"
+        return f"micro-batch {plain.micro_batch} is out of range"
     return _fault_of_tensor(plain) or _fault_of_chunk(plain)
 
 
@@ -229,29 +231,29 @@ def _fault_of_tensor(header: Header) -> str | None:
     if len(header.dims) > MAX_RANK:
         return f"rank {len(header.dims)} is above {MAX_RANK}"
     if header.state and not header.encoded:
-        return f"state {header.state} of no codec"
+        return f"state {header.state} without a codec"
     size = math.prod(header.dims) * dtype.itemsize
     if size != header.whole and not header.encoded:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
     if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MOST_BYTES:
-        return f"{dtype.name}{list(header.dims)} is not an array"  # also limited for an empty one
+        return f"{dtype.name}{list(header.dims)} is too large for an array"  # also limited for an empty one
     if header.kind != Kind.CONTROL:
         return None
     if dtype != np.uint8 or len(header.dims) != 1:
-        return "a control message is a row of bytes"
+        return "a control message must be a row of bytes"
     if any((header.program, header.step, header.phase, header.shard, header.slot, header.codec, header.state)):
-        return "a control message belongs to no step"
-    return None if header.micro_batch == -1 else f"a control message of micro-batch {header.micro_batch}"
+        return "a control message cannot belong to a step"
+    return None if header.micro_batch == -1 else f"a control message cannot belong to micro-batch {header.micro_batch}"
 
 
 def _fault_of_chunk(header: Header) -> str | None:
     most = MESSAGE_BYTES if header.kind == Kind.CONTROL else CHUNK_BYTES
     if header.kind == Kind.CONTROL and header.whole > most:
-        return f"a control message of {header.whole} bytes is above the cap of {most}"
+        return f"a control message of {header.whole} bytes exceeds the limit of {most}"
     if header.offset % most or header.length != min(most, header.whole - header.offset):
-        return f"a chunk of {header.length} bytes at {header.offset} of {header.whole}"
+        return f"invalid chunk of {header.length} bytes at {header.offset} of {header.whole}"
     if header.last != (header.offset + header.length == header.whole):
         return f"the chunk at {header.offset} of {header.whole} is wrongly marked as last or not last"
     if header.whole and not header.length:
-        return "an empty chunk of a tensor that is not empty"
+        return "empty chunk of a non-empty tensor"
     return None

@@ -1,8 +1,8 @@
 """The handshake on a connection: HELLO both ways, then AUTH both ways, each a signature over the HELLO.
 
 The first authenticated greeting fixes the identity of the other process: on a later connection the same process
-resumes, and another one is recognised as such. Each greeting has the epoch of the run (the number of restarts): a
-process of an earlier one is refused. Through a gateway the two also agree on keys (X25519) and seal frames (AES-GCM).
+resumes, and a different process is detected. Each greeting has the epoch of the run (the number of restarts): a process
+of an earlier epoch is refused. Through a gateway the two also agree on keys (X25519) and seal frames (AES-GCM).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _LABEL = b"whale_nebula greeting 3\0"
 class Hello:
     """One side's HELLO. Bytes are in hex.
 
-    `nonce` is drawn once by a process, `challenge` anew for each connection: a proof that is signed with it is invalid
-    on another one. `received` is the number of the next frame that this side expects, `acknowledged` that of the first
-    which the other one still counts as in flight, and `budget` how many bytes may be in flight: the smaller one of both
-    sides applies to both. `epoch` is the run's as known to this process; once it is `in_session`, all workers have the
-    same, and it is final. In elastic runs, `counts` are the numbers of workers of all clusters as known to this
-    process.
+    `nonce` is random for each process, `challenge` for each connection: a proof that is signed with a challenge is
+    valid on its connection only. `received` is the number of the next frame that this side expects, `acknowledged` that
+    of the first frame that the other side still counts as in flight, and `budget` how many bytes may be in flight: the
+    smaller of the two budgets applies to both sides. `epoch` is the run's epoch as known to this process; once it is
+    `in_session`, all workers have the same epoch, and it is final. In elastic runs, `counts` are the numbers of workers
+    of all clusters as known to this process.
     """
 
     run: str
@@ -86,16 +86,16 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
     wrong = sorted(fields.keys() ^ _FIELDS.keys()) or [n for n, fits in _FIELDS.items() if not fits(fields[n])]
     if message.get("kind") != "HELLO" or wrong:
         raise RemoteProtocolError(
-            f"the greeting is not a HELLO of this protocol: {escape_foreign_text(', '.join(wrong)) or 'kind'}",
+            f"invalid HELLO in the greeting: {escape_foreign_text(', '.join(wrong)) or 'kind'}",
             mend="install the same release of whale_nebula in every cluster",
         )
     return Hello(**fields)
 
 
 def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
-    """The bytes that the worker `signer` signs: both greetings, and the signer's role."""
-    said = [asdict(hello) for hello in _sort_hellos(hellos)]
-    return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
+    """The bytes that the worker `signer` signs: both greetings, and the signer's name."""
+    contents = [asdict(hello) for hello in _sort_hellos(hellos)]
+    return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": contents})
 
 
 def salt(hellos: tuple[Hello, Hello]) -> bytes:
@@ -176,10 +176,10 @@ class Prover(Protocol):
         """A signature with the certificate's key."""
 
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
-        """Raise unless this certificate is valid, belongs to this worker, and its key made this signature."""
+        """Raise unless this certificate is valid and belongs to this worker, and its key created this signature."""
 
     def check_live(self, certificate: str, worker: str) -> None:
-        """Raise unless this certificate, which has passed `verify` before, is still valid: its dates, the deny list."""
+        """Raise unless this certificate, which passed `verify` before, is still valid: its dates and the deny list."""
 
 
 class Introduction:
@@ -193,9 +193,9 @@ class Introduction:
     ) -> None:
         if exchange is not None and prover is None:
             raise LocalProtocolError(
-                "frames cannot be sealed for a worker that proves nothing",
-                why="without certificates anybody in between could exchange keys with both",
-                mend="give certificates in the config, or leave out the sealing",
+                "cannot seal frames without certificates",
+                why="any process between the two could exchange keys with both",
+                mend="configure certificates, or turn off sealing",
             )
         self._greeting = greeting
         self._budget = budget
@@ -246,11 +246,11 @@ class Introduction:
     def settle(self, message: Mapping[str, Any]) -> tuple[Hello, Hello]:
         """Process the other side's AUTH; returns both greetings once it has authenticated its own."""
         if self._theirs is None:
-            raise RemoteProtocolError("AUTH came before HELLO")
+            raise RemoteProtocolError("received AUTH before HELLO")
         hellos = self._require_hello(), self._theirs
         signature: Any = message.get("signature")
         if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
-            raise RemoteProtocolError("the greeting is not an AUTH of this protocol")
+            raise RemoteProtocolError("invalid AUTH in the greeting")
         if self._prover is not None:
             try:
                 signed = bytes.fromhex(signature)
@@ -264,101 +264,103 @@ class Introduction:
         self.proven = self.proven or self._theirs
         if self._theirs.nonce != self.proven.nonce:
             raise PeerRestartedError(
-                f"worker '{self._theirs.worker}' was restarted", why="what it did in this run went with its process"
+                f"worker '{self._theirs.worker}' was restarted", why="its state of this run was lost with its process"
             )
         if self._theirs.lasting() != self.proven.lasting():
-            raise RemoteProtocolError(f"worker '{self._theirs.worker}' greets unlike before, and is the same process")
+            raise RemoteProtocolError(
+                f"the greeting of worker '{self._theirs.worker}' differs from that of the same process before"
+            )
         self.certificate = self._theirs.certificate
         return hellos
 
     def _require_hello(self) -> Hello:
         if self._ours is None:
-            raise LocalProtocolError("there is no connection to greet on")
+            raise LocalProtocolError("cannot greet without a connection")
         return self._ours
 
 
 def _check(ours: Hello, theirs: Hello) -> None:
-    """Check that both are of one run, address each other, and secure their frames alike."""
+    """Check that both sides belong to the same run, address each other, and secure their frames in the same way."""
     run, worker, to = map(escape_foreign_text, (theirs.run, theirs.worker, theirs.to))
     if theirs.run != ours.run:
         raise RemoteProtocolError(
-            f"worker '{worker}' is of run '{run}', and this is run '{ours.run}'",
-            mend="give all clusters the same 'run', and stop what is left of an earlier one",
+            f"worker '{worker}' belongs to run '{run}', but this is run '{ours.run}'",
+            mend="use the same 'run' in all clusters, and stop remaining processes of earlier runs",
         )
     if (theirs.worker, theirs.to) != (ours.to, ours.worker):
         raise RemoteProtocolError(
-            f"'{worker}' greets '{to}' where '{ours.worker}' expects '{ours.to}'",
+            f"'{worker}' greets '{to}', but '{ours.worker}' expects '{ours.to}'",
             mend="compare the addresses in the clusters' configs",
         )
     if theirs.nonce == ours.nonce:
-        raise RemoteProtocolError("the greeting is an echo of this side's own")
+        raise RemoteProtocolError("the greeting is a copy of this side's own greeting")
     for what in ("certificate", "exchange"):
         with_it = [hello.worker for hello in (ours, theirs) if getattr(hello, what) is not None]
         if len(with_it) == 1:
             raise RemoteProtocolError(
                 f"only '{with_it[0]}' greets with {_NOUNS[what]}",
-                mend="give both sides the same security section, and gateways to both or none",
+                mend="use the same security section on both sides, and gateways on both or neither",
             )
 
 
 def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
-    """Compare epochs of the run; `met` is the identity of the process met before, if any.
+    """Compare epochs of the run; `met` is the greeting of the process that was connected before, if any.
 
     Processes that have just started may have different epochs: all workers then agree on the highest.
     """
     worker = escape_foreign_text(theirs.worker)
     if met is not None and theirs.nonce == met.nonce:
         if ours.in_session and theirs.in_session and ours.epoch != theirs.epoch:
-            raise RemoteProtocolError(f"worker '{worker}' says epoch {theirs.epoch}, where {ours.epoch} was agreed on")
+            raise RemoteProtocolError(f"worker '{worker}' has epoch {theirs.epoch}, but {ours.epoch} was agreed on")
         return
     if ours.in_session and theirs.epoch > ours.epoch:
         raise EpochOverError(
-            f"this worker, '{ours.worker}', is of epoch {ours.epoch}, and the run is in epoch {theirs.epoch}",
-            why=f"worker '{worker}' says so: all workers were started again while this one stood still or was cut off",
+            f"this worker, '{ours.worker}', is in epoch {ours.epoch}, but the run is in epoch {theirs.epoch}",
+            why=f"according to worker '{worker}', all workers were restarted while this one was stopped or unreachable",
         )
     if ours.in_session or (met is not None and not theirs.in_session):
         now = ours.epoch if ours.in_session or met is None else met.epoch
         if theirs.epoch < now:
             error = StaleWorkerError(
-                f"worker '{worker}' is of epoch {theirs.epoch}, and the run is in epoch {now}",
-                why="it stood still or was cut off while all workers were started again, or its launcher was",
+                f"worker '{worker}' is in epoch {theirs.epoch}, but the run is in epoch {now}",
+                why="it or its launcher was stopped or unreachable while all workers were restarted",
             )
             error.fresh = ours.in_session and not theirs.in_session
             raise error
     elif theirs.in_session:
         raise StaleWorkerError(
             f"worker '{worker}' is still in a session of epoch {theirs.epoch}, which does not include this process",
-            why=f"'{ours.worker}' was started again, for epoch {ours.epoch}, and that worker was not yet",
+            why=f"'{ours.worker}' was restarted for epoch {ours.epoch}, and that worker was not restarted yet",
         )
 
 
 def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
-    """Compare the numbers of workers. For a cluster, the number of its own workers' greetings is valid; a cluster that
-    the others run without has none. The side with the older numbers ends, to be restarted.
+    """Compare the numbers of workers. For each cluster, the number in its own workers' greetings counts; a cluster that
+    the others run without has none. The side with outdated numbers ends, to be restarted.
     """
     own, other = (hello.worker.rpartition("/")[0] for hello in (ours, theirs))
     if absent and not theirs.counts:
         raise RemoteProtocolError(
-            f"worker '{escape_foreign_text(theirs.worker)}' has come, and says no numbers of workers",
-            mend="write the same 'elastic' into the config of every cluster",
+            f"worker '{escape_foreign_text(theirs.worker)}' has connected, but its greeting has no numbers of workers",
+            mend="use the same 'elastic' in the config of every cluster",
         )
     if not ours.counts or not theirs.counts:
         return
     changed = {c: 0 for c, n in theirs.counts.items() if n == 0 < ours.counts.get(c, 0) and c != own}
     if theirs.counts.get(other) != ours.counts.get(other):
         changed[other] = theirs.counts.get(other, 0)
-    said = escape_foreign_text(theirs.worker)
+    worker = escape_foreign_text(theirs.worker)
     if changed or absent:
         error = OtherWorkersError(
-            f"worker '{said}' has come" if absent else f"the run goes on with {list_counts(changed)}",
-            why=f"worker '{said}' says so, and '{ours.worker}' was started with {list_counts(ours.counts)}",
+            f"worker '{worker}' has joined" if absent else f"the run continues with {list_counts(changed)}",
+            why=f"worker '{worker}' reported this, and '{ours.worker}' was started with {list_counts(ours.counts)}",
         )
         error.counts = changed
         raise error
     if dict(theirs.counts) != dict(ours.counts):
         raise StaleWorkerError(
-            f"worker '{said}' was started with {list_counts(theirs.counts)}",
-            why=f"the run goes on with {list_counts(ours.counts)}",
+            f"worker '{worker}' was started with {list_counts(theirs.counts)}",
+            why=f"the run continues with {list_counts(ours.counts)}",
         )
 
 
@@ -381,7 +383,7 @@ class Exchange:
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
         except ValueError:
-            raise RemoteProtocolError("the other side's half of the key exchange is no such thing") from None
+            raise RemoteProtocolError("the other side's public key for the key exchange is invalid") from None
         return HKDF(SHA256(), 2 * _KEY_BYTES, salt, _INFO).derive(shared)
 
 
@@ -406,8 +408,8 @@ class Sealer:
             self._open.decrypt_into(_nonce(header), sealed.data, sealed_header_bytes(header), place.data)
         except InvalidTag:
             raise DamagedFrameError(
-                f"the seal of frame {header.sequence} is broken",
-                why="it was changed on its way, or sealed with another key",
+                f"the seal of frame {header.sequence} is invalid",
+                why="the frame was modified in transit, or sealed with a different key",
             ) from None
         return open_header(header)
 

@@ -1,9 +1,9 @@
 """Control messages: JSON objects with a `kind`, the registry of all kinds, and the state table of a session.
 
-All communication between workers other than tensors is a message of one of these kinds. The sender builds it by its
-entry here, which has its word in the state table, and the receiver checks it by the same entry: a kind without an entry
-can be neither sent nor received. The state table defines which messages are valid when: each side has a state of its
-own, which its messages change.
+All communication between workers other than tensors is a message of one of these kinds. The sender builds a message
+from its entry here, which names its word in the state table, and the receiver checks it against the same entry: a kind
+without an entry can be neither sent nor received. The state table defines which messages are valid when: each side has
+its own state, which its messages change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SESSION = "SESSION"
 _MOST_BYTES = 256 << 10
 _MOST_VALUES = 1 << 15
 _LINES = b'{"about":"LINES",'
-"""The prefix of the one message that may be larger, up to a frame: the text of a program, if two programs differ."""
+"""The prefix of the only message that may be larger, up to a frame: the text of a program, if two programs differ."""
 _TEXT = rb'"(?:[^"\\]|\\.)*+"'
 _TEXTS = re.compile(rb"(?s)\{(?:T:(?:T|\[(?:T(?:,T)*+)?\])[,}])*+".replace(b"T", _TEXT))
 _MOST_TEXTS = 1 << 18
@@ -110,7 +110,7 @@ class MessageKind:
     open: bool = False
 
     def find_fault(self, fields: Mapping[str, Any]) -> str:
-        """The fault of a message's fields, or ""."""
+        """A description of the first fault in a message's fields, or ""."""
         missing = sorted(self.required.keys() - fields.keys())
         if missing:
             return f"without {', '.join(missing)}"
@@ -119,12 +119,12 @@ class MessageKind:
             if check is None and not self.open:
                 return f"with the unknown field {name!r}"
             if check is not None and not check(value):
-                return f"with a wrong value of {name!r}"
+                return f"with an invalid value of {name!r}"
         return ""
 
 
 def _session(word: Word, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> MessageKind:
-    """The kind of a runtime message on a step or a rendezvous: with the worker's action and the line of the script."""
+    """The kind of a runtime message on a step or a rendezvous, with the worker's action and the line of the script."""
     return MessageKind(word, required, {"doing": _is_text, "line": _is_text, **(optional or {})})
 
 
@@ -193,25 +193,25 @@ def kind_of(message: Mapping[str, Any]) -> MessageKind | None:
 
 
 def find_fault(message: Mapping[str, Any]) -> str:
-    """The fault of a message by the registry, as a part of a sentence, or "".
+    """A description of the first fault in a message according to the registry, as a part of a sentence, or "".
 
     >>> find_fault({"kind": "SESSION", "about": "STEP", "program": 0})
     "'SESSION STEP' without inputs, rows, step"
     >>> find_fault({"kind": "NEWS"})
-    "'NEWS', which no registry has"
+    "'NEWS' of an unknown kind"
     """
     entry, session = kind_of(message), message.get("kind") == SESSION
     name = f"{SESSION} {message.get('about')}" if session else str(message.get("kind"))
     if not isinstance(message.get("kind"), str):
-        return "needs a 'kind' that is a string"
+        return "without a 'kind' that is a string"
     if entry is None:
-        return f"{name[:80]!r}, which no registry has"
+        return f"{name[:80]!r} of an unknown kind"
     fault = entry.find_fault({n: v for n, v in message.items() if n != "kind" and not (session and n == "about")})
     return f"{name!r} {fault[:200]}" if fault else ""
 
 
 def build_message(kind: str, about: str | None = None, **fields: Any) -> dict[str, Any]:
-    """A message of a kind that the registry has.
+    """A message of a registered kind.
 
     >>> build_message("LEAVING", program=1, step=4, why="SIGTERM")
     {'kind': 'LEAVING', 'program': 1, 'step': 4, 'why': 'SIGTERM'}
@@ -224,32 +224,32 @@ def build_message(kind: str, about: str | None = None, **fields: Any) -> dict[st
 def require_known(message: Mapping[str, Any]) -> None:
     """Raise for an outgoing message that the other side would refuse."""
     if fault := find_fault(message):
-        raise LocalProtocolError(f"a control message {fault}", mend="add it to KINDS in wire/message.py")
+        raise LocalProtocolError(f"invalid control message: {fault}", mend="add it to KINDS in wire/message.py")
 
 
 def check_message(message: Mapping[str, Any]) -> None:
     """Raise for a message of the other side that does not match its entry."""
     if fault := find_fault(message):
-        raise RemoteProtocolError(f"a control message {fault}")
+        raise RemoteProtocolError(f"received an invalid control message: {fault}")
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
     """A message as the bytes of one control frame: JSON with sorted keys."""
     if not isinstance(message.get("kind"), str):
-        raise LocalProtocolError(f"a control message needs a 'kind' that is a string: {message!r}")
+        raise LocalProtocolError(f"invalid control message: 'kind' must be a string: {message!r}")
     try:
         data = json.dumps(message, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise LocalProtocolError(f"control message {message['kind']!r} is not plain JSON: {error}") from None
     if fault := _find_excess(data):
-        raise LocalProtocolError(f"control message {message['kind']!r} has {fault}")
+        raise LocalProtocolError(f"invalid control message {message['kind']!r}: {fault}")
     return data
 
 
 def decode_message(data: bytes) -> dict[str, Any]:
     """Parse a message; anything else is a protocol error of the other side."""
     if fault := _find_excess(data):
-        raise RemoteProtocolError(f"a control message has {fault}")
+        raise RemoteProtocolError(f"received an invalid control message: {fault}")
     try:
         message = json.loads(data, parse_int=_read_int, parse_float=_read_float, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -260,21 +260,23 @@ def decode_message(data: bytes) -> dict[str, Any]:
 
 
 def message_header(size: int, source: int = 0, destination: int = 0) -> Header:
-    """The header of a control message of this size, as `chunks` takes it."""
+    """The header of a control message of this size, as an argument of `chunks`."""
     return Header(Kind.CONTROL, source=source, destination=destination, dtype=_UINT8, dims=(size,))
 
 
 def _find_excess(data: bytes) -> str | None:
-    """The excess of a message, in words, found before it is parsed, as parsed objects take many times its bytes."""
+    """A description of the limit that a message exceeds, or None. It is checked before the message is parsed, as parsed
+    objects use many times its bytes.
+    """
     lines = is_lines(data)
     cap = MESSAGE_BYTES if lines else _MOST_BYTES
     if len(data) > cap:
-        return f"{len(data)} bytes, above the cap of {cap}"
+        return f"{len(data)} bytes exceed the limit of {cap}"
     if lines and not _TEXTS.fullmatch(data):
-        return "other values than texts and lists of them, where the lines of a program are"
+        return "the lines of a program may contain only texts and lists of texts"
     most = _MOST_TEXTS if lines else _MOST_VALUES
     values = sum(data.count(mark) for mark in ((b'","',) if lines else (b"[", b"{", b",")))
-    return f"{values} values, above the cap of {most}" if values > most else None
+    return f"{values} values exceed the limit of {most}" if values > most else None
 
 
 def is_lines(data: bytes) -> bool:
@@ -285,14 +287,14 @@ def is_lines(data: bytes) -> bool:
 def _read_int(text: str) -> int:
     value = int(text)
     if abs(value) > MOST_NUMBER:
-        raise ValueError("a whole number of more than 64 bits")
+        raise ValueError("an integer has more than 64 bits")
     return value
 
 
 def _read_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("a number too large for a float")
+        raise ValueError("a number is too large for a float")
     return value
 
 
@@ -370,12 +372,12 @@ class Side:
         return replace(self, state=state)
 
     def cut(self) -> Side:
-        """The side after its connection broke: it greets anew, and then resumes its state."""
+        """The side after its connection broke: it greets again, and then resumes its state."""
         return replace(self, state=State.START, before=self.state if self.greeted else self.before)
 
 
 def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side | str:
-    """The side after it sent a numbered frame (with this message in it), or the reason, in words, why it may not."""
+    """The side after it sent a numbered frame (with this message in it), or the reason, as text, why it may not."""
     if message is None:
         word: Word | None = _WORDS.get(header.kind, Word.TENSOR)
     else:
@@ -385,15 +387,17 @@ def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side
         return f"{word or (message or {}).get('kind')!s} in state {side.state}"
     if word is Word.STEP:
         announced = _step_of(message or {})
-        return replace(after, announced=announced) if announced else "STEP without the numbers of a program and a step"
+        return (
+            replace(after, announced=announced) if announced else "STEP without valid numbers of a program and a step"
+        )
     if message is None and header.shard:
-        return f"shard {header.shard}, where no plan has any"
+        return f"shard {header.shard}, but plans have no shards"
     step_matters = word is Word.TENSOR and side.state is not State.FAILED
     if step_matters and (header.program, header.step) != side.announced:
         program, step = side.announced or (None, None)
         return (
             f"a tensor of step {header.step} of program {header.program}, "
-            f"where step {step} of program {program} was announced"
+            f"but step {step} of program {program} was announced"
         )
     return after
 

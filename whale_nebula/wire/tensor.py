@@ -44,9 +44,9 @@ def dtype_code(name: str) -> int:
     code = _CODES.get(name)
     if code is None:
         raise LocalProtocolError(
-            f"a tensor of dtype '{name}' cannot cross a link",
-            why=f"frames carry numbers and bools only: {', '.join(DTYPE_NAMES)}",
-            mend="keep strings and other objects inside one stage, and let their integer ids cross",
+            f"cannot send a tensor of dtype '{name}' over a link",
+            why=f"frames can only contain numbers and bools: {', '.join(DTYPE_NAMES)}",
+            mend="keep strings and other objects inside one stage, and send their integer ids",
         )
     return code
 
@@ -57,7 +57,7 @@ def dtype_of(code: int) -> np.dtype[Any] | None:
 
 
 def raw_bytes(code: int, dims: tuple[int, ...]) -> int:
-    """Bytes of a tensor of this (known) element type and these sizes."""
+    """The bytes of a tensor of this (known) element type and these sizes."""
     return math.prod(dims) * _TYPES[code - 1].itemsize
 
 

@@ -1,5 +1,5 @@
-"""Worker: trains two models under `nb.auto_parallel`: one without scopes, with a layer that is called twice, too large
-for one cluster, and one with scopes.
+"""Worker: trains a model under `nb.auto_parallel`: without scopes, with a layer that is called twice, too large for one
+cluster; with few scopes; or with inputs that one cluster has.
 """
 
 import sys
@@ -17,7 +17,7 @@ KIB = 1500
 """Memory of a worker that the model does not fit into, and a half of it does."""
 
 
-def lesson(memory: str = f"{KIB}KiB", last: str = "c1", *texts: str) -> None:
+def lesson(memory: str = f"{KIB}KiB", *texts: str) -> None:
     """Tells what was planned, and what came of it; with texts of plans, it is planned anew by these."""
     ran = plan_anew(setattr, texts) if texts else []
     nb.auto_parallel(memory=memory, replan=bool(texts))
@@ -39,12 +39,18 @@ def lesson(memory: str = f"{KIB}KiB", last: str = "c1", *texts: str) -> None:
     tell("history", history)
     tell("evaluated", evaluate())
     tell("predicted", float(model.predict(x, batch_size=32, verbose=0).sum()))
-    tell("ran", ran)
-    tell("last", {name: stage.cluster for name, stage in nb.plan(model, x[:32], y[:32]).stages.items()})
     with nb.gathered():
         tell("weights", [float(np.abs(each).sum()) for each in model.get_weights()])
     if texts:
-        return
+        tell("ran", ran)
+        tell("last", {name: stage.cluster for name, stage in nb.plan(model, x[:32], y[:32]).stages.items()})
+
+
+def scoped(last: str = "c1") -> None:
+    """Tells what was planned of a model with few scopes, and how it trains."""
+    nb.auto_parallel(memory="1GiB")
+    draw = np.random.default_rng(0)
+    x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
     scoped = inputs = keras.Input((64,))
     with nb.stage(name="first"):  # a cluster is found for it, and the layer in no stage goes somewhere
         scoped = keras.layers.Dense(96, activation="relu")(scoped)
@@ -105,8 +111,12 @@ if __name__ == "__main__":
         with nb.init(AT_HOME):
             at_home(sys.argv[2])
         sys.exit()
+    if sys.argv[1] == "scoped":
+        with nb.init({"measure": "0s"}):
+            scoped()
+        sys.exit()
     if sys.argv[1] == "sums":
         sums(sys.argv[2])
         sys.exit()
-    with nb.init({"measure": "0s" if sys.argv[3:] else "1s"}):
+    with nb.init({"measure": "0s" if sys.argv[2:] else "1s"}):
         lesson(*sys.argv[1:])

@@ -30,7 +30,8 @@ from whale_nebula.wire.frame import Kind
 STEPS = 3
 THREE, COUNTS = ("romance", "slavic", "germanic"), (2, 4, 3)
 WIDE = BertSizes(vocabulary=512, length=64, width=8, heads=2, layers=1, inner=16, dropout=0.0)
-LARGE = 512
+LARGE, LOOKED_FOR = 512, 32
+"""Rows: as many as make the mean number of bits sure; and those that are searched for in frames."""
 
 
 def config(names: Sequence[str], length: int) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def look() -> None:
     crossing = [(read, each) for read, each in frames if read.kind == Kind.BOUNDARY]
     tell("frames", Counter(f"{read.said} {list(read.dims)}" for read, _ in crossing))
     tell("bytes", sum(len(each) for _, each in crossing))
-    inner = [row[1:-1].tolist() for row in rows]
+    inner = [row[1:-1].tolist() for row in rows[:LOOKED_FOR]]
     looked = Look.of([], inner, FIRST)
     hits = [hit for _, each in frames for hit in looked.finds(each)]
     tell("found", hits[:3])

@@ -1,9 +1,12 @@
 """Worker: reads what is its own, and looks at every frame that it hands to gRPC for what it has read.
 
-`private`: two clusters train a translator, each on its side of the text, without a codec and with one, evaluate it, and
+`private`: two clusters train a model, each on its side of the text, without a codec and with one, evaluate it, and
 translate. At the end each sends ids of its own side on purpose: what was looked for all the time is then found.
 
-`labels`: the cluster `source` has sentences and labels, and a BERT whose middle lies in `target`, which has neither.
+`labels`: the cluster `source` has sentences and labels, and a model whose middle lies in `target`, which has neither.
+
+What crosses does not depend on the layers of a cluster: each has a model that is traced soon; with `large` they are a
+translator and a BERT.
 
 `keeping`: both workers of cluster `a` read x, `b` and `c` read z, and `c` alone reads y. They train on arrays, and on
 datasets of which `a` reads the rows of its micro-batches. Then the first worker fails by an error whose text is a row.
@@ -80,10 +83,28 @@ def looked(part: str, look: Look) -> None:
                 "checksums": [sorted(each["inputs"]) for each in steps]})  # fmt: skip
 
 
+def codec() -> Any:
+    """It begins with the second epoch."""
+    return nb.compress(int4=True, backward="int4", mask=True, start_step=STEPS)
+
+
+def two_sides() -> keras.Model:
+    """The mean of the source's words is added to those of the target."""
+    source, target = (keras.Input((None,), dtype="int32", name=side) for side in SIDES)
+    with nb.cluster(), nb.pipeline(micro_batch=2), codec():
+        with nb.stage(cluster="source"):
+            hidden = keras.layers.Dense(8)(keras.layers.Embedding(VOCABULARY, 8, mask_zero=True)(source))
+        with nb.stage(cluster="target"):
+            mean = keras.layers.GlobalAveragePooling1D(keepdims=True)(hidden)
+            scores = keras.layers.Dense(VOCABULARY)(keras.layers.Embedding(VOCABULARY, 8)(target) + mean)
+    model = keras.Model({"source": source, "target": target}, scores)
+    model.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())
+    return model
+
+
 def translator() -> CausalABNet:
-    """A small one, each side in its cluster; its codec begins with the second epoch."""
-    codec = nb.compress(int4=True, backward="int4", mask=True, start_step=STEPS)
-    with nb.cluster(), nb.pipeline(micro_batch=2), codec:
+    """A small one, each side in its cluster."""
+    with nb.cluster(), nb.pipeline(micro_batch=2), codec():
         source, target = (Bert(SIZES, name=side) for side in SIDES)
         model = CausalABNet(source, target, inner=4, around=lambda side: nb.stage(cluster=side))
     model.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())  # Adam takes five more seconds to trace
@@ -119,11 +140,8 @@ def written(found: Found) -> list[list[int]]:
         return []
 
 
-def private() -> None:
-    """A translator whose texts stay at home."""
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": True}
-    )  # dear, and these graphs run a few times
+def private(large: str = "") -> None:
+    """Models whose texts stay at home."""
     nb.init(CONFIG)
     side = nb.here().cluster
     pairs = text.generated("train", PAIRS, sides=[side])
@@ -136,7 +154,7 @@ def private() -> None:
     look = Look.of(pairs.of(side), rows, FIRST)
     tell("looked for", [len(look.patterns), len(look.words)])
 
-    model = translator()
+    model = translator() if large else two_sides()
     for part in ("plain", "int4"):
         losses = model.fit(batches, shuffle=False, verbose=0).history["loss"]
         tell(f"{part} loss", [float(loss).hex() for loss in losses])
@@ -148,7 +166,9 @@ def private() -> None:
 
     inputs, _ = next(iter(batches))
     never = (id for id in range(FIRST) if id != words.end)
-    translate = translation(model, Beam(words.start, words.end, LONGEST, width=2, never=tuple(never)))
+    translate = translation(
+        model if large else translator(), Beam(words.start, words.end, LONGEST, width=2, never=tuple(never))
+    )
     best = written(translate(inputs["source"], np.arange(BATCH)))
     tell("translated", len(best))
     met()
@@ -171,6 +191,22 @@ AT_HOME = {"inputs": {"x": FORM, "y": {"shape": [None], "dtype": "int32"}}, "res
 
 
 def middle_elsewhere() -> keras.Model:
+    """Layers, and singular vectors of the boundary to the middle one."""
+    ids = keras.Input((LONGEST,), dtype="int32")
+    home, away = SIDES
+    with nb.cluster(), nb.pipeline(micro_batch=2), nb.compress(rank=4, basis="svd", backward=None):
+        with nb.stage(cluster=home):
+            hidden = keras.layers.Dense(8)(keras.layers.Embedding(VOCABULARY, 8, mask_zero=True)(ids))
+        with nb.stage(cluster=away):
+            mean = keras.layers.Dense(8)(keras.layers.GlobalAveragePooling1D()(hidden))
+        with nb.stage(cluster=home, name="head"):
+            scores = keras.layers.Dense(CLASSES)(mean)
+    made = keras.Model(ids, scores)
+    made.compile(keras.optimizers.SGD(0.1), loss_of(Task("labels", classes=CLASSES)))
+    return made
+
+
+def middle_of_bert() -> keras.Model:
     """A classifier whose first layers, head and loss are in `source`, and what is between them in `target`."""
     sizes = BertSizes(vocabulary=VOCABULARY, length=LONGEST, width=8, heads=2, layers=3, inner=16, dropout=0.0)
     bert = Bert(sizes)
@@ -183,7 +219,7 @@ def middle_elsewhere() -> keras.Model:
     return made
 
 
-def labels() -> None:
+def labels(large: str = "") -> None:
     """Sentences and labels stay at home, where the model begins and ends."""
     nb.init(AT_HOME)
     home = nb.here().runs("source")
@@ -198,7 +234,7 @@ def labels() -> None:
         found = [tf.constant(each)[start : start + BATCH] if home else None for each in (ids, meant)]
         return (*found, tf.ones(BATCH))
 
-    model = middle_elsewhere()
+    model = middle_of_bert() if large else middle_elsewhere()
     history = model.fit(numbers.map(batch), epochs=2, shuffle=False, verbose=0).history
     tell("loss", [float(loss).hex() for loss in history["loss"]])
     met()

@@ -1,5 +1,5 @@
-"""Worker: trains on batches of which it reads its own rows, by `fit` and in a loop, and again on whole ones; reports
-the results of both, and which rows were parsed.
+"""Worker: trains on batches of which it reads its own rows, by `fit` and in a loop; reports the results, and which rows
+were parsed. One process trains on whole batches.
 """
 
 import sys
@@ -16,8 +16,6 @@ from tests.processes.telling import bits, tell
 ROWS, BATCH, WIDE = 44, 8, 6
 MICRO_BATCHES = 2
 """One for each replica: so none is ever given to another one, as it is faster, and sums are made in the same order."""
-ALL = "all" in sys.argv
-"""Whether what is fitted predicts, too, and trains batch by batch, and clusters train apart."""
 parsed: list[int] = []
 
 
@@ -52,20 +50,20 @@ def layers() -> tuple[keras.layers.Layer, keras.layers.Layer]:
     )
 
 
-def fitted(train: tf.data.Dataset, evaluation: tf.data.Dataset) -> dict[str, Any]:
-    """Two epochs, with a validation after each; with `ALL` what the model then makes of the rows."""
+def fitted(train: tf.data.Dataset, evaluation: tf.data.Dataset, more: bool) -> dict[str, Any]:
+    """Two epochs, with a validation after each; with `more` what the model then makes of the rows, batch by batch."""
     inputs = keras.Input((WIDE,))
     model = keras.Model(inputs, stages(inputs, *layers()))
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     history = model.fit(train, validation_data=evaluation, epochs=2, verbose=0).history
-    predicted = [bits([model.predict(evaluation, verbose=0)])] if ALL else []
-    if ALL:
+    predicted = [bits([model.predict(evaluation, verbose=0)])] if more else []
+    if more:
         predicted += [[float(each).hex() for each in model.train_on_batch(x, y)] for x, y in train.take(3)]
     # what goes on for ever comes last: how often tf.data shuffles ahead of time is left to chance
-    more = model.fit(train.repeat(), epochs=2, steps_per_epoch=4, verbose=0).history
+    again = model.fit(train.repeat(), epochs=2, steps_per_epoch=4, verbose=0).history
     with nb.gathered():
         weights = bits(model.variables)
-    return {"history": [hexed(history), hexed(more)], "predicted": predicted, "weights": weights}
+    return {"history": [hexed(history), hexed(again)], "predicted": predicted, "weights": weights}
 
 
 def looped(train: tf.data.Dataset) -> dict[str, Any]:
@@ -137,19 +135,28 @@ def unlike() -> str:
     return ""
 
 
-nb.init()
-tell("fitted whole", fitted(rows(), rows()))
-tell("looped whole", looped(rows()))
-parsed.clear()
-tell("fitted", fitted(nb.shard(rows()), nb.shard(rows())))
-tell("parsed", len(parsed))
-parsed.clear()
-tell("looped", looped(nb.shard(rows())))
-tell("parsed in the loop", len(parsed))
-if ALL:
-    tell("apart whole", apart(rows()))
+def whole(more: bool) -> None:
+    """Tells what comes of whole batches."""
+    tell("fitted", fitted(rows(), rows(), more))
+    tell("looped", looped(rows()))
+
+
+def main(more: bool) -> None:
+    """With `more` of what is fitted, and clusters that train apart."""
+    tell("fitted", fitted(nb.shard(rows()), nb.shard(rows()), more))
+    tell("parsed", len(parsed))
     parsed.clear()
-    tell("apart", apart(nb.shard(rows())))
-    tell("parsed apart", len(parsed))
-tell("misread", misread())
-tell("unlike", unlike())
+    tell("looped", looped(nb.shard(rows())))
+    tell("parsed in the loop", len(parsed))
+    if more:
+        tell("apart whole", apart(rows()))
+        parsed.clear()
+        tell("apart", apart(nb.shard(rows())))
+        tell("parsed apart", len(parsed))
+    tell("misread", misread())
+    tell("unlike", unlike())
+
+
+if __name__ == "__main__":
+    with nb.init():
+        main(bool(sys.argv[1:]))

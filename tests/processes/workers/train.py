@@ -94,8 +94,13 @@ def sharing(*asked: str) -> None:
         name, shard = argument.split(",")
         found = train(name, 2, shard)
         tell(argument, {"history": found.history, "weights": [weight.tolist() for weight in found.weights]})
+    tell("slots", pieces())
+
+
+def pieces() -> dict[str, list[int]]:
+    """The sizes of what this process holds a piece of, by its path."""
     kept = current_run().ledger.kept.values()
-    tell("slots", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
+    return {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None}
 
 
 def divided(*asked: str) -> None:
@@ -114,9 +119,9 @@ def divided(*asked: str) -> None:
             continue
         weights = [weight.tolist() for weight in found.weights]
         tell(argument, {"losses": found.losses, "history": found.history, "weights": weights})
-    kept = current_run().ledger.kept.values()
-    tell("pieces", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
+    tell("pieces", pieces())
     tell("retracing", [each for each in warned if "retracing" in each])
+    kept = current_run().ledger.kept.values()
     try:
         next(each.variable for each in kept if each.piece is not None).numpy()
     except nb.errors.CollectiveReadError as error:
@@ -124,9 +129,10 @@ def divided(*asked: str) -> None:
 
 
 def meshed(folder: str, *asked: str) -> None:
-    """A model in pieces in replicas that is stored; and others, as for `divided`."""
+    """A model in pieces in replicas that is stored, and verified where there are others, as for `divided`."""
     nb.init()
-    tell("stored", stored(Path(folder), nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split()))
+    scopes = (nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split())
+    tell("stored", stored(Path(folder), *scopes, verify=len(asked) > 1))
     divided(*asked)
 
 
@@ -134,7 +140,9 @@ def at_home(folder: str, *asked: str) -> None:
     """A model in pieces whose cluster keeps its weights; and others, as for `divided`."""
     reopen(Path(folder), config={"weights": "own"})
     tell("kept", kept(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
+    before = pieces()
     tell("slots kept", kept(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage()))
+    tell("slots", {path: shape for path, shape in pieces().items() if path not in before})
     reopen(Path(folder))
     for how in BEFORE:
         tell(f"large {how}", large(how, nb.cluster(["c0"]), nb.stage(), nb.split()))
@@ -160,7 +168,7 @@ def small(*scopes: contextlib.AbstractContextManager[Any]) -> tuple[keras.Model,
     return model, x, y
 
 
-def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:
+def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any], verify: bool = False) -> dict[str, Any]:
     """What a model comes to that is saved, spoiled, loaded, used and trained on."""
     model, x, y = small(*scopes)
     before = model.get_weights()
@@ -172,34 +180,36 @@ def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dic
     found["loaded"] = [bool(np.array_equal(*each)) for each in zip(before, model.get_weights(), strict=True)]
     found["evaluated"] = model.evaluate(x, y, batch_size=6, verbose=0)
     found["predicted"] = model.predict(x, batch_size=6, verbose=0).tolist()
-    if scopes:
+    if verify:
         tell("verified", str(nb.verify(model, x[:6], y[:6])))
     return {**found, "further": model.fit(x, y, **ROWS_IN_ORDER).history}
 
 
-BEFORE = {
-    "planned": lambda model, x: None,
-    "called": lambda model, x: tf.function(model)(x),
-    "assigned": lambda model, x: model.get_layer("large").kernel.assign(tf.fill([512, 600], 0.01)),
-}
+def use_early(model: keras.Model, x: np.ndarray) -> None:
+    """Assign one large variable, and read the other by a call."""
+    model.get_layer("large").kernel.assign(tf.fill([512, 600], 0.01))
+    tf.function(model)(x)
+
+
+BEFORE: Mapping[str, Any] = {"planned": lambda model, x: None, "used": use_early}
 """What happens to a model before its first step is planned."""
 
 
 def large(how: str, *scopes: contextlib.AbstractContextManager[Any]) -> tuple[list[bool], dict[str, Any]]:
-    """Whether a large variable has no value yet when it is made, and before training; and what the training leaves."""
+    """Whether large variables have no value yet when they are made, and before training; and what that leaves."""
     keras.utils.set_random_seed(6)
     inputs, x = keras.Input((6,)), data(12, 6)
     with contextlib.ExitStack() as stack:
         for scope in scopes:
             stack.enter_context(scope)
         hidden = keras.layers.Dense(512, activation="relu")(inputs)
-        outputs = keras.layers.Dense(600, name="large")(hidden)
+        outputs = keras.layers.Dense(600, name="other")(keras.layers.Dense(600, name="large")(hidden))
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
-    kernel = model.get_layer("large").kernel.value
-    undrawn = [is_undrawn(kernel)]
+    kernels = [model.get_layer(name).kernel.value for name in ("large", "other")]
+    undrawn = [*map(is_undrawn, kernels)]
     BEFORE[how](model, x)
-    undrawn.append(is_undrawn(kernel))
+    undrawn += map(is_undrawn, kernels)
     history = model.fit(x, data(12, 600, seed=1), **ROWS_IN_ORDER).history
     return undrawn, {"history": history, "weights": [weight[..., ::97].tolist() for weight in model.get_weights()]}
 
@@ -346,16 +356,17 @@ def apart(folder: str, *ways: str) -> None:
         tell("loop", float(weight.numpy()[0]).hex())
 
 
-def members(steps: str) -> None:
+def members(steps: str, *kinds: str) -> None:
     """Train copies in the workers of one cluster, which exchange momenta; with averages of a layer at the end."""
     nb.init()
     with nb.cluster(), nb.replica(5, exchange="1bit"):
-        model = momenta.build_model("lamb")
+        model = momenta.build_model(*kinds[:1])
     try:
         model.train_on_batch(*momenta.rows_of(0))
     except nb.errors.OptionError as error:
         tell("refused", str(error))
-    for kind, servers in MEMBERS:
+    for kind in kinds:
+        servers = MEMBERS[kind]
         with nb.cluster(), nb.replica(exchange="1bit"):
             model = momenta.build_model(kind, servers=servers)
         found, crossed = [], []
@@ -374,7 +385,8 @@ def members(steps: str) -> None:
     tell("mean", normalised.get_layer("norm").moving_mean.numpy().tolist())
 
 
-MEMBERS = (("lamb", False), ("adam", True))
+MEMBERS = {"lamb": False, "adam": True}
+"""Optimizers, and whether workers are servers of a part each."""
 
 
 # ---------------------------------------------------------------------- boundaries that change

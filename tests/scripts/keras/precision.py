@@ -78,3 +78,14 @@ def one_stage_in_bfloat16(cut: Cut) -> Any:
     """A policy for single layers: what crosses is bfloat16."""
     first = layers.Dense(8, activation="tanh", dtype="mixed_bfloat16")
     return two_parts(cut, keras.Input((6,)), first, layers.Dense(3))
+
+
+@script(rows(), tolerance="mixed", micro=(1,))
+def scales_of_float8(cut: Cut) -> Any:
+    """The optimizer overwrites scales with their gradients, so there is one micro-batch."""
+    first, second = layers.Dense(8, activation="tanh"), layers.Dense(3)
+    model = two_parts(cut, keras.Input((6,)), first, second)
+    for layer in (first, second):
+        layer.quantize("float8")
+    model.compile(adam(), "mse")
+    return model

@@ -12,6 +12,8 @@ from keras import layers
 
 import whale_nebula as nb
 from tests.same import Cut, data
+from tests.scripts.keras import precision  # noqa: F401 - registers its scripts
+from tests.scripts.keras.script import SCRIPTS
 from whale_nebula.errors import BatchCoupledError
 
 PARTS = 3
@@ -53,23 +55,6 @@ class ByHand(keras.Model):
         return self.compute_metrics(data[0], data[1], tf.concat(outputs, 0))
 
 
-@pytest.mark.parametrize("line", [pytest.param(None, marks=pytest.mark.grid), "1gbit,0ms"])
-def test_batch_norm_with_coupled_allow_is_the_loop_by_hand(line: str | None) -> None:
-    """Averages move once for each micro-batch; the report says what was allowed."""
-    by_hand = _model(Cut(0), layers.BatchNormalization, ByHand)
-    expected = _fitted(by_hand)
-    if line is not None:
-        nb.init(links=line)
-    model = _model(Cut(2, PARTS), layers.BatchNormalization, coupled="allow")
-    found = _fitted(model)
-    assert any("rows depend on each other" in note for note in nb.last_report().notes)
-    assert expected.keys() == found.keys()
-    for key, values in expected.items():
-        np.testing.assert_allclose(found[key], values, rtol=1e-5)
-    for a, b in zip(by_hand.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
-
-
 class Sorted(layers.Layer):
     """Rows in the order of their first numbers: which these are comes from the inputs alone."""
 
@@ -95,22 +80,10 @@ def test_batch_norm_in_parts_is_refused_with_its_line_and_mends() -> None:
     assert 'coupled="allow"' in caught.value.mend
 
 
-def test_dropout_in_parts_is_reproducible() -> None:
-    """Seeds advance in the order of the micro-batches, whatever the schedule and the links."""
-
-    def run(line: str | None, schedule: str) -> Any:
-        nb.shutdown()
-        if line is not None:
-            nb.init(links=line)
-        model = _model(Cut(2, PARTS, schedule), lambda: layers.Dropout(0.5))
-        return _fitted(model), [np.array(v) for v in model.variables]
-
-    history, weights = run(None, "eager-1f1b")
-    for line, schedule in ((None, "gpipe"), ("1gbit,0ms", "gpipe"), ("1gbit,0ms", "1f1b")):
-        again, others = run(line, schedule)
-        np.testing.assert_allclose(again["loss"], history["loss"], rtol=1e-6)
-        for a, b in zip(weights, others, strict=True):
-            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-7)
+def test_variables_overwritten_with_gradients_are_refused_with_their_names() -> None:
+    with pytest.raises(BatchCoupledError, match=r"the value of 'dense.*_(scale|amax_history)'") as caught:
+        SCRIPTS["scales_of_float8"].run(Cut(2, 2, coupled="allow"))
+    assert "nb.pipeline(micro_batch=1)" in caught.value.mend
 
 
 @pytest.mark.parametrize("parts", [2, 6])

@@ -251,8 +251,20 @@ def recurrent_cells(cut: Cut) -> Any:
 
 @script(rows())
 def indicators(cut: Cut) -> Any:
-    """Which numbers are in a row, and how often: counts along the row."""
+    """Which numbers are in a row, and how often: counts along the row, and what a table says of the numbers."""
     buckets = layers.Discretization([-0.5, 0.0, 0.5])
     encoders = [layers.CategoryEncoding(4, mode) for mode in ("multi_hot", "count")]
+    encoders.append(layers.IntegerLookup(vocabulary=[1, 2], output_mode="multi_hot"))
     dense = layers.Dense(3)
     return two_parts(cut, keras.Input((6,)), buckets, lambda x: dense(layers.concatenate([e(x) for e in encoders])))
+
+
+@script(lambda: {"x": numbers(32), "y": numbers(3, seed=1)}, rarely=True)
+def spectrogram(cut: Cut) -> Any:
+    """Frames of a signal and their spectra, whose sizes TensorFlow takes from split shapes."""
+    return two_parts(
+        cut,
+        keras.Input((32,)),
+        layers.Lambda(lambda x: tf.abs(tf.signal.stft(x, 8, 4)), output_shape=(7, 5)),
+        lambda spectra: layers.Dense(3)(layers.Conv1D(4, 3, activation="relu")(spectra)[:, 0]),
+    )

@@ -170,4 +170,7 @@ PLACED = {
 
 WHOLE = ("parts of a nested one", "inside attention", "tied in one place", "by parameters")
 """These run with the whole batch alone."""
-CASES = {name: Case(run, (2,), (1,) if name in WHOLE else (1, 3), steps=3) for name, run in PLACED.items()}
+CASES = {
+    name: Case(run, (2,), (1,) if name in WHOLE else (1, 3), steps=3, rarely=name == "inside attention")
+    for name, run in PLACED.items()
+}

@@ -134,7 +134,7 @@ def test_certificates_say_what_the_account_may_use(site: Site) -> None:
     made = authority.process_certificate(
         worker(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
     )
-    with pytest.raises(WrongNameError, match="in a way that is not known here"):
+    with pytest.raises(WrongNameError, match="account limits that this version does not know"):
         site.trust().check(made)
 
 
@@ -258,16 +258,16 @@ REFUSED: dict[str, Refusal] = {
         lambda s: s.ask(worker(0), worker(1)), {}, [worker(2)], AccountError, "may have 2 at a time"
     ),
     "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "belongs to another account"),
-    "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "has a certificate already"),
+    "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "already has a certificate"),
     "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
-    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "of an operator"),
+    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "certificate of an operator"),
     "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role auditor"),
     "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
     "an auditor by an owner": (
         become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
     ),
-    "another owner's cluster": (lambda s: None, {}, [worker(0, "npu")], AccountError, "and not for npu"),
-    "another run": (lambda s: None, {}, [worker(0, run="other")], AccountError, "and not of 'other'"),
+    "another owner's cluster": (lambda s: None, {}, [worker(0, "npu")], AccountError, ", not npu"),
+    "another run": (lambda s: None, {}, [worker(0, run="other")], AccountError, "not for run 'other'"),
     "an owner's tenth": (become(OWNER), {"account": "bob"}, [worker(n) for n in range(10)], AccountError, "have 9"),
 }  # fmt: skip
 
@@ -388,7 +388,7 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
     assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err
     secret.chmod(0o644)
-    assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by others" in capsys.readouterr().err
+    assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by other users" in capsys.readouterr().err
     assert main([*given, "--token-file", str(tmp_path / "gone")]) == 1
     assert "--token-file FILE: the file that contains the token" in capsys.readouterr().err
 

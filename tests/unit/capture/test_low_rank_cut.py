@@ -187,13 +187,13 @@ def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"layers": 2}, r"layers=\[2\] of a BERT that has 2"),
-        ({"layers": "1"}, r"layers=\['1'\] of a BERT"),
-        ({"layers": 1.5}, r"layers=\[1.5\] of a BERT"),
+        ({"layers": 2}, r"layers=\[2\] is not valid for a BERT with 2"),
+        ({"layers": "1"}, r"layers=\['1'\] is not valid for a BERT"),
+        ({"layers": 1.5}, r"layers=\[1.5\] is not valid for a BERT"),
         ({"layers": 0, "clusters": "ab"}, "clusters='ab'"),
-        ({"layers": [1, 0], "clusters": ["a", "b", "c"]}, "a later cut is in a later layer"),
+        ({"layers": [1, 0], "clusters": ["a", "b", "c"]}, "must be distinct and in ascending order"),
         ({"layers": 0, "sub_layer": "iner"}, "no sub-layer is called 'iner'"),
-        ({"layers": 0, "clusters": ["gpu"]}, "2 sides come of 1 cuts"),
+        ({"layers": 0, "clusters": ["gpu"]}, "is not a list of 2 clusters"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused(options: Any, what: str) -> None:

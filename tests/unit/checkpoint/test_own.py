@@ -31,9 +31,11 @@ def test_it_is_in_its_folder_unless_the_path_is_absolute(tmp_path: Path, monkeyp
     assert find_own("/data/runs", ana) == "/data/runs" and find_own("gs://runs/a", ana) == "gs://runs/a"
     assert find_own("runs/a", None) == "runs/a"
     for path in (homes["bob"] / "runs", os.path.join("..", "bob", "runs")):
-        with pytest.raises(AccountError, match="is of account bob of gpu, and this run is of account ana of gpu"):
+        with pytest.raises(
+            AccountError, match="belongs to account bob of gpu, but this run belongs to account ana of gpu"
+        ):
             find_own(str(path), ana)
-    with pytest.raises(AccountError, match="and this run is of no account"):
+    with pytest.raises(AccountError, match="but this run belongs to no account"):
         find_own("accounts/gpu/ana/runs/a", None)
 
 
@@ -56,10 +58,10 @@ def test_no_more_is_written_than_the_account_may_keep(tmp_path: Path, monkeypatc
         (home / "other").write_bytes(os.urandom(1 << 20))
         with pytest.raises(CheckpointError, match="could not be saved") as refused:
             nb.save("by-hand-2", model)
-        with pytest.warns(nb.errors.NebulaWarning, match="may keep 1 MiB on the disk of a host, and keeps"):
+        with pytest.warns(nb.errors.NebulaWarning, match="of gpu is 1 MiB on each host, and it uses"):
             model.fit(np.ones((8, 4)), np.ones((8, 32)), batch_size=4, verbose=0)
             nb.shutdown()
-    assert "gpu/0: account ana of gpu may keep 1 MiB" in (refused.value.why or "")
+    assert "gpu/0: the disk limit of account ana of gpu is 1 MiB" in (refused.value.why or "")
     assert [*(home / "runs/a").glob("step-*/manifest.json")] and (home / "by-hand/manifest.json").exists()
     assert not [*tmp_path.glob("runs")] and not (home / "by-hand-2").exists()
 

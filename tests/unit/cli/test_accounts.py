@@ -18,12 +18,12 @@ WRONG: dict[str, tuple[Sequence[str], int, str]] = {
     "a name that cannot be written": (("accounts", "show", BROKEN), 1, "unknown account"),
     "a name of another kind": (("accounts", "disable", "Ana"), 1, "unknown account 'Ana'"),
     "a host that cannot be one": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
-    "another cluster": (("accounts", "serve", "--cluster", "npu", "--listen", "127.0.0.1:0"), 1, "and not for npu"),
+    "another cluster": (("accounts", "serve", "--cluster", "npu", "--listen", "127.0.0.1:0"), 1, ", not npu"),
     "a service that is not a host": (
         ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "is unreachable"
     ),
-    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "not a cert"),
-    "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "not a certificate"),
+    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid certif"),
+    "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
     "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
 }  # fmt: skip
 

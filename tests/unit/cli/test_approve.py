@@ -198,18 +198,18 @@ class Attack(NamedTuple):
 
 NOTHING = Attack(lambda site: None, "")
 ATTACKS = {
-    "another script": Attack(edit("train.py", "sgd", "adam"), "the script is .* here, and .* was approved"),
-    "another module": Attack(edit("helper.py", "3", "5"), "helper is .* here, and .* was approved"),
-    "one module more": Attack(add_module, r"also \(.*\) is here, and was not approved"),
-    "another version": Attack(lambda site: install(site, "1.1"), "tool is 1.1 .* here, and 1.0 .* was approved"),
-    "another build": Attack(lambda site: install(site, "1.0", "VALUE = 2\n"), "tool is 1.0 .* here, and 1.0"),
-    "a changed package": Attack(change_installed, r"tool \(.*\) is here, and was not approved"),
+    "another script": Attack(edit("train.py", "sgd", "adam"), "the script is .* here, but .* was approved"),
+    "another module": Attack(edit("helper.py", "3", "5"), "helper is .* here, but .* was approved"),
+    "one module more": Attack(add_module, r"also \(.*\) was not approved"),
+    "another version": Attack(lambda site: install(site, "1.1"), "tool is 1.1 .* here, but 1.0 .* was approved"),
+    "another build": Attack(lambda site: install(site, "1.0", "VALUE = 2\n"), "tool is 1.0 .* here, but 1.0"),
+    "a changed package": Attack(change_installed, r"tool \(.*\) was not approved"),
     "one package more": Attack(install_and_load, "the script is"),
     "another plan": NOTHING._replace(
         said="micro_batch is 2 here, 1 in the approved plan", begun=True, env={"MICRO_BATCHES": "2"}
     ),
     "another step": NOTHING._replace(said="the steps that were approved are", begun=True, env={"NAME": "other"}),
-    "a swapped plan": Attack(swap_plan, "its digest is another one", begun=True),
+    "a swapped plan": Attack(swap_plan, "its digest differs", begun=True),
 }
 SAMPLE = ("one module more", "another build", "a changed package", "another plan", "another step")
 """What else is another file or version: `EVADES`, and the approvals and plans below."""
@@ -231,13 +231,13 @@ APPROVALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an approval that was changed": (edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
     "an approval for longer": (edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
     "an approval by somebody else": (sign_again, "not signed by the run's authority"),
-    "an approval that is cut": (lambda site: os.truncate(own(site), 99), "it does not read"),
-    "an approval that is over": (end_early, "it ended at"),
+    "an approval that is cut": (lambda site: os.truncate(own(site), 99), "it cannot be parsed"),
+    "an approval that is over": (end_early, "it expired at"),
     "an approval that was withdrawn": (withdraw, "it was withdrawn .*: a mistake"),
-    "an older deny list": (bring_old_list_back, "the deny list is an older one"),
-    "no approval": (lambda site: shutil.rmtree(site / "approved"), "the folder has no approval"),
-    "an approval of another run": (other_run, "it is of run 'mt'"),
-    "no authority": (lambda site: (site / "certs" / "ca.pem").unlink(), "authority's certificate cannot be read"),
+    "an older deny list": (bring_old_list_back, "the deny list is outdated"),
+    "no approval": (lambda site: shutil.rmtree(site / "approved"), "the folder has no approvals"),
+    "an approval of another run": (other_run, "it is for run 'mt'"),
+    "no authority": (lambda site: (site / "certs" / "ca.pem").unlink(), "cannot read the authority's certificate"),
 }
 """What is the matter with the approvals that there are: a launcher reads them as a worker does."""
 
@@ -253,8 +253,8 @@ def test_what_is_no_approval_of_this_program_does_not_count(
 
 
 PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a swapped plan": (swap_plan, "its digest is another one"),
-    "a plan that is gone": (lambda site: plan_of(site).unlink(), "an approved plan cannot be read"),
+    "a swapped plan": (swap_plan, "its digest differs"),
+    "a plan that is gone": (lambda site: plan_of(site).unlink(), "cannot read an approved plan"),
 }
 
 
@@ -345,7 +345,7 @@ def test_a_script_in_no_file_is_refused(site: Path) -> None:
     told = {"PYTHONPATH": str(site / "packages")}
     code = "import sys; del sys.modules['__main__'].__file__; import whale_nebula as nb; nb.init('clusters.yaml')"
     done = zygote.run("-c", code, cwd=site, env=told)
-    assert "what runs here is not a script in a file" in done.stderr
+    assert "this process does not run a script in a file" in done.stderr
 
 
 def test_nothing_is_signed_unless_somebody_says_so(
@@ -401,8 +401,8 @@ def test_a_script_does_not_run_where_the_key_is(
         (["--list", "--withdraw", "1f"], "exactly one is required"),
         (["train.py", "--days", "many"], "--days needs a number"),
         (["train.py", "--steps", "0"], "--steps needs a number"),
-        (["train.py", "--folder", "nowhere"], "there is no authority here"),
-        (["train.py", "--days", "0"], "no life of a certificate"),
+        (["train.py", "--folder", "nowhere"], "there is no authority in this folder"),
+        (["train.py", "--days", "0"], "is not a valid certificate lifetime"),
         (["missing.py"], "file 'missing.py' does not exist"),
         (["train.py", "--record", "missing.json"], "the record missing.json cannot be read"),
         (["train.py", "--record", "train.py"], "train.py is not the record of a program"),

@@ -93,9 +93,11 @@ def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: 
     line = f"verify {logs}/audit/gpu-gateway.jsonl"
     code, out, _ = run(f"{line} --heads {tmp_path}/gpu-gateway.heads.jsonl", capsys)
     assert (code, "first that is wrong" in out) == (arguments.FAILED, False)
-    assert "these are heads of the log of nebula://mt/npu/gateway/0" in out and "--heads npu-gateway.heads.jsonl" in out
+    assert (
+        "the heads belong to the log of nebula://mt/npu/gateway/0" in out and "--heads npu-gateway.heads.jsonl" in out
+    )
     code, out, _ = run(f"{line} --ca {theirs.files.ca}", capsys)
-    assert (code, "written anew" in out, "ca.pem is of another run" in out) == (arguments.FAILED, False, True)
+    assert (code, "rewritten" in out, "ca.pem belongs to another run" in out) == (arguments.FAILED, False, True)
 
 
 @pytest.mark.parametrize("place", ["certs/revoked.json", "lists/taken-back.json"])
@@ -132,7 +134,7 @@ def test_a_log_that_somebody_forged_with_odd_parts(logs: Path, tmp_path: Path, c
     if options:
         assert (json.loads(out)["ok"], json.loads(out)["bad"]) == (False, 0)
     else:
-        assert "record 0 is the first invalid one" in out and "the head at record 100 is wrong" in out
+        assert "record 0 is the first invalid one" in out and "the head at record 100 is invalid" in out
 
 
 def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -57,7 +57,7 @@ def test_whoever_does_not_come_is_an_error(config: Path, capsys: Capture) -> Non
     config.write_text(config.read_text().replace("patience: 20s", "patience: 1s"))
     assert bench.main(["link", "--config", str(config), "--cluster", "npu", "--json"]) == arguments.FAILED
     told = json.loads(capsys.readouterr().out)
-    assert told["code"] == "NB-402" and "'gpu/0' did not come within 1 s" in told["what"]
+    assert told["code"] == "NB-402" and "'gpu/0' did not connect within 1 s" in told["what"]
     assert told["where"] and "bench link --config clusters.yaml --cluster gpu" in told["mend"]
 
 

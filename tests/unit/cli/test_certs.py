@@ -121,7 +121,7 @@ def test_show_works_where_the_authoritys_key_is_not(shell: Shell) -> None:
     assert "its key is on another host" in out
     assert "gpu/0" in out
     code, _, err = shell("issue --cluster npu")
-    assert (code, "run this command there" in err) == (arguments.FAILED, True)
+    assert (code, "run this command on that host" in err) == (arguments.FAILED, True)
 
 
 def test_a_revoked_worker_gets_a_new_key(shell: Shell) -> None:
@@ -207,17 +207,17 @@ REFUSED = {
     "issue --cluster gpu --index 1 --days 0": (1, "0 days"),
     "issue --cluster gpuu": (1, "did you mean 'gpu'"),
     "issue --cluster gpu --index 7": (1, "has no worker 7"),
-    "issue --cluster gpu --count 2": (1, "gpu/0 has a certificate already"),
-    "issue --cluster ../x": (1, "is not a cluster name"),
-    "issue --cluster gpu --config no.yaml": (78, "cannot be read"),
+    "issue --cluster gpu --count 2": (1, "gpu/0 already has a certificate"),
+    "issue --cluster ../x": (1, "not a valid cluster name"),
+    "issue --cluster gpu --config no.yaml": (78, "no.yaml"),
     "issue --cluster gpu --index 1 --config other.yaml": (1, "for run 'other'"),
     "issue --cluster gpu --folder nowhere": (1, "certs init"),
     "init --config clusters.yaml": (1, "already"),
     "init": (2, "missing run name"),
     "init --run b --config clusters.yaml": (2, "remove --run"),
-    "init --run ../x --folder new": (1, "is not a run name"),
+    "init --run ../x --folder new": (1, "not a valid run name"),
     "init --run mt --days 0 --folder new": (1, "0 days"),
-    "renew --cluster npu": (1, "npu/0 has no certificate"),
+    "renew --cluster npu": (1, "no certificate of npu/0"),
     "renew --cluster npu --index 3": (1, "certs issue --cluster npu --index 3"),
     "renew --cluster npu --role gateway": (1, "certs issue --cluster npu --role gateway"),
     "renew --ca --cluster gpu": (2, "remove --cluster"),

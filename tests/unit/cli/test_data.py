@@ -74,7 +74,7 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
         ("grants --grant 1 --days -1 {folder}", 1, "not a valid duration of a grant"),
         ("publish no.yaml {folder}", arguments.CONFIG, "cannot be read"),
         ("show corpus {folder}", 1, "unknown dataset"),
-        ("list --folder nowhere", 1, "no authority here"),
+        ("list --folder nowhere", 1, "no authority in this folder"),
     ],
 )
 def test_how_it_ends(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811
@@ -96,7 +96,7 @@ def test_two_services_of_a_cluster_and_a_port_that_is_taken(owner: Owner, capsys
     folder = owner.home / "certs"
     with open_service(folder, owner.signs, "gpu", "127.0.0.1", 0) as port:
         code, _, err = run(f"serve --folder {folder} --listen 127.0.0.1:0", capsys)
-        assert (code, "the audit log is taken" in err) == (1, True)
+        assert (code, "the audit log is in use" in err) == (1, True)
         other = Authority.fresh("mt", {}, bound=["npu"])
         authority.create(owner.home / "npu", other)
         with pytest.raises(ConfigError, match="cannot listen"):

@@ -166,7 +166,7 @@ class TestAPeerThatDoesNot:
         with speaks_ssh(site.addresses["gpu"]):
             code, found = site.doctor()
         assert (code, found["npu/0 to gpu/0"]["state"]) == (1, "bad")
-        assert "does not speak TLS" in found["npu/0 to gpu/0"]["why"]
+        assert "does not use TLS" in found["npu/0 to gpu/0"]["why"]
 
 
 class TestTheConfig:
@@ -205,7 +205,7 @@ class TestCertificates:
         (site.folder / "certs" / "revoked.json").unlink()
         code, checks = site.doctor()
         found = checks["certificate of npu/0"]
-        assert (code, found["state"], found["found"]) == (1, "bad", "there is no deny list")
+        assert (code, found["state"], found["found"]) == (1, "bad", "the deny list is missing")
         assert "revoked: none" in found["mend"]
         site.write("security: {revoked: none}")
         code, checks = site.doctor()
@@ -223,8 +223,8 @@ class TestCertificates:
         [
             (lambda home: home.outside_its_dates(NPU, files.now() - timedelta(days=3)), "expired"),
             (lambda home: home.outside_its_dates(NPU, files.now() + timedelta(hours=2)), "not valid"),
-            (lambda home: self_signed(home.folder / "own", NPU), "signed by itself"),
-            (lambda home: home.files(GPU), "this is npu/0, and its certificate is that of gpu/0"),
+            (lambda home: self_signed(home.folder / "own", NPU), "self-signed"),
+            (lambda home: home.files(GPU), "this process is npu/0, but its certificate is for gpu/0"),
         ],
         ids=["expired", "this host's clock is behind", "self-signed", "somebody else's"],
     )
@@ -350,5 +350,8 @@ class TestTheLine:
 def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: Capture) -> None:
     assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
     told = capsys.readouterr().out
-    assert "BAD   certificate of npu/0" in told and "mend: whale-nebula certs issue" in told
+    assert (
+        "BAD   certificate of npu/0" in told
+        and "whale-nebula certs init, if there is no authority, and certs issue" in told
+    )
     assert told.splitlines()[-1].startswith("1 of")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.ir.test_page import Page
+from tests.unit.ir.test_plan_text import Page
 from whale_nebula.cli import arguments, plan, show
 from whale_nebula.errors import StateError
 from whale_nebula.scopes.auto import Limits, current_limits, standing_limits

@@ -140,4 +140,6 @@ if me.cluster == "gpu":
         time.sleep(0.05)
 """
     assert main(["run", "--all", "--config", str(path), script(code)]) == arguments.DONE
-    assert "/gateway has exited; restart 1 of 1 begins, and its workers wait for it" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "gpu/gateway and npu/gateway run here, too; their audit logs are deleted after the run" in said
+    assert "/gateway has exited; restart 1 of 1 begins, and its workers wait for it" in said

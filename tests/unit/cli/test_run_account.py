@@ -53,7 +53,7 @@ def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.Capture
     (home / "much").write_bytes(b"a" * (1 << 20))
     certify(owner, "ana", tmp_path / "certs", allowance=Allowance(disk=1 << 20))
     assert run(tmp_path, mib=1, long=0) == arguments.CONFIG
-    assert "account ana of gpu may keep 1 MiB on the disk of a host, and keeps 1.0" in capfd.readouterr().err
+    assert "the disk limit of account ana of gpu is 1 MiB on each host, and it uses 1.0" in capfd.readouterr().err
     log = [json.loads(line) for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines()]
     assert [each["decision"] for each in log if each["action"] == "start run"] == ["allow", "allow", "deny"]
     assert main(["audit", "verify", str(home / "audit/gpu-worker-0.jsonl")]) == arguments.DONE

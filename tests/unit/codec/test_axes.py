@@ -81,7 +81,7 @@ def test_any_magnitude_has_axes(scale: float) -> None:
 def test_axes_that_are_none_are_refused() -> None:
     _, numbers, largest = axes.make_axes(np.eye(8, dtype="float32"))
     for bad in ((np.ones((8, 8), np.int8), largest), (numbers, np.full(8, np.nan, "float16")), (numbers * 0, largest)):
-        with pytest.raises(RemoteProtocolError, match="right angles"):
+        with pytest.raises(RemoteProtocolError, match="not orthogonal"):
             axes.restore_axes(*bad)
 
 

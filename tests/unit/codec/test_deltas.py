@@ -114,13 +114,16 @@ def test_unknown_samples_and_sizes_that_do_not_fit_are_refused_and_change_nothin
     for attempt, words in [
         (lambda: cache.get(ids(1, 2)), "1 of 2 samples"),
         (lambda: cache.add(ids(2), ints, scales, BLOCK), "1 of 1 samples"),
-        (lambda: cache.add(ids(1), ints[:, :3], scales, BLOCK), "changes int8"),
-        (lambda: cache.add(ids(1), ints.astype(np.float32), scales, BLOCK), "changes float32"),
-        (lambda: cache.add(ids(1), ints, scales[:, :1], BLOCK), "1 scales came"),
+        (lambda: cache.add(ids(1), ints[:, :3], scales, BLOCK), "differences int8"),
+        (lambda: cache.add(ids(1), ints.astype(np.float32), scales, BLOCK), "differences float32"),
+        (lambda: cache.add(ids(1), ints, scales[:, :1], BLOCK), "1 scales, expected"),
     ]:
         with pytest.raises(RemoteProtocolError, match=words):
             attempt()
-    for rest, words in [(np.ones((1, 3)), "among rows of sizes"), (np.ones((2, COLUMNS)), "for rows of sizes")]:
+    for rest, words in [
+        (np.ones((1, 3)), "do not match cached rows of shape"),
+        (np.ones((2, COLUMNS)), "do not match rows of shape"),
+    ]:
         with pytest.raises(LocalProtocolError, match=words):
             cache.put(ids(1), rest)
     assert stored(cache) == before

@@ -127,17 +127,17 @@ def changed(positions: list[list[int]], n: int, at: int, value: int) -> np.ndarr
 @pytest.mark.parametrize(
     ("data", "sizes", "said"),
     [
-        (np.zeros(3, np.uint8), (1, 16, 3), "3 bytes came, and 2 are due"),
-        (np.zeros(0, np.uint8), (1, 16, 3), "0 bytes came"),
-        (changed([[0, 1, 2]], 16, 0, 0b1011_0010), (1, 16, 3), "another number"),
-        (changed([[0, 1, 2]], 12, 1, 0b1000_0000), (1, 12, 3), "behind the last column"),
-        (changed([[5]], 100, 0, 100), (1, 100, 1), "behind the last column"),
-        (changed([[5]], 100, 1, 0x10), (1, 100, 1), "behind the last index"),
-        (changed([[5, 6]], 100, 0, 6), (1, 100, 2), "do not ascend"),
-        (changed([[5, 6]], 100, 0, 7), (1, 100, 2), "do not ascend"),
-        (changed([[5, 4097]], 5000, 0, 3), (1, 5000, 2), "chunks hold more"),
-        (changed([[5, 4097]], 5000, 0, 0), (1, 5000, 2), "behind|ascend"),
-        (changed([[4090, 4097]], 5000, 0, 0), (1, 5000, 2), "behind the last column"),
+        (np.zeros(3, np.uint8), (1, 16, 3), "3 bytes, expected 2"),
+        (np.zeros(0, np.uint8), (1, 16, 3), "0 bytes, expected"),
+        (changed([[0, 1, 2]], 16, 0, 0b1011_0010), (1, 16, 3), "different number"),
+        (changed([[0, 1, 2]], 12, 1, 0b1000_0000), (1, 12, 3), "after the last column"),
+        (changed([[5]], 100, 0, 100), (1, 100, 1), "after the last column"),
+        (changed([[5]], 100, 1, 0x10), (1, 100, 1), "after the last index"),
+        (changed([[5, 6]], 100, 0, 6), (1, 100, 2), "not in ascending order"),
+        (changed([[5, 6]], 100, 0, 7), (1, 100, 2), "not in ascending order"),
+        (changed([[5, 4097]], 5000, 0, 3), (1, 5000, 2), "chunks of a row hold more"),
+        (changed([[5, 4097]], 5000, 0, 0), (1, 5000, 2), "after|ascend"),
+        (changed([[4090, 4097]], 5000, 0, 0), (1, 5000, 2), "after the last column"),
     ],
 )
 def test_what_are_no_positions_is_refused(data: np.ndarray, sizes: tuple[int, int, int], said: str) -> None:

@@ -163,9 +163,9 @@ def test_steps_without_a_gradient_use_the_same_unless_told_otherwise(options: di
 @pytest.mark.parametrize(
     ("flags", "what", "mend"),
     [
-        ({"svd": 2}, "svd=2 cannot be", "svd=0.6"),
-        ({"topk": 2}, "topk=2 cannot be", "topk=0.1"),
-        ({"rank": 0, "basis": "learned"}, "rank=0 is not a rank", "rank=96"),
+        ({"svd": 2}, "svd=2 is out of range", "svd=0.6"),
+        ({"topk": 2}, "topk=2 is out of range", "topk=0.1"),
+        ({"rank": 0, "basis": "learned"}, "rank=0 is not a positive integer", "rank=96"),
     ],
 )
 def test_what_is_wrong_is_told_of_the_flag_that_was_written(flags: dict[str, Any], what: str, mend: str) -> None:

@@ -165,7 +165,7 @@ def test_half_a_message_ends_in_time(place: Place) -> None:
     for line in lines:  # the third one is silent, as a probe that looks whether a port is open
         with line:
             assert line.recv(100)[6:] in (b"", bytes([50]))
-    until(lambda: place.refused("a first message that did not come") and place.refused("left in the middle"))
+    until(lambda: place.refused("incomplete TLS ClientHello") and place.refused("ended within its TLS ClientHello"))
     place.made.gateways["gpu"].journal._note_unwritten()
     assert sum(each["action"] == "refuse" for each in records(place.made.sites["gpu"])) == 2
 
@@ -392,7 +392,7 @@ def test_without_services_it_is_said(place: Place, files: dict[str, Files], tmp_
             other.log_in()
         with pytest.raises(AccountError, match=r"the service of data behind the gateway at .* is not running"):
             other.read()
-        until(lambda: other.refused("no service of logins takes it: No such file") and other.refused("of data"))
+        until(lambda: other.refused("no service for logins is running: No such file") and other.refused("for data"))
         held = made.gateways["gpu"]._listener._front
         held._services = {}  # type: ignore[union-attr]
         with pytest.raises(AccountError, match=r"the gateway at .* has no logins behind it"):
@@ -432,7 +432,7 @@ class TestAHandover:
     def test_is_to_one_service_which_may_be_started_again(self, path: Path) -> None:
         with receive_connections(path, lambda line, end: None):
             assert is_served(path)
-            with pytest.raises(NebulaError, match="another service is there already"), receive_connections(path, print):
+            with pytest.raises(NebulaError, match="another service already listens"), receive_connections(path, print):
                 pass
         path.touch()  # left by a service that was killed
         assert not is_served(path)
@@ -440,7 +440,10 @@ class TestAHandover:
             assert is_served(path)
 
     def test_without_a_folder_there_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(NebulaError, match="there is no such folder"), receive_connections(tmp_path / "x/y", print):
+        with (
+            pytest.raises(NebulaError, match="the folder does not exist"),
+            receive_connections(tmp_path / "x/y", print),
+        ):
             pass
 
 

@@ -60,13 +60,13 @@ class Watched:
 def test_an_address_that_refuses_twice_in_a_row_is_that_of_a_dead_worker(found: tuple[str, ...]) -> None:
     [(worker, state, why)] = Watched(*found).check_ended()
     assert (worker, state) == ("gpu/0", "dead")
-    assert why == f"its stream has ended, and {WHERE} has refused twice: no process has the port any more"
+    assert why == f"its stream has ended, and {WHERE} refused twice: no process listens on the port"
 
 
 def test_one_that_does_not_answer_is_that_of_a_frozen_host() -> None:
     [(_, state, why)] = Watched("silent", "unknown").check_silent()
     assert state == "frozen"
-    assert why.startswith("nothing was heard from it, and")
+    assert why.startswith("it sent no messages, and")
 
 
 def test_a_stream_that_ends_while_somebody_still_looks_is_mourned() -> None:

@@ -45,7 +45,7 @@ def test_streams_that_end_at_once_are_bounded_in_time(monkeypatch: pytest.Monkey
     for _ in range(100 + 2 * 4):
         knock(0)
     for number in (0, 1):
-        with pytest.raises(TransportError, match="come too often"):
+        with pytest.raises(TransportError, match="too many new streams"):
             knock(number)
 
 

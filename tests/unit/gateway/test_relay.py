@@ -88,7 +88,7 @@ class TestBeingForgotten:
         meeting.now += 6.0
         assert meeting.pair.retire()
         for attempt in (meeting.pair.check_rate, lambda: meeting.come(NEAR)):
-            with pytest.raises(TransportError, match="was just forgotten here"):
+            with pytest.raises(TransportError, match="was just removed"):
                 attempt()
 
     def test_who_comes_too_often_is_told_so(self) -> None:
@@ -96,7 +96,7 @@ class TestBeingForgotten:
         meeting.pair._arrivals = TokenBucket(3, 0.0)
         for _ in range(3):
             meeting.pair.check_rate()
-        with pytest.raises(TransportError, match="come too often"):
+        with pytest.raises(TransportError, match="too many new streams"):
             meeting.pair.check_rate()
 
 
@@ -154,7 +154,7 @@ class TestParting:
         far, _ = meeting.come(FAR)
         sent.read([b"x" * 200], near.receive)
         assert far.connection.over
-        assert near.fault.startswith("NB-412 no frame of this protocol")
+        assert near.fault.startswith("NB-412 not a frame of this protocol")
 
     def test_it_is_known_for_a_while_after_it_was_joined(self) -> None:
         meeting = Meeting()
@@ -179,7 +179,7 @@ class TestTwoAttemptsThatCross:
         with meeting.pair.attempt(half, near) as needed:
             assert needed
             for take in (meeting.pair.give_way, lambda: meeting.come(FAR)):
-                with pytest.raises(TransportError, match="have crossed"):
+                with pytest.raises(TransportError, match="both gateways opened a stream"):
                     take()
             assert meeting.pair.reach(half, near)
         assert near.partner is half
@@ -189,7 +189,7 @@ class TestTwoAttemptsThatCross:
         meeting, near, half = self.meeting()
         with meeting.pair.attempt(half, near):
             meeting.now += 1.5
-            with pytest.raises(TransportError, match="have crossed"):
+            with pytest.raises(TransportError, match="both gateways opened a stream"):
                 meeting.pair.give_way()
             meeting.now += 1.5
             meeting.pair.give_way()
@@ -210,7 +210,7 @@ class TestTwoAttemptsThatCross:
     def test_theirs_is_late_once_ours_stands_but_not_if_they_insist(self) -> None:
         meeting, near, half = self.meeting()
         meeting.pair.reach(half, near)
-        with pytest.raises(TransportError, match="have crossed"):
+        with pytest.raises(TransportError, match="both gateways opened a stream"):
             meeting.come(FAR)
         meeting.now += 1.0
         theirs, _ = meeting.come(FAR)
@@ -339,7 +339,7 @@ class TestSeveralLanes:
         half, _ = Meeting().half(NEAR)
         half.lane(1, Lane())
         for _ in range(3):
-            with pytest.raises(TransportError, match="lane 1 came twice"):
+            with pytest.raises(TransportError, match="lane 1 was opened twice"):
                 half.lane(1, Lane())
         assert len(half._lanes) == 2
 
@@ -478,8 +478,8 @@ REFUSED: dict[str, tuple[Inspection, bytes, bool, str]] = {
     "no bytes": (PAIR, b"", True, "is not a frame"),
     "too few for a header": (PAIR, b"x" * (HEADER_BYTES - 1), True, "is not a frame"),
     "too many": (PAIR, bytes(FRAME_CAP + 1), True, "is not a frame"),
-    "a byte more than its header says": (PAIR, frame() + b"x", True, "bytes came in a frame of"),
-    "a byte less than its header says": (PAIR, frame()[:-1], True, "bytes came in a frame of"),
+    "a byte more than its header says": (PAIR, frame() + b"x", True, "bytes in a frame of"),
+    "a byte less than its header says": (PAIR, frame()[:-1], True, "bytes in a frame of"),
 }
 
 

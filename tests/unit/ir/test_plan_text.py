@@ -1,15 +1,28 @@
-"""Plans as text and as a flowchart, against golden files; the plans themselves are those of real traces."""
+"""Plans as text, as a flowchart and as a page; the plans themselves are those of real traces.
+
+The text and the flowchart are held against golden files. The page is complete, well-formed, safe, small, and without
+overlaps.
+"""
 
 import difflib
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import whale_nebula as nb
 from tests.golden.files import FOLDER, check_golden
 from tests.unit.ir.traced import PLANS, plan
+from whale_nebula.plan.html.graph import WIDTH, layout
+from whale_nebula.plan.records import PlanLayer, PlanStage, PlanTied
+
+VOID = {"meta", "input", "br", "link"}
 
 
 def without_digests(text: str) -> str:
@@ -94,3 +107,186 @@ def test_names_that_mermaid_would_misread_are_spelled_out() -> None:
     chart = replace(given, stages={"a-b": stage}, boundaries=()).to_mermaid()
     assert 'stage_a_2d_b["stage a-b<br/>' in chart
     assert '["cluster say #quot;x#quot;"]' in chart
+
+
+# ------------------------------------------------------------------ the page
+class Page(HTMLParser):
+    """Checks that elements are closed in order, and gathers what is in them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_it_is_well_formed_and_says_everything(name: str) -> None:
+    given = plan(name)
+    page = Page(given.to_html())
+    assert len(page.ids) == len(set(page.ids))
+    for number, stage in enumerate(given.stages.values()):
+        assert f"panel-stage-{number}" in page.ids
+        assert stage.name in page.words and f"{stage.parameters:,}" in page.words
+    for boundary in given.boundaries:
+        assert boundary.name in page.words
+    assert given.digest[:12] in page.words
+    assert all(
+        text in page.words for text in ("Schedule", "Work of a step, and memory", "Once a step")[: 2 + bool(given.once)]
+    )
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_gradients_of_weights_are_told_apart_where_they_are(name: str) -> None:
+    page = Page(plan(name).to_html())
+    found = ("class", "w") in page.attributes, "gradients of weights" in page.words
+    assert found == (name == "parted",) * 2
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_it_needs_nothing_but_itself(name: str) -> None:
+    text = plan(name).to_html()
+    page = Page(text)
+    assert not {"img", "link", "iframe", "object"} & set(page.tags)
+    fetched = [value for key, value in page.attributes if key in ("src", "href", "xlink:href", "action", "data")]
+    assert fetched == []
+    assert re.findall(r"https?://|@import|url\((?!#)", text) == []
+    assert "default-src 'none'" in text
+
+
+def test_names_from_outside_stay_text() -> None:
+    given = plan("inference")
+    evil = '</script><script>alert("1")</script>'
+    stage = replace(given.stages["gpu"], name=evil, cluster=evil, inputs=(evil,), layers=(PlanLayer(evil),))
+    text = replace(given, name=evil, notes=(evil,), boundaries=(), stages={evil: stage}).to_html()
+    page = Page(text)
+    assert page.tags.count("script") == 1
+    assert "alert(" in page.words
+
+
+def test_the_drawing_is_for_everybody() -> None:
+    """Stages and arrows are reached by Tab, have a role, and say in words what they are."""
+    text = plan("skipping").to_html()
+    for kind in ("stage", "arrow"):
+        for element in re.findall(rf'<g class="{kind}[^>]*>', text):
+            assert 'tabindex="0"' in element and 'role="button"' in element and 'aria-label="' in element
+
+
+def test_layers_open_as_a_tree() -> None:
+    given = plan("inference")
+    layers = (PlanLayer("block", flops=5), PlanLayer("block/dense", parameters=1234), PlanLayer("", forward_ops=3))
+    stages = {"gpu": replace(given.stages["gpu"], layers=layers)}
+    text = replace(given, stages=stages, boundaries=()).to_html()
+    assert "<details><summary" in text
+    page = Page(text)
+    assert all(words in page.words for words in ("block", "dense", "1,234", "the rest", "outside layers"))
+
+
+def large(blocks: int, stages: int) -> nb.Plan:
+    """A plan as large as that of a transformer with so many blocks, in so many stages."""
+    given = plan("inference")
+    parts = ("attention_norm", "attention/query", "attention/key", "attention/value", "attention", "wide", "narrow")
+    made: dict[str, PlanStage] = {}
+    for number in range(stages):
+        own = range(number * blocks // stages, (number + 1) * blocks // stages)
+        layers = tuple(PlanLayer(f"block{b}/{part}", 21, 78, 4160, 25_493_504, 65_536) for b in own for part in parts)
+        made[f"part{number}"] = replace(
+            given.stages["gpu"], name=f"part{number}", cluster=("gpu", "npu")[number % 2], runs=("FB",), layers=layers,
+            inputs=("x",) if not number else (f"b{number - 1}",), outputs=(f"b{number}",), forward_flops=number + 1,
+        )  # fmt: skip
+    boundaries = tuple(
+        replace(given.boundaries[0], name=f"b{n}", source=f"part{n}", destinations=(f"part{n + 1}",), backward=True)
+        for n in range(stages - 1)
+    )
+    return replace(given, stages=made, boundaries=boundaries, micro_batch=64, rows=(1,) * 64)
+
+
+@pytest.mark.parametrize(("blocks", "stages"), [(100, 2), (100, 100)])
+def test_a_hundred_layers_are_under_two_megabytes(blocks: int, stages: int) -> None:
+    assert len(large(blocks, stages).to_html().encode()) < 2_000_000
+
+
+# ---------------------------------------------------------------------- layout
+@pytest.mark.parametrize("name", [*PLANS, "large"])
+def test_nothing_lies_on_anything_else(name: str) -> None:
+    found = layout(large(20, 20) if name == "large" else plan(name))
+    for a, b in combinations(found.nodes, 2):
+        assert abs(a.x - b.x) >= WIDTH or abs(a.y - b.y) >= found.tall
+    for a, b in combinations(found.boxes, 2):
+        apart_x = a.x + a.width <= b.x or b.x + b.width <= a.x
+        assert apart_x or a.y + a.height <= b.y or b.y + b.height <= a.y
+    assert all(node.x + WIDTH <= found.width and node.y + found.tall <= found.height for node in found.nodes)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_each_stage_stands_in_its_cluster_and_after_what_it_reads(name: str) -> None:
+    given = plan(name)
+    found = layout(given)
+    boxes = {box.cluster: box for box in found.boxes}
+    for node, stage in zip(found.nodes, given.stages.values(), strict=True):
+        box = boxes[stage.cluster]
+        assert box.x <= node.x and node.x + WIDTH <= box.x + box.width
+        assert box.y <= node.y and node.y + found.tall <= box.y + box.height
+    assert all(found.nodes[arrow.source].x < found.nodes[arrow.destination].x for arrow in found.arrows)
+
+
+def test_what_passes_by_a_stage_passes_above_it() -> None:
+    found = layout(plan("skipping"))
+    passing = [arrow for arrow in found.arrows if arrow.channel is not None]
+    assert [(arrow.source, arrow.destination) for arrow in passing] == [(0, 2)]
+    assert passing[0].channel is not None and 40 < passing[0].channel < found.nodes[1].y
+
+
+def test_ties_are_drawn_below() -> None:
+    given = plan("tied")
+    more = PlanTied("other", "float32", (2,), ("embed", "mix"), 8)
+    found = layout(replace(given, tied=(*given.tied, more)))
+    assert [tie.stages for tie in found.ties] == [(0, 2), (0, 1)]
+    assert found.ties[0].channel < found.ties[1].channel < found.height
+    assert all(tie.channel > node.y + found.tall for tie in found.ties for node in found.nodes)
+
+
+def test_its_style_and_script_are_installed_with_it() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))
+    assert {"*.css", "*.js"} <= set(project["tool"]["setuptools"]["package-data"]["*"])
+
+
+# -------------------- The graph as a picture: one self-contained SVG with scoped style
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_it_is_well_formed_and_names_every_stage(name: str) -> None:
+    drawn: nb.Plan = plan(name)
+    root = ElementTree.fromstring(drawn.to_svg())
+    said = "".join(root.itertext())
+    assert root.tag == f"{SVG}svg" and float(root.get("width")) > 0
+    assert all(stage in said for stage in drawn.stages)
+    assert drawn._repr_svg_() == drawn.to_svg()
+
+
+def test_every_rule_of_its_style_lies_inside_it() -> None:
+    style = ElementTree.fromstring(plan(next(iter(PLANS))).to_svg()).find(f"{SVG}style").text
+    style = re.sub(r"/\*.*?\*/", "", style, flags=re.S)
+    depth = 0
+    for place, letter in enumerate(style):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        assert depth > 0 or style[place:].strip() in ("", "}") or style[: place + 1].strip() in "#graph {"
+    assert depth == 0 and "url(http" not in style

@@ -214,6 +214,6 @@ def test_a_ramp_tells_its_ladder_with_what_each_rung_takes() -> None:
     assert boundary.backward_rungs == boundary.rungs[:1]
     text = " ".join(given.to_text().split())
     assert "at first" not in text and "b0: first 12.0 MiB as fp16, then 6.2 MiB as int8, each until" in text
-    assert "then, as counted here, int4" in text and "its gradient first 12.0 MiB as fp16, each until" in text
+    assert "then int4 (the size shown)" in text and "its gradient first 12.0 MiB as fp16, each until" in text
     assert planned(int4=True).boundaries[0].rungs == ()
     assert directions("int4, ramp fp16 below 0.05", spec=Spec("float32", None))[0].rungs == ()

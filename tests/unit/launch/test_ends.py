@@ -207,7 +207,7 @@ class TestOverMutualTLS:
         told: list[str] = []
         with pytest.raises(DeadlineError) as caught:
             list(measure(place, seconds=SHORT, patience=1.5, report=told.append))
-        assert "'gpu/0' did not come within 1.5 s" in caught.value.what
+        assert "'gpu/0' did not connect within 1.5 s" in caught.value.what
         assert caught.value.where == place.peers[GPU]
         assert "--cluster gpu" in caught.value.mend
         assert not any("is there" in line for line in told)

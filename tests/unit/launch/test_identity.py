@@ -52,7 +52,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no certificates", {"security": None}, "needs either certificates or insecure=true"),
     ("certificates and insecure", {"insecure": True}, "needs either certificates or insecure=true"),
     ("insecure in words", {"security": None, "insecure": "true"}, "needs either certificates or insecure=true"),
-    ("a certificate without a key", {"security": {"ca": "a", "cert": "b"}}, "no file is named for key"),
+    ("a certificate without a key", {"security": {"ca": "a", "cert": "b"}}, "missing file names: key"),
 ]
 
 

@@ -242,7 +242,7 @@ class Library:
     def __del__(self, sleep=time.sleep): sleep(300)
 if me.cluster == "npu": sys.modules["library"] = Library()
 me.heart.code = 1
-sys.exit("NB-402 worker 'gpu/0' was not heard")
+sys.exit("NB-402 no message from worker 'gpu/0'")
 """
     with started(code, tmp_path, silence=2.0, ending=2.5, notice=told.append) as job:
         result = job.wait(SOON, grace=SOON)

@@ -33,7 +33,7 @@ def test_bytes_come_out_as_they_are(tmp_path: Path) -> None:
 def test_why_somebody_was_not_let_in_is_said_in_our_words_once(tmp_path: Path) -> None:
     tls = "I1122 7 ssl.cc:25] Handshake failed with error SSL_ERROR_SSL: x:PEER_DID_NOT_RETURN_A_CERTIFICATE: y\n"
     _, err, tail = relayed(f"import os; [os.write(2, {tls.encode()!r}) for _ in range(2)]", tmp_path)
-    ours = "whale-nebula: worker gpu/0: TLS was refused: the other side shows no certificate (NB-425)\n"
+    ours = "whale-nebula: worker gpu/0: TLS handshake refused: the other side presents no certificate (NB-425)\n"
     assert (err.decode(), tail) == (tls + ours + tls, tls + tls)
 
 

@@ -54,7 +54,7 @@ def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path
 def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
     with issue_for_run(CONFIG, WORKERS) as files:
         files["gpu/0"].ca.with_name("revoked.json").unlink()
-        with pytest.raises(CredentialsError, match="there is no deny list"):
+        with pytest.raises(CredentialsError, match="the deny list is missing"):
             check(files, "mt")
         check({name: each._replace(revoked=None) for name, each in files.items()}, "mt")
 
@@ -65,10 +65,10 @@ def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
         (
             "npu/0",
             "mt",
-            "this is npu/0, and its certificate is that of gpu/0",
+            "this process is npu/0, but its certificate is for gpu/0",
             "copy npu-worker-0.pem and npu-worker-0",
         ),
-        ("gpu/0", "other", "this run is called 'other', and the certificate is of run 'mt'", "run: mt in every config"),
+        ("gpu/0", "other", "this run is named 'other', but the certificate is for run 'mt'", "run: mt in every config"),
     ],
 )
 def test_files_of_somebody_else_are_told_before_anything_starts(worker: str, run: str, what: str, mend: str) -> None:
@@ -94,7 +94,7 @@ def test_one_start_is_of_one_account(owner: Owner, tmp_path: Path) -> None:  # n
     ("run", "worker", "mend"), [("lo op", "gpu/0", "run: lo-op"), ("mt", "n/pu/0", "cluster: n-pu")]
 )
 def test_names_that_no_certificate_can_hold_are_told_before_anything_starts(run: str, worker: str, mend: str) -> None:
-    with pytest.raises(IdentityError, match="that a certificate can hold") as refused:
+    with pytest.raises(IdentityError, match="name in a certificate") as refused:
         check_names(load({"run": run}), ["tpu/0", worker])
     assert refused.value.mend == mend
     check_names(load({"run": run, "security": {"insecure": True}}), [worker])

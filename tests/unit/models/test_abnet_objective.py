@@ -14,6 +14,6 @@ def test_the_objective_says_which(objective: dict, kind: type) -> None:
 
 
 def test_one_that_is_not_there_is_refused_with_a_mend() -> None:
-    with pytest.raises(OptionError, match="objective='casual' is not known") as caught:
+    with pytest.raises(OptionError, match="objective='casual' is not a valid value") as caught:
         ABNet(Bert(SOURCE, name="es"), Bert(TARGET, name="en"), objective="casual")
     assert "causal" in caught.value.mend

@@ -111,7 +111,7 @@ def test_who_is_left_out_is_drawn_while_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"k": 3}, "k=3"), ({"groups": 3}, "in 3 groups"), ({"drop": "first"}, "drop='first'")]
+    ("options", "said"), [({"k": 3}, "k=3"), ({"groups": 3}, "into 3 groups"), ({"drop": "first"}, "drop='first'")]
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(nb.errors.OptionError, match=said):
@@ -119,7 +119,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
 
 
 def test_row_groups_are_of_equal_size() -> None:
-    with pytest.raises(nb.errors.OptionError, match="a batch of 5 rows with row_groups=2"):
+    with pytest.raises(nb.errors.OptionError, match="a batch of 5 rows is not divisible by row_groups=2"):
         SwitchFeedForward(EXPERTS, 8, row_groups=2)(data(5, 8, WIDTH))
 
 

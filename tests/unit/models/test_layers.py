@@ -124,9 +124,9 @@ def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
 
 @pytest.mark.parametrize("wrong", [{"norm": "before"}, {"activation": "swish"}])
 def test_options_that_do_not_exist_are_refused_with_those_that_do(wrong: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="is not known") as caught:
+    with pytest.raises(OptionError, match="is not a valid value") as caught:
         FeedForward(WIDTH, 16, **wrong)
-    assert "it may be" in caught.value.mend
+    assert "valid values are" in caught.value.mend
 
 
 class TestTokenEmbedding:
@@ -151,7 +151,7 @@ class TestTokenEmbedding:
         np.testing.assert_allclose(layer(hidden, reverse=True), hidden @ layer.tokens.embeddings.numpy().T, atol=1e-5)
 
     def test_a_row_longer_than_its_positions_is_refused(self) -> None:
-        with pytest.raises(OptionError, match="7 tokens are longer than the 6 positions"):
+        with pytest.raises(OptionError, match="7 tokens exceed the 6 positions"):
             self.made()(np.zeros((1, 7), "int32"))
 
     def test_it_can_be_made_again_and_saved(self, tmp_path: Path) -> None:

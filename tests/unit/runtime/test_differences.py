@@ -173,7 +173,7 @@ def test_samples_beyond_the_room_cross_as_without_differences_and_the_report_say
     assert max(errors[3] + errors[4][:3]) < 0.001 < 0.004 < min(errors[5]) <= max(errors[5]) < 0.01
     direct = np.asarray(INT8().decode(INT8().encode(tf.constant(x[8:])), x[8:].shape, "float32"))
     np.testing.assert_allclose(made, direct, rtol=1e-3, atol=1e-6)
-    assert "beyond those that there is room for" in ends.tally.reports()["b0 a->b"].notes[0]
+    assert "the cache has no room" in ends.tally.reports()["b0 a->b"].notes[0]
 
 
 def test_where_nothing_that_is_held_comes_again_all_of_it_goes_for_what_comes() -> None:
@@ -194,7 +194,7 @@ def test_samples_of_another_shape_cross_as_without_differences_and_the_report_sa
     made, size = ends.cross(longer, range(SAMPLES))
     assert size == payload_bytes(str(INT8_WAY), "float32", longer.shape) and error(made, longer) < 0.01
     assert held(ends.here, OUT).version == version
-    assert "pad every batch to one length" in ends.tally.reports()["b0 a->b"].notes[0]
+    assert "pad to one length" in ends.tally.reports()["b0 a->b"].notes[0]
     assert error(ends.cross(x, range(SAMPLES))[0], x) < 0.001
 
 
@@ -261,7 +261,7 @@ def test_other_ids_at_the_other_side_are_refused() -> None:
     ends.cross(x, range(SAMPLES))
     with pytest.raises(RemoteProtocolError, match="or different samples"):
         ends.take(ends.send(x, range(SAMPLES)), range(100, 100 + SAMPLES))
-    with pytest.raises(RemoteProtocolError, match="of which none are kept"):
+    with pytest.raises(RemoteProtocolError, match="whose samples are not cached"):
         Ends(INT8_WAY).into.take(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
 
 

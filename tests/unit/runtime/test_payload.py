@@ -46,11 +46,13 @@ def test_any_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: 
 def test_what_is_said_to_be_packed_is_bounded_before_it_is_unpacked() -> None:
     crossed = write_payload(Payload(np.zeros(100_000, np.uint8)), zstd=True)
     assert crossed.size < 1000
-    with pytest.raises(RemoteProtocolError, match=r"100000 bytes are said to be packed where there are at most 60."):
+    with pytest.raises(
+        RemoteProtocolError, match="declares 100000 bytes before compression, which exceeds the maximum of 60"
+    ):
         read_payload(crossed, 0, 0, 600)
 
 
 @pytest.mark.parametrize("head", [b"", b"\x00\x00\x00", b"\x80\x00\x00\x00", b"\x00\x00\x00\x01"])
 def test_heads_that_mean_nothing_are_refused(head: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="mean nothing"):
+    with pytest.raises(RemoteProtocolError, match="invalid header"):
         read_payload(np.frombuffer(head, np.uint8), 0, 0, 100)

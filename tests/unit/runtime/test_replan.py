@@ -31,7 +31,7 @@ def lesson(width: int = 48, rows: int = 32, steps: int = 6, **fit: Any) -> dict[
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(3)])
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.random((steps * rows, width)).astype("float32"), draw.random((steps * rows, 3)).astype("float32")
     told = [model.fit(x, y, batch_size=rows, epochs=2, verbose=0, shuffle=False, **fit).history]

@@ -189,7 +189,7 @@ def test_true_sheets_fit_the_registry(about: str) -> None:
 
 
 def test_a_message_without_an_entry_cannot_be_built() -> None:
-    with pytest.raises(LocalProtocolError, match="'SESSION VETO', which no registry has"):
+    with pytest.raises(LocalProtocolError, match="'SESSION VETO' of an unknown kind"):
         build_message("SESSION", "VETO", why="")
 
 

@@ -82,7 +82,7 @@ CASES = [
     pytest.param("dense", 3, {}, marks=GRID),
     pytest.param("dense", 3, {"recompute": True}, marks=GRID),
     pytest.param("dense", 3, {"in_flight": 2}, marks=GRID),
-    pytest.param("norms", 3, {}),
+    pytest.param("norms", 3, {}, marks=GRID),
     pytest.param("convolution", 2, {}, marks=GRID),
     pytest.param("attention", 3, {}, marks=GRID),
     pytest.param("recurrent", 3, {}, marks=GRID),

@@ -52,7 +52,7 @@ def test_a_violation_is_seen_over_what_lies_between(between: list[str]) -> None:
     with parsing(), nb.replica(), contextlib.ExitStack() as stack:
         opened = [stack.enter_context(MAKE[kind]()) for kind in between]
         assert open_frames()[1:] == tuple(opened)
-        with pytest.raises(NestingError, match=r"nb\.replica stands inside nb\.replica"):
+        with pytest.raises(NestingError, match=r"nb\.replica inside nb\.replica"):
             nb.replica().__enter__()
 
 

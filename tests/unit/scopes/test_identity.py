@@ -129,7 +129,7 @@ def test_a_numbered_stage_in_a_replayed_layer_needs_a_name() -> None:
         pass
     with reenter([block]):
         assert enter(name="inner").key == "inner"
-        with pytest.raises(StageIdentityError, match="how often the model was traced"):
+        with pytest.raises(StageIdentityError, match="how often the model is traced"):
             enter()
 
 
@@ -161,10 +161,10 @@ def test_it_takes_the_open_scopes_with_it_and_where_it_stands() -> None:
 @pytest.mark.parametrize(
     ("mapping", "words"),
     [
-        (None, "are a dict, not None"),
-        ("gpu", "are a dict"),
+        (None, "takes a dict, not None"),
+        ("gpu", "takes a dict"),
         ({3: "gpu"}, "3 is not a pattern"),
-        ({"a(": "gpu"}, "no regular expression"),
+        ({"a(": "gpu"}, "is not a valid regular expression"),
         ({"a": 3}, "'a' is assigned to 3"),
         ({"a": None}, "'a' is assigned to None"),
         ({"a": nb.stage()}, "'a' is assigned to nb.stage"),
@@ -185,7 +185,7 @@ def test_one_name_is_not_given_to_two_clusters() -> None:
 
 
 def test_a_cluster_that_the_block_leaves_out_is_refused() -> None:
-    with nb.cluster(["gpu"]), pytest.raises(StageIdentityError, match="leaves out"):
+    with nb.cluster(["gpu"]), pytest.raises(StageIdentityError, match="does not include"):
         placement({"x": "npu"})
 
 

@@ -17,7 +17,7 @@ SCOPES = ("cluster", "replica", "pipeline", "stage", "split", "compress", "gathe
 
 @pytest.mark.parametrize("name", SCOPES)
 def test_a_scope_without_parentheses(name: str) -> None:
-    with pytest.raises(ScopeError, match=f"nb.{name} has no parentheses") as caught, getattr(nb, name):
+    with pytest.raises(ScopeError, match=f"nb.{name} is used without parentheses") as caught, getattr(nb, name):
         pass
     assert caught.value.mend.startswith(f"with nb.{name}(")
     assert "test_words.py" in caught.value.where
@@ -35,7 +35,7 @@ WRONG: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: nb.init(link="60mbit"), "no option 'link'", "did you mean 'links'? nb.init(links='60mbit')"),
     (lambda: nb.stage(clutser="gpu"), "no option", "did you mean 'cluster'? nb.stage(cluster='gpu')"),
     (lambda: nb.stage("gpu"), "takes keyword arguments only", "nb.stage(cluster='gpu')"),
-    (lambda: nb.stage(cluster=None), "names nothing", 'nb.stage(cluster="gpu"), or nb.stage()'),
+    (lambda: nb.stage(cluster=None), "has no cluster", 'nb.stage(cluster="gpu"), or nb.stage()'),
     (lambda: nb.stage(cluster="my gpu"), "is not a valid name", 'cluster="gpu"'),
     (lambda: nb.stage(cluster=["gpu"]), "is not a valid name", 'cluster="gpu"'),
     (lambda: nb.cluster("gpu", "npu"), "too many positional arguments", "nb.cluster(layout='all', *, name=None)"),
@@ -44,9 +44,9 @@ WRONG: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: nb.compress(fp16=True, int8=True), "exclude each other", "keep one of them: fp16=..., or int8=..."),
     (lambda: nb.cluster("gpu, npu"), "neither 'all'", "nb.cluster(['gpu', 'npu'])"),
     (lambda: nb.cluster({"gpu": 4}), "neither 'all'", "nb.cluster(['gpu', 'npu'])"),
-    (lambda: nb.cluster(["gpu", "gpu"]), "no list of clusters", "nb.cluster(['gpu'])"),
-    (lambda: nb.pipeline(4.0), "no whole number", "micro_batch=4"),
-    (lambda: nb.pipeline("four"), "no whole number", "micro_batch=2"),
+    (lambda: nb.cluster(["gpu", "gpu"]), "is not a list of cluster names", "nb.cluster(['gpu'])"),
+    (lambda: nb.pipeline(4.0), "is not an integer", "micro_batch=4"),
+    (lambda: nb.pipeline("four"), "is not an integer", "micro_batch=2"),
     (
         lambda: nb.compress(quantize=True),
         "no option 'quantize'",

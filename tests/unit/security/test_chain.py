@@ -91,8 +91,8 @@ def test_why_a_line_does_not_follow_is_said() -> None:
     for line, before, why in [
         (second, START, "number 1"),
         (first, link, "number 0"),
-        (second.replace(b'"b"', b'"c"'), Link(0, "0" * 64), "does not follow"),
-        (b"torn", link, "no record"),
+        (second.replace(b'"b"', b'"c"'), Link(0, "0" * 64), "digest of the previous record is wrong"),
+        (b"torn", link, "not a complete record"),
         (canonical({"seq": True, "prev": link.digest}), link, "number True"),
     ]:
         with pytest.raises(BrokenError, match=why):

@@ -25,7 +25,7 @@ def test_nobody_starts_without_a_deny_list(home: Home) -> None:
     """It was lost, perhaps, and with it what was revoked; where the config says that there is none, there is none."""
     paths = home.files(GPU)
     (home.folder / "revoked.json").unlink()
-    with pytest.raises(CredentialsError, match="there is no deny list"):
+    with pytest.raises(CredentialsError, match="the deny list is missing"):
         Credentials.of(paths)
     none = Files.of(Security(ca=str(paths.ca), cert=str(paths.cert), key=str(paths.key), revoked="none"), GPU)
     assert Credentials.of(none).identity == GPU
@@ -58,7 +58,7 @@ class TestLoading:
 
     def test_a_certificate_in_the_place_of_the_authority(self, home: Home) -> None:
         paths = home.files(GPU)
-        with pytest.raises(CredentialsError, match="no authority's certificate"):
+        with pytest.raises(CredentialsError, match="not an authority's certificate"):
             Credentials.of(paths._replace(ca=paths.cert))
 
     @pytest.mark.parametrize("part", ["ca", "cert", "key"])
@@ -82,7 +82,7 @@ class TestLoading:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         paths.key.write_bytes(pem)
-        with pytest.raises(CredentialsError, match="no P-256"):
+        with pytest.raises(CredentialsError, match="not a P-256"):
             Credentials.of(paths)
 
 
@@ -157,8 +157,11 @@ class TestEndsThatAreNear:
         current = CurrentCredentials(home.credentials(GPU))
         found = [self.warnings_on(days, current, monkeypatch, caplog) for days in (0, 5, 5.5, 5.6, 6.1, 6.2, 7.5)]
         assert [len(each) for each in found] == [0, 0, 1, 0, 1, 0, 1]
-        assert "the certificate of gpu/0 ends at" in found[2][0] and "in 36 hours" in found[2][0]
-        assert "whale-nebula certs renew --cluster gpu, and copy its .pem here; the run goes on" in found[2][0]
+        assert "the certificate of gpu/0 expires at" in found[2][0] and "in 36 hours" in found[2][0]
+        assert (
+            "whale-nebula certs renew --cluster gpu, and copy its .pem to this host; the run does not have to stop"
+            in found[2][0]
+        )
         monkeypatch.undo()
         issue.renew(home.folder, home.authority, [GPU], 14)
         assert self.warnings_on(6.3, current, monkeypatch, caplog) == []
@@ -171,7 +174,7 @@ class TestEndsThatAreNear:
         assert self.warnings_on(20, current, monkeypatch, caplog) == []
         found = self.warnings_on(24, current, monkeypatch, caplog)
         assert ["the certificate" in each for each in found] == [True, False]
-        assert "the authority of gpu/0 ends at" in found[1] and "whale-nebula certs renew --ca" in found[1]
+        assert "the authority of gpu/0 expires at" in found[1] and "whale-nebula certs renew --ca" in found[1]
         monkeypatch.undo()
         renewed = issue.renew_authority(home.folder)
         with open(home.folder / "ca.pem", "ab") as file:  # both are trusted: the later one counts
@@ -189,7 +192,7 @@ class TestProof:
     def test_who_does_not_is_refused(self, both: tuple[Prover, Prover], wrong: str) -> None:
         gpu, npu = both
         signature = {"signature": b"0" * 70, "key": npu.sign(b"said"), "empty": b""}.get(wrong, gpu.sign(b"said"))
-        with pytest.raises(IdentityError, match="signature of gpu/0 is wrong"):
+        with pytest.raises(IdentityError, match="signature of gpu/0 is invalid"):
             npu.verify(gpu.certificate, signature, b"other" if wrong == "transcript" else b"said", "gpu/0")
 
     def test_another_worker_with_a_good_proof_is_not_the_one(self, both: tuple[Prover, Prover]) -> None:

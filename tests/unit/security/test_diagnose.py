@@ -126,7 +126,7 @@ def revoked(place: Place) -> Files:
 SHOWN: dict[str, tuple[Callable[[Place, Path], Files | None], type[TransportError], str]] = {
     # what a server shows who should be gpu/0, the error, and words of it
     "another authority": (lambda place, _: place.other.files(GPU), WrongAuthorityError, ""),
-    "itself": (lambda _, folder: self_signed(folder, GPU), SelfSignedError, "signed by itself"),
+    "itself": (lambda _, folder: self_signed(folder, GPU), SelfSignedError, "self-signed"),
     "ended": (lambda place, _: place.home.outside_its_dates(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
     "not begun": (
         lambda place, _: place.home.outside_its_dates(GPU, files.now() + 3 * DAY),

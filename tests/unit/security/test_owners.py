@@ -87,9 +87,9 @@ def test_an_authority_speaks_for_its_own_clusters_alone(gpu: Owner, npu: Owner) 
     both = present(gpu.folder)
     assert both.check(certificate(gpu, GPU)).identity == GPU and both.check(certificate(npu, NPU)).identity == NPU
     for owner, identity in ((gpu, NPU), (npu, GPU), (npu, Identity(RUN, "gpu", "gateway"))):
-        with pytest.raises(WrongNameError, match="of another cluster than its authority speaks for"):
+        with pytest.raises(WrongNameError, match="in a cluster that its authority may not certify"):
             both.check(certificate(owner, identity))
-        with pytest.raises(CredentialsError, match="and not for"):
+        with pytest.raises(CredentialsError, match="may certify"):
             issue.issue(owner.folder, owner.authority, [identity])
 
 
@@ -120,7 +120,7 @@ def test_lists_are_kept_apart(gpu: Owner, npu: Owner, caplog: pytest.LogCaptureF
     issue.revoke(gpu.folder, gpu.authority, [mine.peer.serial], "sold")
     with pytest.raises(RevokedError):
         both.check(mine.peer.certificate)
-    with pytest.raises(CredentialsError, match="no deny list of the authority that speaks for npu"):
+    with pytest.raises(CredentialsError, match="no deny list of the authority for npu"):
         present(gpu.folder)
 
 
@@ -149,21 +149,21 @@ def swap_key(path: Path) -> Path:
 
 
 REQUESTS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "no file": (lambda path: path, "cannot be read"),
-    "no request": (lambda path: (path.write_text("hello"), path)[1], "this is not a request"),
-    "another's signature": (swap_key, "not signed by its key"),
+    "no file": (lambda path: path, "cannot read a request"),
+    "no request": (lambda path: (path.write_text("hello"), path)[1], "not a certificate request"),
+    "another's signature": (swap_key, "with its own key"),
     "another kind of key": (
-        lambda path: write_request(path, [GPU.uri], rsa.generate_private_key(65537, 2048)), "not signed by its key"
+        lambda path: write_request(path, [GPU.uri], rsa.generate_private_key(65537, 2048)), "with its own key"
     ),
     "another curve": (
-        lambda path: write_request(path, [GPU.uri], ec.generate_private_key(ec.SECP384R1())), "not signed by its key"
+        lambda path: write_request(path, [GPU.uri], ec.generate_private_key(ec.SECP384R1())), "with its own key"
     ),
-    "no name": (lambda path: write_request(path, ["https://gpu"], authority.make_key()), "names no identity"),
-    "two names": (lambda path: write_request(path, [GPU.uri, NPU.uri], authority.make_key()), "names no identity"),
+    "no name": (lambda path: write_request(path, ["https://gpu"], authority.make_key()), "not name an identity"),
+    "two names": (lambda path: write_request(path, [GPU.uri, NPU.uri], authority.make_key()), "not name an identity"),
     "another run": (
-        lambda path: write_request(path, ["nebula://other/gpu/worker/0"], authority.make_key()), "run 'mt', and not of"
+        lambda path: write_request(path, ["nebula://other/gpu/worker/0"], authority.make_key()), "run 'mt', not for"
     ),
-    "another's cluster": (lambda path: write_request(path, [NPU.uri], authority.make_key()), "and not for npu"),
+    "another's cluster": (lambda path: write_request(path, [NPU.uri], authority.make_key()), ", not npu"),
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_a_request_that_is_none_is_refused(make: Callable[[Path], Path], said: s
 def test_a_second_key_and_a_revoked_one_are_refused(gpu: Owner, tmp_path: Path) -> None:
     first, second = (owners.request(tmp_path / name, GPU).path for name in ("host", "thief"))
     [signed] = owners.sign(gpu.folder, gpu.authority, [first])
-    with pytest.raises(CredentialsError, match="gpu/0 has a certificate already"):
+    with pytest.raises(CredentialsError, match="gpu/0 already has a certificate"):
         owners.sign(gpu.folder, gpu.authority, [second])
     issue.revoke(gpu.folder, gpu.authority, [signed.peer.serial], "stolen")
     with pytest.raises(CredentialsError, match="the key of gpu/0 was revoked"):
@@ -209,10 +209,10 @@ def foreign_list(folder: Path) -> tuple[Path, Path | None]:
 
 
 UNTRUSTED = {
-    "of the whole run": Untrusted(whole_run, "this is the authority of a whole run"),
-    "a worker's": Untrusted(worker, "no authority's certificate"),
-    "of our own cluster": Untrusted(lambda folder: (Owner.of(folder, "gpu").ca, None), "speaks for gpu already"),
-    "of another run": Untrusted(lambda folder: (Owner.of(folder, "npu", "other").ca, None), "that of run 'other'"),
+    "of the whole run": Untrusted(whole_run, "the authority is not restricted to clusters"),
+    "a worker's": Untrusted(worker, "not an authority's certificate"),
+    "of our own cluster": Untrusted(lambda folder: (Owner.of(folder, "gpu").ca, None), "an authority for gpu"),
+    "of another run": Untrusted(lambda folder: (Owner.of(folder, "npu", "other").ca, None), "for run 'other'"),
     "with a list of somebody else": Untrusted(foreign_list, "not signed by the run's authority"),
 }
 
@@ -231,5 +231,5 @@ def test_an_older_list_is_not_taken(gpu: Owner, npu: Owner, tmp_path: Path) -> N
     issue.revoke(npu.folder, npu.authority, [issue.issue(npu.folder, npu.authority, [NPU])[0].peer.serial], "sold")
     owners.trust_owner(gpu.folder, npu.ca, npu.revoked)
     present(gpu.folder)  # a process that has read it
-    with pytest.raises(CredentialsError, match="older one"):
+    with pytest.raises(CredentialsError, match="is outdated"):
         owners.trust_owner(gpu.folder, npu.ca, old)

@@ -66,18 +66,18 @@ ATTACKS: dict[str, tuple[Callable[[Path, Path], Path], Tenant | None]] = {
 @pytest.mark.parametrize(("way", "who"), ATTACKS.values(), ids=ATTACKS)
 def test_nobody_else_takes_it_up(way: Callable[[Path, Path], Path], who: Tenant | None, tmp_path: Path) -> None:
     folder = way(tmp_path, open_home(tmp_path, ANA))
-    with pytest.raises(AccountError, match="and this run is of") as refused:
+    with pytest.raises(AccountError, match="but this run belongs to") as refused:
         check_folder(folder, who)
     assert "whale-nebula login --account" in refused.value.mend
     if who is not None:
-        with pytest.raises(AccountError, match="and this run is of"):
+        with pytest.raises(AccountError, match="but this run belongs to"):
             claim_folder(folder, who)
 
 
 def test_one_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     home.chmod(0o750)
-    with pytest.raises(AccountError, match="others can enter") as refused:
+    with pytest.raises(AccountError, match="other users can enter") as refused:
         open_home(tmp_path, ANA)
     assert "chmod 700" in refused.value.mend
 
@@ -100,7 +100,7 @@ def test_what_a_certificate_names_cannot_lead_elsewhere(tmp_path: Path) -> None:
     found = Tenant.of(certify("ana"))
     assert found is not None and (found.account, found.cluster, len(found.authority)) == ("ana", "gpu", 40)
     for name in ("..", "../bob", "a/b", "Ana", "ana\n"):
-        with pytest.raises(CredentialsError, match="which is not an account"):
+        with pytest.raises(CredentialsError, match="names an invalid account"):
             Tenant.of(certify(name))
 
 
@@ -140,12 +140,12 @@ def test_attack_the_checkpoints_of_another_account(
         return code, capsys.readouterr().err
 
     for certs, why in {
-        "of-bob": "gpu-worker-0.pem is of account bob of gpu",
+        "of-bob": "gpu-worker-0.pem belongs to account bob of gpu",
         "long-ago": "has expired",
         "": "no certificate of an account in certs",
     }.items():
         code, said = ask(certs)
-        assert (code, "is of account ana of gpu, as which nobody" in said, why in said) == (1, True, True), said
+        assert (code, "belongs to account ana of gpu, and no user" in said, why in said) == (1, True, True), said
     assert ask("of-ana")[0] == 66, "she may look, and there is none yet"
     (logged_in / "free").mkdir()
     assert ask("of-bob", "free")[0] == 66, "what is of no account is for everybody"

@@ -81,14 +81,14 @@ def test_an_authority_that_has_ended_is_told_from_a_certificate_that_has() -> No
 
 
 def test_somebody_else_is_refused() -> None:
-    with pytest.raises(WrongNameError, match=r"expected npu/0, and this is gpu/0"):
+    with pytest.raises(WrongNameError, match=r"expected npu/0, found gpu/0"):
         TRUST.check(signed(), NPU)
     with pytest.raises(WrongNameError):
         TRUST.check(signed(), Identity(RUN, "gpu", "gateway"))
 
 
 def test_an_authority_speaks_for_its_own_run_only() -> None:
-    with pytest.raises(WrongNameError, match="another run"):
+    with pytest.raises(WrongNameError, match="a different run"):
         TRUST.check(signed(identity=Identity("other", "gpu")))
 
 
@@ -276,9 +276,9 @@ class TestTheDenyList:
         self.put(path, 2, signed())
         self.held(path)
         path.write_bytes(old)
-        with pytest.raises(CredentialsError, match="an older one") as told:
+        with pytest.raises(CredentialsError, match="is outdated") as told:
             self.held(path)
-        assert "number is 1, and this host has had number 2" in told.value.why
+        assert "number is 1, but this host has used number 2" in told.value.why
 
     def test_where_nothing_may_be_written_the_process_remembers_alone(self, tmp_path: Path) -> None:
         """As in a secret that Kubernetes mounts."""

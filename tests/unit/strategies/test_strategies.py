@@ -81,7 +81,7 @@ def test_the_model_stays_as_it_was(strategy) -> None:
 
 @BOTH
 def test_more_clusters_than_layers_are_refused(strategy) -> None:
-    with pytest.raises(PlacementError, match="2 layers cannot be cut into 3 parts"):
+    with pytest.raises(PlacementError, match="2 layers cannot be divided into 3 parts"):
         strategy(chain(2, 2), ["a", "b", "c"])
 
 

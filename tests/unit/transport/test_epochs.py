@@ -63,9 +63,9 @@ def test_a_process_of_an_earlier_epoch_ends_when_it_meets_one_of_a_later_and_tha
     cross(0, *old)
     kill(cable, old[0])
     new = link(cable, GPU, 1)
-    with pytest.raises(EpochOverError, match="'npu/0', is of epoch 0, and the run is in epoch 1") as over:
+    with pytest.raises(EpochOverError, match="'npu/0', is in epoch 0, but the run is in epoch 1") as over:
         old[1].receive(key(1), SOON)
-    assert "worker 'gpu/0' says so" in over.value.why
+    assert "according to worker 'gpu/0'" in over.value.why
     until(lambda: NPU in cable._closed)
     again = link(cable, NPU, 1)
     begin(1, new, again)
@@ -81,7 +81,7 @@ def test_who_waits_in_vain_for_another_process_than_an_old_one_says_so() -> None
     kill(cable, old[0])
     cable.plan = lambda passage: () if passage.source == GPU and b'"AUTH"' in passage.frame else (passage.frame,)
     new = link(cable, GPU, 1, Deadlines(patience=2.5, silence=0.8, grace=0.2))
-    with pytest.raises(StaleWorkerError, match="'npu/0' is still in a session of epoch 0, of which this process is no"):
+    with pytest.raises(StaleWorkerError, match="'npu/0' is still in a session of epoch 0, which does not include"):
         new.take("SESSION", SOON)
     kill(cable, old[1])
     close_all(new, *old)
@@ -95,7 +95,7 @@ def test_a_launcher_that_knows_of_no_epoch_is_not_kept_out_for_ever() -> None:
     cross(0, *met)
     kill(cable, met[0])
     new = link(cable, GPU, 0)
-    with pytest.raises(PeerRestartedError, match="'gpu/0' was restarted, by a launcher that is new"):
+    with pytest.raises(PeerRestartedError, match="'gpu/0' was restarted by a new launcher"):
         met[1].receive(key(1), SOON)
     until(lambda: NPU in cable._closed)
     again = link(cable, NPU, 2)
@@ -125,7 +125,7 @@ def test_over_grpc_who_was_cut_off_cannot_disturb_the_session_of_a_later_epoch(t
     cross(0, here, there)
     line.passes = True
     line.cut()
-    with pytest.raises(EpochOverError, match="is of epoch 0, and the run is in epoch 1"):
+    with pytest.raises(EpochOverError, match="is in epoch 0, but the run is in epoch 1"):
         frozen.links[GPU].receive(key(1), SOON)
     for number in (1, 2):
         cross(number, here, there)

@@ -108,7 +108,7 @@ class TestCrossing:
         )
         until(lambda: said)
         assert (said[0].who, said[0].where, said[0].limit) == (f"worker '{GPU}'", address, SOON)
-        assert "nothing listens" in said[0].why
+        assert "no process listens" in said[0].why
         late = GrpcLinks(Place(RUN, GPU, {NPU: None}, address, credentials=trusted.of(GPU)), deadlines=QUICK)
         late.links[NPU].post({"kind": "SESSION", "about": "HELLO"})
         early.links[GPU].take("SESSION", SOON)
@@ -116,7 +116,7 @@ class TestCrossing:
         close_all(late, early)
 
     def test_no_way_at_all_is_the_configs_mistake(self) -> None:
-        with pytest.raises(ConfigError, match="no way between 'gpu/0' and 'npu/0'"):
+        with pytest.raises(ConfigError, match="no route between 'gpu/0' and 'npu/0'"):
             GrpcLinks(Place(RUN, GPU, {NPU: None}))
 
     def test_a_port_that_is_taken_is_named(self) -> None:
@@ -213,17 +213,17 @@ class TestIdentity:
         place = Place(RUN, NPU, {GPU: gpu.address}, credentials=trusted.of("tpu/0"))
         error = self.dial(gpu, place)
         assert isinstance(error, IdentityError)
-        assert "expected npu/0, and this is tpu/0" in str(error)
+        assert "expected npu/0, found tpu/0" in str(error)
 
     def test_a_server_that_is_somebody_else_is_refused(self, gpu: GrpcLinks, trusted: Certificates) -> None:
         place = Place(RUN, NPU, {"tpu/0": gpu.address}, credentials=trusted.of(NPU))
         error = self.dial(gpu, place)
         assert isinstance(error, IdentityError)
-        assert "expected tpu/0, and this is gpu/0" in str(error)
+        assert "expected tpu/0, found gpu/0" in str(error)
 
     def test_a_worker_that_nobody_waits_for_is_refused(self, gpu: GrpcLinks, trusted: Certificates) -> None:
         error = self.dial(gpu, Place(RUN, "tpu/0", {GPU: gpu.address}, credentials=trusted.of("tpu/0")))
-        assert "does not wait for 'tpu/0'" in str(error)
+        assert "does not expect 'tpu/0'" in str(error)
 
     def test_a_strange_authority_is_named(self, gpu: GrpcLinks, tmp_path: Path) -> None:
         strange = Certificates(tmp_path / "strange")

@@ -105,13 +105,13 @@ class TestKnock:
     @pytest.mark.parametrize(
         ("key", "value", "words"),
         [
-            ("version", "2", "another version"),
-            ("run", "", "without a proper run"),
-            ("source", "x" * 201, "without a proper source"),
-            ("destination", "a%0Ab", "without a proper destination"),
+            ("version", "2", "unsupported protocol version"),
+            ("run", "", "without a valid run"),
+            ("source", "x" * 201, "without a valid source"),
+            ("destination", "a%0Ab", "without a valid destination"),
             ("connection", "0011", "connection number"),
-            ("lane", "-1", "lane that cannot be"),
-            ("lane", "99999999999999999999", "lane that cannot be"),
+            ("lane", "-1", "invalid lane"),
+            ("lane", "99999999999999999999", "invalid lane"),
         ],
     )
     def test_anything_else_is_refused(self, key: str, value: str, words: str) -> None:
@@ -120,7 +120,7 @@ class TestKnock:
             Knock.read(said.items())
 
     def test_a_stream_that_says_nothing_is_refused(self) -> None:
-        with pytest.raises(RemoteProtocolError, match="another version"):
+        with pytest.raises(RemoteProtocolError, match="unsupported protocol version"):
             Knock.read([("user-agent", "curl"), ("nebula-run-bin", b"\x00")])
 
 
@@ -144,12 +144,12 @@ class TestProof:
         gpu, npu = home.of(GPU), home.of(NPU)
         right = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
         for wrong, words in (
-            ({}, "does not prove who it is"),
-            ({CERTIFICATE: right[CERTIFICATE]}, "does not prove who it is"),
-            ({**right, SIGNATURE: right[SIGNATURE][:-1]}, "signature of gpu/0 is wrong"),
-            ({**right, CERTIFICATE: b"\xff"}, "no certificate"),
+            ({}, "does not prove its identity"),
+            ({CERTIFICATE: right[CERTIFICATE]}, "does not prove its identity"),
+            ({**right, SIGNATURE: right[SIGNATURE][:-1]}, "signature of gpu/0 is invalid"),
+            ({**right, CERTIFICATE: b"\xff"}, "not a valid certificate"),
             (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)), "expected gpu/0"),
-            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is wrong"),
+            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is invalid"),
         ):
             with pytest.raises(IdentityError, match=words):
                 self.check(home, wrong)
@@ -158,7 +158,7 @@ class TestProof:
     def test_it_is_good_for_one_knock(self, home: Certificates, changed: dict[str, Any]) -> None:
         gpu = home.of(GPU)
         answer = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
-        with pytest.raises(IdentityError, match="signature of gpu/0 is wrong"):
+        with pytest.raises(IdentityError, match="signature of gpu/0 is invalid"):
             self.check(home, answer, KNOCK._replace(**changed))
 
 
@@ -318,7 +318,7 @@ class TestConnection:
         first, second = (Knock("run", "npu/0", "gpu/0", "c", number) for number in (0, 1))
         carrier.take(first, lane := Lane())
         carrier.take(second, Lane())
-        with pytest.raises(TransportError, match="a connection that is no more"):
+        with pytest.raises(TransportError, match="no longer exists"):
             carrier.take(second, Lane())
         assert not lane.over
 
@@ -333,7 +333,7 @@ class TestConnection:
     def test_a_lane_comes_once(self) -> None:
         connection = Connection("c")
         add_lane(connection, 0)
-        assert add_lane(connection, 0).why == "lane 0 came twice"
+        assert add_lane(connection, 0).why == "lane 0 was opened twice"
         assert not connection.over
 
     def test_further_lanes_are_held_until_the_greeting_is_done(self) -> None:
@@ -449,7 +449,7 @@ def test_what_answers_and_is_no_worker_holds_no_thread() -> None:
     try:
         lane = Lane()
         Connection("0" * 16).hold(0, lane)  # it waits for a link that never hears of it
-        with pytest.raises(IdentityError, match="is not a worker of ours"):
+        with pytest.raises(IdentityError, match="is not a worker"):
             dial(Target(f"127.0.0.1:{port}"), KNOCK, lane, print, deadlines=Deadlines(connect=0.2))
         assert lane.over
         until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-receive"])

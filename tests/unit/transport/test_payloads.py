@@ -161,5 +161,5 @@ def test_workers_that_are_not_in_the_run_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="tpu/0"):
         Roster(WORKERS).header(Key("scalar", 0, 0, 0, -1, 0, "tpu/0", "npu/0"))
     header = Roster(WORKERS).header(Key("scalar", 0, 0, 0, -1, 0, "gpu/0", "npu/0"))
-    with pytest.raises(RemoteProtocolError, match="do not exist"):
+    with pytest.raises(RemoteProtocolError, match="does not exist"):
         Roster(WORKERS).key(header._replace(source=3))

@@ -37,7 +37,7 @@ class SharedSecret:
 
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
         if not hmac.compare_digest(signature, self.sign(transcript)):
-            raise RemoteProtocolError(f"the signature of {worker} is wrong")
+            raise RemoteProtocolError(f"the signature of {worker} is invalid")
         self.verified.append((certificate, worker))
 
     def check_live(self, certificate: str, worker: str) -> None:

@@ -74,13 +74,13 @@ def test_what_the_plan_allows_arrives_as_bytes_under_its_header(size: int) -> No
 @pytest.mark.parametrize(
     ("frame", "bound", "words"),
     [
-        (encoded(40), Bound("float32", (4, 8)), "40 bytes of codec 5 came for a tensor of 96, .* allows no codec"),
-        (encoded(40, codec=6), BOUND, r"codec 6 came .* allows codecs \[5, 9\]"),
-        (encoded(RAW + EXTRA + 1), BOUND, "107 bytes of codec 5 came for a tensor of 96, .* and 10 bytes more"),
-        (encoded(40, dims=(5, 8)), BOUND, r"float32\[5, 8\] came where the plan expects float32, at most \[4, 8\]"),
-        (encoded(40, dims=(24,)), BOUND, r"float32\[24\] came where"),
-        (encoded(40, dtype=dtype_code("float16")), BOUND, r"float16\[3, 8\] came where"),
-        (encoded(EXTRA + 1, dims=(0, 8)), BOUND, "11 bytes of codec 5 came for a tensor of 0"),
+        (encoded(40), Bound("float32", (4, 8)), "40 bytes of codec 5 for a tensor of 96 bytes, .* allows no codec"),
+        (encoded(40, codec=6), BOUND, r"codec 6 .* allows codecs \[5, 9\]"),
+        (encoded(RAW + EXTRA + 1), BOUND, "107 bytes of codec 5 for a tensor of 96 bytes, .* and 10 bytes more"),
+        (encoded(40, dims=(5, 8)), BOUND, r"received float32\[5, 8\], but the plan expects float32, at most \[4, 8\]"),
+        (encoded(40, dims=(24,)), BOUND, r"received float32\[24\]"),
+        (encoded(40, dtype=dtype_code("float16")), BOUND, r"received float16\[3, 8\]"),
+        (encoded(EXTRA + 1, dims=(0, 8)), BOUND, "11 bytes of codec 5 for a tensor of 0"),
     ],
     ids=["no codec", "another codec", "too many bytes", "more rows", "other rank", "other type", "empty"],
 )
@@ -100,7 +100,7 @@ def test_where_a_codec_is_allowed_the_tensor_itself_is_too() -> None:
 
 @pytest.mark.parametrize(("size", "dims"), [(101, (1,)), (4, (26,))], ids=["encoded", "decoded"])
 def test_without_a_plan_neither_side_of_the_codec_is_above_the_limit(size: int, dims: tuple[int, ...]) -> None:
-    with pytest.raises(RemoteProtocolError, match="above this link's limit of 100"):
+    with pytest.raises(RemoteProtocolError, match="exceeds this link's limit of 100"):
         Assembly(limit=100).place(encoded(size, dims=dims)[0][0])
     assert assemble(Assembly(limit=100), encoded(100, dims=(25,))).array.size == 100
 

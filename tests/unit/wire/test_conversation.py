@@ -39,15 +39,15 @@ SEALED = pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"
 
 ILLEGAL = {
     "a tensor before a step": (False, tensor(0, SMALL), "TENSOR in state OPEN"),
-    "a tensor of another step": (True, tensor(0, SMALL, step=1), "a tensor of step 1 of program 7, where step 0"),
+    "a tensor of another step": (True, tensor(0, SMALL, step=1), "a tensor of step 1 of program 7, but step 0"),
     "a tensor of another program": (True, tensor(0, SMALL, program=8), "of program 8"),
-    "a shard": (True, tensor(0, SMALL, shard=1), "shard 1, where no plan has any"),
+    "a shard": (True, tensor(0, SMALL, shard=1), "shard 1, but plans have no shards"),
     "a value in a step": (True, tensor(0, SMALL, kind=Kind.VALUE), "VALUE in state STEPPING"),
     "a second init": (True, said(0, {"kind": "SESSION", "about": "HELLO"}), "INIT in state STEPPING"),
     "lines without an agreement": (True, said(0, {"kind": "SESSION", "about": "LINES", "lines": []}), "LINES in state"),
     "an unknown session message": (True, said(0, {"kind": "SESSION", "about": "X"}), "SESSION in state"),
     "a greeting of the wire": (True, said(0, {"kind": "HELLO"}), "HELLO in state STEPPING"),
-    "a step without numbers": (True, said(0, {"kind": "SESSION", "about": "STEP"}), "without the numbers"),
+    "a step without numbers": (True, said(0, {"kind": "SESSION", "about": "STEP"}), "without valid numbers"),
 }
 
 
@@ -73,7 +73,7 @@ class TestGreeting:
                 raise error
 
         a, b = conversation(0, prover=Unreadable(NAMES[0])), conversation(1, proven=True)
-        with pytest.raises(RemoteProtocolError, match="a frame came that cannot be read") as caught:
+        with pytest.raises(RemoteProtocolError, match="cannot decode a received frame") as caught:
             greet(a, b)
         assert type(error).__name__ in caught.value.why
         assert caught.value.why.isprintable()
@@ -82,9 +82,9 @@ class TestGreeting:
     def test_nothing_is_sent_before_it_is_over(self) -> None:
         a, _ = pair()
         for _ in range(2):
-            with pytest.raises(LocalProtocolError, match="before the greeting is over"):
+            with pytest.raises(LocalProtocolError, match="before the greeting is complete"):
                 a.frame(*said(0, STEP)[0])
-            with pytest.raises(LocalProtocolError, match="before the greeting is over"):
+            with pytest.raises(LocalProtocolError, match="before the greeting is complete"):
                 a.beat()
             assert a.due() is None
             if not a._connected:
@@ -95,13 +95,13 @@ class TestGreeting:
         frame = sent(a, said(0, STEP))[0]
         cut(b)
         b.connect()
-        with pytest.raises(RemoteProtocolError, match="before the greeting was over"):
+        with pytest.raises(RemoteProtocolError, match="before the greeting was complete"):
             b.receive(frame)
 
     def test_without_a_connection_nothing_is_taken_and_two_are_none(self) -> None:
         a, b = pair()
         hello = whole(b.connect()[0])
-        with pytest.raises(LocalProtocolError, match="no connection"):
+        with pytest.raises(LocalProtocolError, match="without a connection"):
             a.receive(hello)
         a.connect()
         with pytest.raises(LocalProtocolError, match="already"):
@@ -130,7 +130,7 @@ class TestGreeting:
         a = conversation(0)
         a.connect()
         b = conversation(1, greeting=greeting(1, versions={str(n): "x" * 40_000 for n in range(2)}))
-        with pytest.raises(RemoteProtocolError, match="no greeting"):
+        with pytest.raises(RemoteProtocolError, match="is not a greeting"):
             a.receive(whole(b.connect()[0]))
 
     def test_other_messages_are_no_greeting(self) -> None:
@@ -144,7 +144,7 @@ class TestGreeting:
     def test_frames_of_others_are_refused(self, here: int, there: int) -> None:
         a, b = pair()
         a.connect()
-        with pytest.raises(RemoteProtocolError, match="where worker 1 speaks to worker 0"):
+        with pytest.raises(RemoteProtocolError, match="on the link from worker 1 to worker 0"):
             a.receive(changed(whole(b.connect()[0]), source=there, destination=here))
 
 
@@ -162,7 +162,7 @@ class TestFrames:
         a, b = opened(sealed=True)
         header, chunk = said(0, STEP)[0]
         forged = pack(header._replace(sequence=1, conversation=a.number, ack=1), checksum(chunk)) + chunk.tobytes()
-        with pytest.raises(RemoteProtocolError, match="not sealed"):
+        with pytest.raises(RemoteProtocolError, match="unsealed frame on a sealed link"):
             b.receive(forged)
 
     def test_a_large_tensor_is_copied_once_into_its_array(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ class TestWhatIsLegal:
             (header._replace(destination=2), chunk),
             (header._replace(flags=Flag.LAST | Flag.SEALED), chunk),
         ):
-            with pytest.raises(LocalProtocolError, match="must not be sent"):
+            with pytest.raises(LocalProtocolError, match="invalid outgoing frame"):
                 a.frame(*wrong)
         junk = np.frombuffer(b"no json", np.uint8)
         with pytest.raises(LocalProtocolError, match="not JSON"):
@@ -401,7 +401,7 @@ class TestAcknowledgements:
     @pytest.mark.parametrize("fields", [{"sequence": 1}, {"step": 1}, {"dims": (1,)}, {"flags": 0}], ids=str)
     def test_a_beat_says_nothing_else(self, fields: dict[str, Any]) -> None:
         a, b = opened()
-        with pytest.raises(RemoteProtocolError, match="more than what has arrived"):
+        with pytest.raises(RemoteProtocolError, match="fields other than an acknowledgement"):
             a.receive(changed(whole(b.beat()), **fields))
 
 
@@ -409,7 +409,7 @@ class TestCuts:
     def test_a_gap_is_refused_and_mends_with_a_new_connection(self) -> None:
         a, b = opened(stepping=True)
         first, second = sent(a, [*tensor(0, SMALL), *tensor(0, SMALL, slot=1)])
-        with pytest.raises(RemoteProtocolError, match="frame 3 came where frame 2 was due"):
+        with pytest.raises(RemoteProtocolError, match="received frame 3, but expected frame 2"):
             b.receive(second)
         cut(a, b)
         again = [whole(packet) for packet in greet(a, b)[0][-1].resend]
@@ -422,7 +422,7 @@ class TestCuts:
         b.receive(sent(a, said(0, STEP))[0])
         frames = sent(a, [*tensor(0, SMALL), *tensor(0, SMALL, slot=1)])
         b.receive(frames[held])
-        with pytest.raises(RemoteProtocolError, match=f"frame {2 + held} came twice over one connection"):
+        with pytest.raises(RemoteProtocolError, match=f"frame {2 + held} was received twice over one connection"):
             b.receive(frames[held])
         cut(a, b)
         again = [whole(packet) for packet in greet(a, b)[0][-1].resend]
@@ -433,7 +433,9 @@ class TestCuts:
         _, b = opened(stepping=True)
         cut(b)
         fresh = conversation(0)
-        with pytest.raises(RemoteProtocolError, match=r"expects frame 2, and there are 1 to 0(.|\n)*another process"):
+        with pytest.raises(
+            RemoteProtocolError, match=r"expects frame 2, but frames 1 to 0 are stored(.|\n)*another process"
+        ):
             greet(fresh, b)
 
     def test_what_was_acknowledged_is_not_asked_for_again(self) -> None:
@@ -441,7 +443,7 @@ class TestCuts:
         a.receive(whole(b.beat()))
         cut(a, b)
         forgetful = conversation(1, greeting=b._introduction._greeting)
-        with pytest.raises(RemoteProtocolError, match="expects frame 1, and there are 2 to 1"):
+        with pytest.raises(RemoteProtocolError, match="expects frame 1, but frames 2 to 1 are stored"):
             greet(a, forgetful)
 
     def test_frames_of_an_earlier_run_are_stale(self) -> None:

@@ -146,7 +146,7 @@ class Messages(Lines):
         """A frame with a number is refused, and the connection ends."""
         numbered = [frame for frame in self.delivered[side] if not is_bare(frame)]
         if numbered:
-            with pytest.raises(RemoteProtocolError, match="came twice over one connection"):
+            with pytest.raises(RemoteProtocolError, match="was received twice over one connection"):
                 self._hand_over(side, numbered[place % len(numbered)])
             self.cut()
 

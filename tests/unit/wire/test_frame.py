@@ -160,7 +160,7 @@ def sealed_again(data: bytearray) -> bytes:
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (0, b"HTTP", "no frame of this protocol"),
+        (0, b"HTTP", "not a frame of this protocol"),
         (4, b"\x02", "version 2"),
         (92, b"\x09", "rank 9"),
         (92, b"\x01", "rank 1"),
@@ -176,7 +176,7 @@ def test_headers_of_something_else_are_told_apart(place: int, value: bytes, word
 
 @pytest.mark.parametrize("field", ["step", "program", "phase", "slot", "micro_batch", "sequence"])
 def test_a_number_too_large_for_its_field_is_refused(field: str) -> None:
-    with pytest.raises(LocalProtocolError, match="does not fit"):
+    with pytest.raises(LocalProtocolError, match="does not fit into"):
         pack(GOOD._replace(**{field: 2**70}), 0)
 
 
@@ -203,7 +203,7 @@ def test_a_message_is_one_frame_up_to_the_cap_and_no_more() -> None:
     header = Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=(most,))
     (frame,) = frames(header, np.zeros(most, np.uint8))
     assert len(frame[0]) + frame[1].size == FRAME_CAP - TAG_BYTES
-    with pytest.raises(LocalProtocolError, match="cap"):
+    with pytest.raises(LocalProtocolError, match="limit"):
         list(frames(header._replace(dims=(most + 1,)), np.zeros(most + 1, np.uint8)))
 
 

@@ -71,7 +71,7 @@ class TestHello:
         ids=lambda change: str(change)[:40],
     )
     def test_every_field_is_checked(self, change: dict[str, Any]) -> None:
-        with pytest.raises(RemoteProtocolError, match=f"no HELLO of this protocol: {next(iter(change))}"):
+        with pytest.raises(RemoteProtocolError, match=f"invalid HELLO in the greeting: {next(iter(change))}"):
             parse_hello({**HELLO.message(), **change})
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
@@ -103,14 +103,14 @@ class TestIntroduction:
     def test_without_a_prover_nothing_is_proven_but_all_else_is_checked(self) -> None:
         ours, _ = meet(introduction(0, proven=False), introduction(1, proven=False))
         assert ours.certificate is None
-        with pytest.raises(RemoteProtocolError, match="of run 'other'"):
+        with pytest.raises(RemoteProtocolError, match="to run 'other'"):
             meet(introduction(0, proven=False), introduction(1, proven=False, run="other"))
 
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
-            ({"run": "run-2"}, "is of run 'run-2', and this is run 'run-1'"),
-            ({"worker": "tpu/0"}, "'tpu/0' greets 'gpu/0' where 'gpu/0' expects 'npu/0'"),
+            ({"run": "run-2"}, "belongs to run 'run-2', but this is run 'run-1'"),
+            ({"worker": "tpu/0"}, "'tpu/0' greets 'gpu/0', but 'gpu/0' expects 'npu/0'"),
             ({"peer": "tpu/0"}, "'npu/0' greets 'tpu/0'"),
             ({"proven": False}, "only 'gpu/0' greets with a certificate"),
             ({"exchange": bytes(32)}, "only 'npu/0' greets with a key"),
@@ -126,14 +126,14 @@ class TestIntroduction:
     def test_an_echo_is_no_greeting(self) -> None:
         here = introduction(0)
         said = here.hello(1, 1)
-        with pytest.raises(RemoteProtocolError, match="echo"):
+        with pytest.raises(RemoteProtocolError, match="copy of this side's own"):
             here.answer({**said, "worker": NAMES[1], "to": NAMES[0]})
 
     def test_a_proof_sent_back_is_no_proof(self) -> None:
         a, b = introduction(0), introduction(1)
         hellos = a.hello(1, 1), b.hello(1, 1)
         own = a.answer(hellos[1])
-        with pytest.raises(RemoteProtocolError, match="signature of npu/0 is wrong"):
+        with pytest.raises(RemoteProtocolError, match="signature of npu/0 is invalid"):
             a.settle(own)
 
     def test_a_proof_of_another_greeting_is_no_proof(self) -> None:
@@ -163,22 +163,22 @@ class TestIntroduction:
         a, b = introduction(0, proven=False), introduction(1, proven=False)
         a.hello(1, 1)
         a.answer(b.hello(1, 1))
-        with pytest.raises(RemoteProtocolError, match="no AUTH"):
+        with pytest.raises(RemoteProtocolError, match="invalid AUTH"):
             a.settle({"kind": "AUTH", "signature": "00"})
 
     def test_each_connection_is_greeted_anew(self) -> None:
         a, b = introduction(0), introduction(1)
         meet(a, b)
         a.hello(1, 1)
-        with pytest.raises(RemoteProtocolError, match="AUTH came before HELLO"):
+        with pytest.raises(RemoteProtocolError, match="received AUTH before HELLO"):
             a.settle({"kind": "AUTH", "signature": "00"})
 
     def test_without_a_connection_nothing_is_answered(self) -> None:
-        with pytest.raises(LocalProtocolError, match="no connection"):
+        with pytest.raises(LocalProtocolError, match="without a connection"):
             introduction(0).answer(introduction(1).hello(1, 1))
 
     def test_sealing_needs_a_proof(self) -> None:
-        with pytest.raises(LocalProtocolError, match="proves nothing"):
+        with pytest.raises(LocalProtocolError, match="without certificates"):
             introduction(0, proven=False, exchange=bytes(32))
 
 
@@ -200,7 +200,7 @@ class TestLaterConnections:
         a.settle(auth)
         a.hello(1, 1)  # the next connection, on which somebody plays the record
         a.answer(hellos[1])
-        with pytest.raises(RemoteProtocolError, match="signature of npu/0 is wrong"):
+        with pytest.raises(RemoteProtocolError, match="signature of npu/0 is invalid"):
             a.settle(auth)
 
     def test_another_process_is_a_restart(self) -> None:
@@ -232,7 +232,7 @@ class TestLaterConnections:
         a = introduction(0, exchange=bytes(31) + b"\x01")
         meet(a, introduction(1, nonce=nonce, exchange=bytes(31) + b"\x02"))
         changed = introduction(1, **{"exchange": bytes(31) + b"\x02", **other(nonce)})
-        with pytest.raises(RemoteProtocolError, match="greets unlike before"):
+        with pytest.raises(RemoteProtocolError, match="differs from that of the same process before"):
             meet(a, changed)
 
 

@@ -27,6 +27,7 @@ from whale_nebula.passes.rules.registry import (
     Result,
     blocks_of,
     count,
+    find_bad_input,
     rule,
     whole,
 )
@@ -111,7 +112,6 @@ def _shared_out(node: Node, folds: Sequence[Fold]) -> Fold:
 
 _JOINS: Mapping[str, Join] = {
     "FloorMod": Node.nonlinear,
-    **dict.fromkeys(("Maximum", "Minimum"), extreme),
     **dict.fromkeys(("Neg", "Conj", "Real", "Imag"), lambda node, folds: folds[0].bare),
     **dict.fromkeys(("RealDiv", "Div", "DivNoNan", "FloorDiv"), _quotient),
 }
@@ -135,6 +135,31 @@ def shift_entries(node: Node) -> Result:
     if not found.position or len(marked) == len(node.folds) == 1:
         return found
     return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)
+
+
+@rule("Maximum", "Minimum", axes=describe_entries, literal=True, raw=True)
+def compare_entries(node: Node) -> Result:
+    """The larger or the smaller of two; a number that is limited to one value from both sides is that value."""
+    limit = _find_only_value(node)
+    if limit is not None:
+        return whole(limit)
+    return find_bad_input(node) or _lift_entries(node, extreme)
+
+
+def _find_only_value(node: Node) -> int | None:
+    """The m of min(max(x, n), m), as `tf.math.bincount` limits its length, where n is no less; or the other way
+    around. None if there is none.
+    """
+    smaller = node.op.type == "Minimum"
+    for place, limit in enumerate(map(node.int_at, range(2))):
+        inner = node.graph.ops[node.op.inputs[1 - place].op]
+        if limit is None or not node.spec(place).dtype.startswith("int") or node.rank(1 - place) != 0:
+            continue
+        if inner.type == ("Maximum" if smaller else "Minimum"):
+            others = [node.graph.ops[value.op].constant for value in inner.inputs]
+            if any(len(n) == 1 and (n[0] >= limit if smaller else n[0] <= limit) for n in others if n):
+                return limit
+    return None
 
 
 @rule("Cast", axes=describe_entries, literal=True, positions=True)

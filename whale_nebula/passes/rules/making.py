@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes
+from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes, move_entries
 from whale_nebula.passes.rules.axes import APART, axes, describe_entries, list_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
@@ -44,14 +44,17 @@ def _describe_made(node: Node) -> Axes:
     return Axes((None,), (number_axes(rank),))
 
 
-@rule("Fill", "Empty", axes=_describe_made)
+@rule("Fill", "Empty", axes=_describe_made, literal=True)
 def fill(node: Node) -> Result:
     """A constant tensor."""
     value = node.folds[1] if len(node.folds) > 1 else whole()
     made = _make_of_shape(node, 0)
     if made.kind == ROWS and value.kind != WHOLE:
         return node.couple(f"rows are filled with {value.spoken}")
-    return move_by_wholes(node, (value, made)) if made.kind == WHOLE else made
+    if made.kind != WHOLE:
+        return made
+    known = move_entries(node, (1,)) if node.op.type == "Fill" and node.op.outputs[0].rank == 1 else None
+    return known or move_by_wholes(node, (value, made))
 
 
 @rule(_RANDOM)

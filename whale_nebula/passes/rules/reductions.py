@@ -187,7 +187,7 @@ def heights(node: Node) -> Result:
         return data.bare if data.axis == 0 else node.couple("the batch is counted along its axis")
     if node.flag("binary_output"):
         return node.couple(f"{node.op.type} over the batch")
-    return Fold(SUM) if data.kind == ROWS else node.couple("weights of rows, but heaps that are no rows")
+    return Fold(SUM) if data.kind == ROWS else node.couple("weights are rows, but the segments are not")
 
 
 @axes("InTopK InTopKV2")

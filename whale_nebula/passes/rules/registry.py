@@ -388,13 +388,17 @@ def _result(node: Node) -> Result:
     if entry is None:
         bad = next((fold for fold in node.folds if fold.kind == COUPLED), None)
         return bad.bare if bad is not None else node.couple(f"{NO_RULE} {node.op.type}")
-    if entry.raw:
-        return entry.apply(node)
+    bad = None if entry.raw else find_bad_input(node, positions=entry.positions)
+    return entry.apply(node) if bad is None else bad
+
+
+def find_bad_input(node: Node, *, positions: bool = False) -> Fold | None:
+    """The state of an op's result where an input has one that hardly any rule can follow; None if none has."""
     for fold in node.folds:
         if fold.kind == COUPLED:
             return fold.bare
-        if fold.position and not entry.positions:
+        if fold.position and not positions:
             return node.couple("numbers of rows (a range over the batch) are others in a micro-batch")
         if fold.kind == EMPTY and not node.op.type.startswith("TensorList"):
             return node.couple("a list is read before anything is in it")
-    return entry.apply(node)
+    return None

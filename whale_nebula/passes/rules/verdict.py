@@ -272,9 +272,13 @@ def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> t
         found.append(_MOVING)
     if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
         found.append(_MASK)
+    added = op is not None and op.type == "AddV2" and what == LOSS
+    if added and fold.reason.endswith(f"mixed with {Fold(MEAN).spoken}"):
+        found.append(_AVERAGED)
     return tuple(found)
 
 
+_AVERAGED = "tf.reduce_mean(rows) + mean, where both are parts of a loss: average the rows before the mean is added"
 _EXACT = ": the same model, where no row needs another"
 _AS_MANY = "as many rows as the batch has, tf.fill([tf.shape(x)[0], 1], value), in the place of a fixed number"
 _MOVING = "a seed that moves on with each draw: keras.random.SeedGenerator(...), or a tf.random.Generator's own draws"

@@ -134,6 +134,7 @@ class Checkpoints:
             self.group.report_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
+        self.run.by_length |= self.source.manifest.by_length
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
         for level in self.levels:
             level.pace.note_saving(step, time.monotonic())
@@ -423,7 +424,12 @@ class Checkpoints:
         self.position = replace(self.position, logs=logs, titles=self.known.list_titles())
         manifest = begin_manifest(self.run, self.position, self.known.aliases)
         manifest = replace(
-            manifest, forms=self.forms, intervals=self.intervals, at=time.time(), spent=asdict(self.spent.sum_up())
+            manifest,
+            forms=self.forms,
+            intervals=self.intervals,
+            by_length=self.run.by_length,
+            at=time.time(),
+            spent=asdict(self.spent.sum_up()),
         )
         return Snapshot(manifest, self.group.worker, entries, memory, batch, late, self._start)
 

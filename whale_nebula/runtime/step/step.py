@@ -26,9 +26,9 @@ from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine, forget_states
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
-from whale_nebula.scopes.frames import describe_open_scopes as scopes_around
 from whale_nebula.scopes.frames import hold_something
 from whale_nebula.scopes.observer import observer
+from whale_nebula.scopes.step_options import current_step_options, describe_surroundings
 from whale_nebula.spec import Spec
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.patch import Patch
@@ -102,6 +102,12 @@ def _fits(free: tf.TensorSpec, shape: tf.TensorShape) -> bool:
 
 def _common(a: tf.TensorSpec, b: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)], a.dtype)
+
+
+def _name_traces(step: str) -> str:
+    """The name under which a checkpoint has the traces of a step with the present options."""
+    text = current_step_options().text
+    return f"{step} with {text}" if text else step
 
 
 _LOCAL = threading.local()
@@ -246,7 +252,7 @@ class Step:
         """The capture for calls of this form, if one has run; None if a planner made the decision."""
         with self._lock:
             self._forget_others()
-            kept = self.engines.get((scopes_around(), layout.key))
+            kept = self.engines.get((describe_surroundings(), layout.key))
             return None if kept is None or kept.captured.decision is not None else kept.captured
 
     def data(self, unpack: Unpack) -> Callable[[Sequence[Any]], Any] | None:
@@ -268,7 +274,7 @@ class Step:
         `checked`: verify that they are a batch.
         """
         self._forget_others()
-        around = scopes_around()
+        around = describe_surroundings()
         if (around, layout.key) not in self.engines:
             forms = [form for scope, form in self.forms if scope == around]
             wide = next((self.engines[around, form.key] for form in forms if takes(form, layout)), None)
@@ -311,7 +317,7 @@ class Step:
     def _find_saved_form(self, layout: Signature) -> Signature | None:
         """The form that the resumed run had traced for calls of the form `layout`; None for `layout` itself."""
         checkpoints = current_run().checkpoints
-        saved = () if checkpoints is None else checkpoints.forms.get(self.name, ())
+        saved = () if checkpoints is None else checkpoints.forms.get(_name_traces(self.name), ())
         found = (replace_sizes(layout, shapes) for shapes in saved)
         form = next((form for form in found if form is not None and takes(form, layout)), None)
         return None if form is None or form.key == layout.key else form
@@ -335,7 +341,7 @@ class Step:
             if tensors is not None and checked:
                 micro_batches(leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
-            notes = (*self.notes, *captured.projected)
+            notes = (*self.notes, *captured.projected, *filter(None, [current_step_options().said]))
             models = [*met, *models_of(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:
@@ -346,7 +352,7 @@ class Step:
             found.unread = {name: each for name, each in self.owned().items() if id(each.handle) not in read}
             run.checkpoints.take_in(found)
             if self.widens and all(spec.shape.rank is not None for spec in layout.specs):
-                run.checkpoints.note_form(self.name, tuple(tuple(spec.shape) for spec in layout.specs))
-        self.engines[scopes_around(), layout.key] = found
-        self.forms.append((scopes_around(), layout))
+                run.checkpoints.note_form(_name_traces(self.name), tuple(tuple(spec.shape) for spec in layout.specs))
+        self.engines[describe_surroundings(), layout.key] = found
+        self.forms.append((describe_surroundings(), layout))
         return found

@@ -17,14 +17,14 @@ from whale_nebula.transport.grpc.options import probe
 from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
-_REPLACED = "another connection has taken its place"
+_REPLACED = "another connection has replaced it"
 _KEEPER_SECONDS = 0.5  # the thread holds no resources by then: one that still probes an address is abandoned
 
 
 class GrpcCarrier(ABC):
     """One worker's transport to another over gRPC. A new connection replaces the previous one.
 
-    A thread of its own (`_keep`, the subclass's) makes connections or supervises them.
+    A separate thread (`_keep` of the subclass) opens connections or supervises them.
     """
 
     def __init__(self, here: str, there: str, where: str, deadlines: Deadlines) -> None:
@@ -111,7 +111,7 @@ class GrpcCarrier(ABC):
             self._give_up(error)
         except Exception as error:
             _LOG.exception("the carrier to %s has failed", self.there)
-            self._give_up(lost_error(self.there, f"this side's carrier has failed: {reason(error)}"))
+            self._give_up(lost_error(self.there, f"the carrier of this side has failed: {reason(error)}"))
 
     def _adopt(self, connection: Connection, trouble: str = "") -> None:
         """Replace the connection by a new one; `trouble` is a problem on the path beyond it, or ""."""
@@ -129,7 +129,7 @@ class GrpcCarrier(ABC):
         """Make a connection the current one; False if another one is still active. A late one is ended."""
         with self._gate:
             if self._closed or self._receiver is None:
-                connection.end("this side has closed")
+                connection.end("this side has closed the link")
                 return True
             if self._connection is not None:
                 return False
@@ -145,7 +145,7 @@ class GrpcCarrier(ABC):
                 return
             self._connection, self._since, self._trouble = None, time.monotonic(), why
             if not self._closed:
-                _LOG.info("the connection between %s and %s is gone: %s", self.here, self.there, why)
+                _LOG.info("the connection between %s and %s is lost: %s", self.here, self.there, why)
             self._receiver.down(why)
         with self._changed:
             self._changed.notify_all()
@@ -162,7 +162,7 @@ class GrpcCarrier(ABC):
                 self._receiver.lost(error)
 
     def _rest(self, seconds: float, *, unless_connected: bool | None = None) -> bool:
-        """Wait so long, or until it is closed or connected (or disconnected); returns whether to continue."""
+        """Wait this long, or until it is closed or connected (or disconnected); returns whether to continue."""
 
         def woken() -> bool:
             return self._closed or unless_connected == (self._connection is not None)
@@ -178,7 +178,7 @@ class GrpcCarrier(ABC):
         self._refusals += 1
         if not self._met or self._refusals < 2:
             return None
-        return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
+        return lost_error(self.there, f"its address {self.where} refused twice: no process listens on the port")
 
 
 _PROMPT_SECONDS = 0.3  # within which a live worker has usually dialled again
@@ -194,12 +194,12 @@ class AwaitingCarrier(GrpcCarrier):
     def __init__(self, here: str, there: str, where: str, *, deadlines: Deadlines) -> None:
         super().__init__(here, there, where, deadlines)
         self._was_open = False
-        self._trouble = "it has not dialled yet"
+        self._trouble = "it has not connected yet"
 
     def take(self, knock: Knock, lane: Lane) -> Hear:
         """Accept an incoming stream, whose dialler was authenticated as the other worker."""
         if self._closed or self._receiver is None:
-            raise TransportError(f"worker '{self.here}' is {'closing' if self._closed else 'not ready yet'}")
+            raise TransportError(f"worker '{self.here}' is {'closing its link' if self._closed else 'not ready yet'}")
         if knock.lane == 0:
             connection = Connection(knock.connection)
             connection.add(0, lane)
@@ -208,7 +208,7 @@ class AwaitingCarrier(GrpcCarrier):
         else:
             present = self._connection
             if present is None or present.name != knock.connection or not present.add(knock.lane, lane):
-                raise TransportError("a further lane of a connection that is no more")
+                raise TransportError("the connection of this lane no longer exists")
             connection = present
         connection.hold(knock.lane, lane)
         return partial(self._receive, connection)

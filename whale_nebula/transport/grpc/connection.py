@@ -1,4 +1,4 @@
-"""One connection of a carrier: one stream, or several over which large frames are spread. It breaks as a whole."""
+"""One connection of a carrier: one stream, or several over which large frames are spread. They break together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BARE, _BARE_A_SECOND = 400, 200.0  # enough to acknowledge 2 GB/s
 class Room(threading.Condition):
     """The condition on which senders wait until a lane of their connection has room.
 
-    Each lane has a condition for its own frames, under the same lock: a queued frame wakes one thread and not all.
+    Each lane has a condition for its own frames, under the same lock: a queued frame wakes one thread, not all.
     `bare` limits the rate of received frames without content, which nothing else bounds.
     """
 
@@ -87,9 +87,10 @@ class Lane:
         return True
 
     def outgoing(self) -> Iterator[bytes]:
-        """Yield the frames for gRPC. A stream that is to be aborted is aborted before its frames end: a graceful end
-        would mean to the other side that everything was sent. A finished one yields its last message however late gRPC
-        requests it: its connection may be over by then, as lane 0 ends first, and a mere end would look like an abort.
+        """Yield the frames for gRPC. A stream that must be aborted is aborted before its frames end: a graceful end
+        would mean to the other side that everything was sent. A finished stream yields its last message however late
+        gRPC requests it: its connection may be over by then, as lane 0 ends first, and a plain end would look like an
+        abort.
         """
         while True:
             with self.room:
@@ -213,7 +214,7 @@ class Connection:
                 if self.closing:
                     lane.finish()
         if late:
-            lane.end(self._why or f"lane {number} came twice")
+            lane.end(self._why or f"lane {number} was opened twice")
         elif lane.over:  # before `on_end` was set
             self._lane_ended(number, lane, lane.why)
         return not late
@@ -228,7 +229,7 @@ class Connection:
             report(self._why)
 
     def hold(self, number: int, lane: Lane) -> None:
-        """Block reading of a lane until the link is notified of the connection, above lane 0 until the greeting is
+        """Block reading of a lane until the link is notified of the connection and, above lane 0, until the greeting is
         complete.
         """
         lane.begin = (self.opened if number else self.adopted).wait
@@ -273,9 +274,9 @@ class Connection:
 
     def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
         """Handle the end of a lane. A lane above 0 that ends gracefully is only removed: the last messages are sent on
-        lane 0. After these the others end by themselves: aborting them would look to the other side like lost messages.
-        One that aborts while this side closes, such as one that was still being opened, is also only removed: the last
-        messages may be in flight.
+        lane 0. After these the other lanes end by themselves: aborting them would look to the other side like lost
+        messages. A lane that aborts while this side closes, such as one that was still being opened, is also only
+        removed: the last messages may be in flight.
         """
         if not (lane.in_order or lane.finished or (number and self.closing)):
             self.end(why)
@@ -286,5 +287,5 @@ class Connection:
                 self._lanes.pop(number, None)
 
     def wait_over(self, seconds: float) -> bool:
-        """Wait so long for its end; returns whether it has ended."""
+        """Wait this long for its end; returns whether it has ended."""
         return self._over.wait(seconds)

@@ -29,10 +29,10 @@ _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, gr
 
 
 class Target(NamedTuple):
-    """The address to dial, the certificate expected there, and the one that this side presents.
+    """The address to dial, the identity expected there, and the credentials of this side.
 
-    Without `credentials` nothing is encrypted or authenticated. `gateway`: the address is that of a gateway, so its
-    refusals do not mean that the worker is dead.
+    Without `credentials` nothing is encrypted or authenticated. `gateway`: the address is that of a gateway, so that a
+    refusal does not mean that the worker is dead.
     """
 
     address: str
@@ -48,7 +48,7 @@ class Target(NamedTuple):
         return cls(address, None if current is None else Identity.of_worker(run, who), current, gateway)
 
     def diagnose(self) -> NebulaError | None:
-        """Why a listener at the address gives no stream; None if a retry may succeed."""
+        """The reason why no stream can be opened to the address; None if a retry may succeed."""
         found = diagnose.probe(self.address, self.credentials() if self.credentials else None, self.identity)
         return None if found is None or found.kind == "unreachable" else found.error
 
@@ -93,7 +93,9 @@ def dial(
             if LANES in answer:
                 lane.guest = target.check_answer(knock, answer)
         except Exception as error:  # of any kind: the peer is not authenticated
-            wrong = error if isinstance(error, NebulaError) else TransportError("no proof", why=reason(error))
+            wrong = (
+                error if isinstance(error, NebulaError) else TransportError("cannot verify the peer", why=reason(error))
+            )
             unproven.append(wrong)
             lane.end(wrong.what)
         finally:
@@ -104,7 +106,7 @@ def dial(
 
     threading.Thread(target=run, name="nebula-receive", daemon=True).start()
     if not settled.wait(deadlines.connect):
-        lane.end(f"{target.address} took longer than {deadlines.connect:g} s to answer")
+        lane.end(f"{target.address} did not answer within {deadlines.connect:g} s")
         channel.close()
         raise TransportError(lane.why)
     if unproven:
@@ -120,26 +122,26 @@ def dial(
 
 
 def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaError:
-    """The reason why a stream was not established, from gRPC's error. A foreign server that answers without refusing is
-    given some time.
+    """The reason why a stream was not established, from gRPC's error. A foreign server that answers without refusing
+    gets some time.
     """
     try:
         call.exception(timeout=seconds)
     except grpc.FutureTimeoutError:
-        lane.end("it answers, and not as a worker does")
-        return IdentityError(f"what listens at {target.address} is not a worker of ours", why=lane.why)
+        lane.end("its answer is not that of a worker")
+        return IdentityError(f"the process at {target.address} is not a worker", why=lane.why)
     except grpc.FutureCancelledError:
         pass  # its own reason is in the call's code
     code, why = call.code(), reason(call)
     lane.end(why)
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        return IdentityError(f"what listens at {target.address} is not a worker of ours", why=why)
+        return IdentityError(f"the process at {target.address} is not a worker", why=why)
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return LinkClosedError(why)
     if code in _FINAL:
-        mend = "do as it says; if it is about a certificate, whale-nebula doctor --config clusters.yaml on both sides"
+        mend = "fix the reason above; for a certificate, run whale-nebula doctor --config clusters.yaml on both sides"
         return IdentityError(f"{target.address} refuses this worker: {why}", mend=mend)
-    return TransportError(f"no connection to {target.address}", why=why)
+    return TransportError(f"cannot connect to {target.address}", why=why)
 
 
 class DiallingCarrier(GrpcCarrier):
@@ -180,7 +182,7 @@ class DiallingCarrier(GrpcCarrier):
         try:
             lane, asked = self._open(connection, 0, credentials)
         except BaseException:
-            connection.end("it was not opened")  # a thread that reads it must not wait in vain
+            connection.end("it was not opened")  # a thread that reads it must not wait forever
             raise
         lanes = max(options.lanes(), asked)
         if not connection.over:
@@ -221,7 +223,7 @@ class DiallingCarrier(GrpcCarrier):
             for number in range(1, lanes):
                 self._open(connection, number, credentials)
         except NebulaError as error:
-            _LOG.info("%s to %s goes on with fewer lanes: %s", self.here, self.there, reason(error))
+            _LOG.info("%s to %s continues with fewer lanes: %s", self.here, self.there, reason(error))
 
     def _look_into(self, error: TransportError) -> None:
         """Diagnose a failed connection: not up yet, dead, or a permanent error, which is raised."""
@@ -236,10 +238,10 @@ class DiallingCarrier(GrpcCarrier):
             grace = self._deadlines.gateway_grace
             if self._target.gateway and self._connections and time.monotonic() - self._since > grace:
                 raise DeadlineError(
-                    f"the gateway at {self.where} has refused for {grace:g} s",
+                    f"the gateway at {self.where} has refused connections for {grace:g} s",
                     where=self.where,
-                    why=f"it is the only way from '{self.here}' to '{self.there}', and its process has ended",
-                    mend="start it again: whale-nebula gateway",
+                    why=f"it is the only route from '{self.here}' to '{self.there}', and its process has exited",
+                    mend="restart it: whale-nebula gateway",
                 )
             return
         self._refusals = 0
@@ -252,5 +254,5 @@ class DiallingCarrier(GrpcCarrier):
         self._trouble = self._name_gateway(diagnosed.what) if diagnosed else self._trouble
 
     def _name_gateway(self, trouble: str) -> str:
-        """The diagnosis with the hop that it concerns: a gateway is not the worker that is waited for."""
-        return f"its way leads through the gateway: {trouble}" if self._target.gateway else trouble
+        """The diagnosis with the hop that it concerns: a gateway is not the awaited worker."""
+        return f"it is reached through the gateway: {trouble}" if self._target.gateway else trouble

@@ -1,9 +1,9 @@
 """Limits on unauthenticated connections to a port, by source address.
 
-gRPC limits only the total of connections, so that one source can exhaust it. Here they are counted by source address,
-and if there are too many, the oldest of the address with most are closed: other addresses keep theirs, and clients at
-the same address need only a moment to finish their handshakes. Among addresses with equally many, those of the fullest
-networks are closed first, and those of addresses whose streams were accepted before last.
+gRPC limits only the total number of connections, so that one source can exhaust it. Here they are counted by source
+address. If there are too many, the oldest connections of the address with the most are closed: other addresses keep
+theirs, and clients at the same address need only a moment to finish their handshakes. Among addresses with equally many
+connections, those of the fullest networks are closed first, and those of addresses with earlier accepted streams last.
 
 The accepted sockets are found among the files of this process (`/dev/fd`), as gRPC does not expose them, and shut down
 there, which gRPC treats as the end of the connection. No byte of a stream passes through here.
@@ -65,7 +65,7 @@ class TokenBucket:
 
     @property
     def full(self) -> bool:
-        """Whether it is full, so that it may be dropped."""
+        """Whether it is full, so that it need not be kept."""
         with self._lock:
             return self._left + (self._now() - self._at) * self._rate >= self._burst
 
@@ -120,10 +120,10 @@ def parse_end(peer: str) -> End | None:
 def find_surplus(
     idle: Mapping[End, float], now: float, limits: Limits, known: Container[str] = frozenset()
 ) -> list[End]:
-    """The connections to close, of those without a stream, by age and number.
+    """The connections to close, among those without a stream, by age and number.
 
     Of each source the newest are kept, and among equal sources those of the emptiest networks. A few connections of a
-    `known` source, from which a stream was accepted before, are kept before all others.
+    `known` source, from which a stream was accepted before, take precedence over all others.
 
     >>> crowd = {End("10.0.0.9", port): port / 100 for port in range(3)} | {End("10.0.0.1", 7): 0.0}
     >>> find_surplus(crowd, 1.0, Limits(total=3, address=2))
@@ -149,7 +149,7 @@ def find_surplus(
 def networks_of(host: str) -> tuple[str, str, str]:
     """The source of a connection, and two networks that one party may own.
 
-    A source is an IPv4 address, or the /64 network of an IPv6 address, which one host may have for itself.
+    A source is an IPv4 address, or the /64 network of an IPv6 address, which a single host may own.
 
     >>> networks_of("10.77.0.2"), networks_of("2001:db8:0:100::1")
     (('10.77.0.2/32', '10.77.0.0/24', '10.77.0.0/16'), ('2001:db8:0:100::/64', '2001:db8:0:100::/56', '2001:db8::/48'))
@@ -164,7 +164,7 @@ _SOURCES = 4096  # the most that are remembered
 
 
 class ConnectionGuard:
-    """Keeps the connections of one port within limits, from `start` to `stop`, by a thread of its own."""
+    """Keeps the connections of one port within limits, from `start` to `stop`, in a separate thread."""
 
     def __init__(self, port: int, limits: Limits) -> None:
         self._port, self._limits = port, limits
@@ -216,7 +216,7 @@ class ConnectionGuard:
             except Exception:  # no file or memory at present; the thread must continue, or nothing is limited
                 crowded = True
                 if not self._troubled:
-                    _LOG.warning("connections could not be looked at just now", exc_info=True)
+                    _LOG.warning("cannot check the connections at present", exc_info=True)
                 self._troubled = True
             else:
                 self._troubled = False

@@ -34,9 +34,9 @@ class Place:
     `peers` has each other worker's address, or None if it has none; `listen` is this worker's own. With a `gateway`
     (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is encrypted or
     authenticated. `everyone` are all workers of the run, as frames and gateways number them, if there are more than
-    these. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `counts` are the
-    numbers of workers of the clusters, and `absent` the addresses of workers without which the run continues, and which
-    may join.
+    `peers` and `here`. `epoch` is the number of restarts of the run, as known to this worker. In elastic runs, `counts`
+    are the numbers of workers of the clusters, and `absent` the addresses of workers without which the run continues
+    and that may join.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -68,8 +68,8 @@ class Place:
         return self.absent[there] if there in self.absent else self.peers[there]
 
     def dials(self, there: str) -> bool:
-        """Whether this worker dials the other one: through a gateway both do; otherwise the one without an address, or
-        with the later name.
+        """Whether this worker dials the other one: through a gateway both dial; otherwise the one without an address,
+        or with the later name.
         """
         if self.through_gateway(there):
             return True
@@ -176,12 +176,12 @@ class GrpcLinks:
         if (knock.run, knock.destination) != (self._place.run, self._place.here):
             raise IdentityError(
                 f"this is worker '{self._place.here}' of run '{self._place.run}'",
-                why=f"'{knock.source}' looks for '{knock.destination}' of run '{knock.run}'",
-                mend="compare the addresses in the clusters' configs, and stop what is left of an earlier run",
+                why=f"'{knock.source}' tries to connect to '{knock.destination}' of run '{knock.run}'",
+                mend="compare the addresses in the clusters' configs, and stop remaining processes of earlier runs",
             )
         carrier = self._awaited.get(knock.source)
         if carrier is None:
-            raise IdentityError(f"worker '{self._place.here}' does not wait for '{knock.source}'")
+            raise IdentityError(f"worker '{self._place.here}' does not expect '{knock.source}'")
         if self._current is not None:  # the link checks continuously that the certificate stays valid
             credentials = self._current()
             identity = Identity.of_worker(knock.run, knock.source)
@@ -194,7 +194,7 @@ def _keep_freed_memory() -> None:
     """Keep freed memory of frames in the allocator: otherwise the kernel zeroes up to half of it again.
 
     glibc keeps twice the size of the largest block that was ever mapped and freed, which it counts up to 32 MiB; a
-    process that trains reaches that by itself. This block is never written, so that it takes no memory.
+    process that trains reaches that by itself. This block is never written, so that it uses no memory.
     """
     np.empty(_LARGEST_COUNTED, np.uint8)
 
@@ -204,7 +204,7 @@ _LARGEST_COUNTED = (32 << 20) - (64 << 10)
 
 def _no_way(here: str, there: str) -> NebulaError:
     return ConfigError(
-        f"no way between '{here}' and '{there}'",
-        why="neither has an address at which the other could reach it",
-        mend='give one of them an address: workers: ["10.77.0.1:7101"], or each cluster a gateway',
+        f"no route between '{here}' and '{there}'",
+        why="neither has an address at which the other can reach it",
+        mend='configure an address of one of them: workers: ["10.77.0.1:7101"], or a gateway for each cluster',
     )

@@ -40,7 +40,7 @@ _CONNECTION = re.compile(r"[0-9a-f]{16}")
 
 
 class Knock(NamedTuple):
-    """The metadata of a stream. `connection` is drawn anew for each attempt; its lanes share it."""
+    """The metadata of a stream. `connection` is a random number for each attempt; its lanes share it."""
 
     run: str
     source: str
@@ -56,22 +56,22 @@ class Knock(NamedTuple):
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Knock:
         """Parse and check received metadata; raises `RemoteProtocolError`."""
-        said = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
-        text = {key: unquote(value) for key, value in said.items() if isinstance(value, str)}
+        fields = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
+        text = {key: unquote(value) for key, value in fields.items() if isinstance(value, str)}
         if text.get("version") != str(VERSION):
             raise RemoteProtocolError(
-                f"a stream of another version of this protocol: {text.get('version', 'none')!r:.20}",
-                why=f"this side speaks version {VERSION}",
+                f"unsupported protocol version {text.get('version', 'none')!r:.20} of a stream",
+                why=f"this side uses version {VERSION}",
             )
         names = {key: text.get(key, "") for key in ("run", "source", "destination")}
         for key, name in names.items():
             if not 0 < len(name) <= _LONGEST or not name.isprintable():
-                raise RemoteProtocolError(f"a stream without a proper {key}")
+                raise RemoteProtocolError(f"a stream without a valid {key}")
         connection, lane = text.get("connection", ""), text.get("lane", "")
         if not _CONNECTION.fullmatch(connection):
-            raise RemoteProtocolError("a stream without a proper connection number")
+            raise RemoteProtocolError("a stream without a valid connection number")
         if lane not in {str(number) for number in range(options.LANES_WITHOUT_BBR)}:
-            raise RemoteProtocolError("a stream with a lane that cannot be")
+            raise RemoteProtocolError("a stream with an invalid lane")
         return cls(**names, connection=connection, lane=int(lane))
 
 
@@ -92,8 +92,8 @@ def check_proof(prover: Prover, knock: Knock, answer: Mapping[str, Any], there: 
     certificate, signature = answer.get(CERTIFICATE), answer.get(SIGNATURE)
     if not isinstance(certificate, bytes) or not isinstance(signature, bytes):
         raise IdentityError(
-            f"{there.worker} does not prove who it is",
-            why="its answer holds no certificate and no signature",
+            f"{there.worker} does not prove its identity",
+            why="its answer has no certificate or no signature",
             mend="install the same release of whale_nebula in every cluster",
         )
     text = certificate.decode("ascii", "replace")
@@ -157,14 +157,14 @@ _FILES_BEHIND = 3  # of a connection that is forwarded by a front
 
 
 class Listener:
-    """Server of streams at one address. `accept` is called for each, and raises a NebulaError to refuse it.
+    """Server of streams at one address. `accept` is called for each stream, and raises a NebulaError to refuse it.
 
     A refusal reaches the dialling side with the error's text and a code: FAILED_PRECONDITION for a LinkClosedError (the
     requested worker has ended permanently); PERMISSION_DENIED, which is final, for an IdentityError and for a stream
-    that breaks the protocol; UNAVAILABLE, which is retried, for everything else: for a certificate that has expired, as
-    it may be renewed, and for errors of this side. `connections` is the expected maximum, and `limits` bound those
-    without an accepted stream; `others` are further services on this port, and a `front` may listen at the port
-    instead. Many refusals of identities are answered with a delay, and not all of them are logged.
+    that violates the protocol; UNAVAILABLE, which is retried, for everything else: an expired certificate, which may be
+    renewed, and errors of this side. `connections` is the expected maximum, and `limits` apply to those without an
+    accepted stream; `others` are further services on this port, and a `front` may listen at the port instead. If there
+    are many refusals of identities, they are answered with a delay, and not all of them are logged.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Listener:
         if not port:
             if self._front is not None:
                 self._front.stop()
-            raise self._port_error("this host has no such address, or another process has this port")
+            raise self._port_error("this host does not have the address, or another process uses the port")
         port = public or port
         server.start()
         self._server = server
@@ -245,13 +245,13 @@ class Listener:
                 trial.bind(found[0][4])
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise self._port_error(error.strerror or "another process has it") from None
+                raise self._port_error(error.strerror or "another process uses the port") from None
 
     def _port_error(self, why: str) -> TransportError:
         return TransportError(
             f"cannot listen on {self._asked}",
             why=why,
-            mend=f"ss -ltnp | grep {self._asked.rpartition(':')[2]}, or give another address in the config",
+            mend=f"ss -ltnp | grep {self._asked.rpartition(':')[2]}, or use a different address in the config",
         )
 
     def stop(self, grace: float = 1.0) -> None:
@@ -266,7 +266,7 @@ class Listener:
             self._front.stop()
 
     def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Serve one stream in a thread of its own; yields outgoing frames."""
+        """Serve one stream in a separate thread; yields outgoing frames."""
         lane, guest = Lane(), visitor(context)
         peer = guest.address if self._front is None else self._front.find_peer(guest.address)
         try:
@@ -289,20 +289,20 @@ class Listener:
     def _end_stream(self, peer: str, lane: Lane) -> None:
         if self._guard is not None:
             self._guard.remove_stream(peer)
-        lane.lose("the connection broke, or the other side left")
+        lane.lose("the connection is broken, or the other side has closed it")
 
     def _note_refusal(self, peer: str, error: NebulaError) -> None:
         """Log a refusal. Those beyond the rate limit are only counted, and answered with a delay: at most four streams
         of a connection wait.
         """
         if type(error) is TransportError:  # it is retried
-            _LOG.info("a stream from %s is refused: %s", peer, error.what)
+            _LOG.info("refused a stream from %s: %s", peer, error.what)
             if not self._retries.take():
                 self._over.wait(_LATE_SECONDS)
         elif self._refusals.take():
             unlogged, self._unlogged = self._unlogged, 0
-            more = f" (and {unlogged} refusals before it)" if unlogged else ""
-            _LOG.warning("a stream from %s is refused: %s%s", peer, error.what, more)
+            more = f" (and {unlogged} earlier refusals)" if unlogged else ""
+            _LOG.warning("refused a stream from %s: %s%s", peer, error.what, more)
         else:
             self._unlogged += 1
             self._over.wait(_LATE_SECONDS)

@@ -1,7 +1,7 @@
 """Options of gRPC channels and servers, each chosen by measurement.
 
-No static window is set: that would disable the bandwidth probe, and a window that fits one line is too small for
-another.
+No static window is set: that would disable the bandwidth probe, and a window that is right for one link is too small
+for another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None = None) -> Options:
-    """Options of a client channel with a connection of its own; `name` is the name expected in the server's
+    """Options of a client channel that has its own connection; `name` is the name expected in the server's
     certificate.
     """
     options: Options = [
@@ -44,12 +44,12 @@ def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None 
 
 
 def server(deadlines: Deadlines, connections: int) -> Options:
-    """The options of a server for a number of connections. It takes `HANDSHAKES` more that are not authenticated yet,
-    but at most as many as half of the files that this process may open. The age of a connection has no limit: the peers
-    of its streams are verified again once a second.
+    """The options of a server for a number of connections. It accepts `HANDSHAKES` more that are not authenticated yet,
+    but at most half of the files that this process may open. The age of a connection is not limited: the peers of its
+    streams are verified again once a second.
 
-    The server is slow to give up a connection. The dialling side detects first that it is dead, and its next connection
-    replaces it; so a slow line, which the server cannot distinguish from a dead one, is kept.
+    The server is slow to give up a connection. The dialling side detects a dead connection first, and its next
+    connection replaces it; so a slow link, which the server cannot distinguish from a dead one, is kept.
     """
     return [
         *_make_options(deadlines.silence, _LENIENT * deadlines.silence),
@@ -72,8 +72,8 @@ def most_connections(connections: int, each: int = 1) -> int:
 
 
 def lanes(control: str | None = None) -> int:
-    """The number of connections over which frames are spread: one if the kernel runs BBR, several if losses would halve
-    the rate of one.
+    """The number of connections over which frames are spread: one if the kernel uses BBR, several if packet loss would
+    halve the rate of one.
 
     >>> lanes("bbr"), lanes("reno")
     (1, 4)
@@ -109,7 +109,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def server_credentials(current: CurrentCredentials) -> Any:
-    """TLS credentials of a listener: clients must show a certificate; each handshake uses the current certificate."""
+    """TLS credentials of a listener: clients must present a certificate; each handshake uses the current one."""
     used = current()
 
     def fetch() -> Any:
@@ -144,11 +144,11 @@ class Probe(NamedTuple):
 
 
 def probe(address: str, seconds: float) -> Probe:
-    """Connect to an address once and disconnect at once."""
+    """Connect to an address once, and disconnect immediately."""
     try:
         socket.create_connection(split_address(address), timeout=seconds).close()
     except ConnectionRefusedError:
-        return Probe("refused", f"nothing listens at {address}")
+        return Probe("refused", f"no process listens at {address}")
     except TimeoutError:
         return Probe("silent", f"{address} does not answer")
     except OSError as error:

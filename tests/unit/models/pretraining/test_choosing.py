@@ -73,5 +73,5 @@ class TestCorpus:
         assert found.wrong == ["cs xxxxx", "cs xx", "cs xxx", "cs x"]
 
     def test_each_language_belongs_to_one_family(self) -> None:
-        with pytest.raises(OptionError, match="families of en, en"):
+        with pytest.raises(OptionError, match="the families contain en, en"):
             check_families({"a": ["en"], "b": ["en"]}, ["en", "de"])

@@ -82,5 +82,5 @@ class TestRows:
         assert found.tolist() == [[2, 5, 6, 3, 7, 3, 0, 0], [2, 5, 6, 7, 3, 11, 12, 3], [2, 5, 3, 6, 7, 8, 9, 3]]
 
     def test_sentences_without_translations_are_refused(self) -> None:
-        with pytest.raises(DataError, match="1 and 2 sentences are no pairs"):
+        with pytest.raises(DataError, match="1 and 2 sentences do not form pairs"):
             encode_pairs_in_rows(self.WORDS, ["a"], ["a", "b"], 8)

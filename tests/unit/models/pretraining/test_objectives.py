@@ -77,7 +77,7 @@ def test_the_rate_rises_and_falls_in_straight_lines() -> None:
 
 @pytest.mark.parametrize("options", [{"steps": 5, "warmup": 5}, {"steps": 5, "warmup": -1}])
 def test_a_rate_that_never_falls_is_refused(options: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match="rises for"):
+    with pytest.raises(OptionError, match="invalid schedule"):
         RiseAndFall(1e-3, **options)
 
 

@@ -62,7 +62,7 @@ def test_views_that_compare_nothing(views: list[list[int]]) -> None:
 
 @pytest.mark.grid
 def test_vectors_of_another_width_are_refused() -> None:
-    with pytest.raises(OptionError, match="gives vectors of 4"):
+    with pytest.raises(OptionError, match="does not match vectors of width 4"):
         dlrm(HashedEmbedding(4), fields=2, numbers=2, width=8)
 
 

@@ -164,5 +164,5 @@ def test_a_table_of_which_each_cluster_would_train_a_copy_is_refused(how: dict[s
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(["gpu", "npu"]), nb.replica(**how):
         model = dlrm(make_embedding("whole"), fields=3, numbers=2, width=4)
         model.compile(OneBitAdam(1e-3), "binary_crossentropy")
-        with pytest.raises(Exception, match="a table of rows of which each cluster trains a copy"):
+        with pytest.raises(Exception, match="an embedding table of which each cluster trains a copy"):
             model.fit(LOG.inputs, LOG.clicked, BATCH, verbose=0)

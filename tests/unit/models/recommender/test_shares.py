@@ -138,7 +138,7 @@ def test_what_is_not_here_is_refused() -> None:
 
 def test_a_share_stays() -> None:
     table, _ = make_tables(2)
-    with pytest.raises(StateError, match="divided the table otherwise"):
+    with pytest.raises(StateError, match="divide the table in different ways"):
         table.hold(WHOLE)
 
 
@@ -149,7 +149,7 @@ def test_each_worker_has_its_part_of_the_limit() -> None:
         for table in tables:
             table.pull(ids + start, np.ones(70, np.int64))
             assert len(table) <= 50
-    with pytest.raises(DataError, match=r"the table may have 50 rows(.|\n)*most_rows="):
+    with pytest.raises(DataError, match=r"the table is limited to 50 rows(.|\n)*most_rows="):
         tables[0].pull(np.arange(200), np.ones(200, np.int64))
 
 

@@ -103,9 +103,9 @@ def test_places_are_those_of_the_parts_one_after_the_other(parts: Parts) -> None
 
 def test_what_is_no_part_is_refused() -> None:
     for options in ({"part": 1}, {"part": -1, "parts": 2}, {"hot": [1]}):
-        with pytest.raises(OptionError, match="no part of a table"):
+        with pytest.raises(OptionError, match="is not a valid part of a table"):
             DistinctRows(4, **options)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="tables=0"):
         SplitEmbedding(4, tables=0)
-    with pytest.raises(OptionError, match="DistinctRows was given ids of float32"):
+    with pytest.raises(OptionError, match="DistinctRows got ids of type float32"):
         SplitEmbedding(4)(keras.Input((3,)))

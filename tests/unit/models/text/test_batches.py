@@ -65,7 +65,7 @@ def test_what_is_elsewhere_is_none_and_what_is_here_is_as_if_all_were(weights: b
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_an_order_of_other_rows_is_refused_with_both_numbers(side: str) -> None:
-    with pytest.raises(DataError, match=f"an order of 6 rows and 5 {side} sentences"):
+    with pytest.raises(DataError, match=f"an order of 6 rows does not match 5 {side} sentences"):
         batches(Encoded(**{side: SOURCE}), make_order(6, batch=2))  # type: ignore[arg-type]
 
 

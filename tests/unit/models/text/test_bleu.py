@@ -67,7 +67,7 @@ def test_texts_that_are_no_pairs_are_refused() -> None:
         paired_bootstrap(["a"], ["a", "b"], ["a"])
     with pytest.raises(DataError, match="'hypotheses'"):
         bleu("a", ["a"])  # a string is not a list of sentences
-    with pytest.raises(DataError, match="no references"):
+    with pytest.raises(DataError, match="needs references"):
         bleu([], [])
     with pytest.raises(OptionError, match="samples=0"):
         paired_bootstrap(["a"], ["a"], ["a"], samples=0)

@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], dict[str, object], tuple[str, s
     "a missing language": (
         write("x", ""),
         {"target": "eng"},
-        ("'train' is not there in 'eng', the target side", "", "it is there in 'en', 'es'", "did you mean 'en'?"),
+        ("split 'train' does not exist in 'eng', the target side", "", "it exists in 'en', 'es'", "did you mean 'en'?"),
     ),
     "a missing split": (
         write("x", ""),
@@ -72,10 +72,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], dict[str, object], tuple[str, s
     "files of different lengths": (
         MORE,
         {},
-        ("files that are not aligned: train.es has 4 lines and train.en.gz has 3 lines", "", "", ""),
+        ("files are not aligned: train.es has 4 lines and train.en.gz has 3 lines", "", "", ""),
     ),
     "an empty sentence": (EMPTY, {}, ("", "train.es:2", "the first of 2", 'empty="skip"')),
-    "one side alone cannot skip": (EMPTY, {"sides": ["source"], "empty": "skip"}, ("needs both sides", "", "", "")),
+    "one side alone cannot skip": (EMPTY, {"sides": ["source"], "empty": "skip"}, ("requires both sides", "", "", "")),
     "a file without a line": (
         write("val.es", ""),
         {"split": "val", "sides": ["source"]},
@@ -125,11 +125,11 @@ class TestPairs:
             Pairs(["a", "b"], ["c"])
 
     def test_both_sides_elsewhere_are_nothing(self) -> None:
-        with pytest.raises(OptionError, match="both sides are None"):
+        with pytest.raises(OptionError, match="both sides of the pairs are None"):
             Pairs()
 
     def test_a_side_that_is_not_here_cannot_be_had(self) -> None:
-        with pytest.raises(DataError, match="the target side is not here"):
+        with pytest.raises(DataError, match="the target side was not loaded"):
             Pairs(["a"]).of("target")
 
     def test_the_first_rows_keep_what_is_elsewhere_elsewhere(self) -> None:

@@ -30,7 +30,7 @@ def test_what_is_too_long_is_cut_counted_and_said(tokenizer: Tokenizer, caplog: 
     assert encoded.source is not None
     assert encoded.source.row(1).tolist() == [2, 5, 6, 3]  # it still has its end
     assert [each.message for each in caplog.records] == [
-        "1 of 3 source sentences are longer than 4 tokens: their ends are cut off"
+        "1 of 3 source sentences are longer than 4 tokens: they are truncated"
     ]
 
 
@@ -48,7 +48,7 @@ def test_each_side_may_have_its_own_limit(tokenizer: Tokenizer) -> None:
 
 
 def test_a_side_that_is_here_needs_one(tokenizer: Tokenizer) -> None:
-    with pytest.raises(OptionError, match="the source side is here and has no tokenizer"):
+    with pytest.raises(OptionError, match="the source side is loaded, but has no tokenizer"):
         encode_pairs(PAIRS, target=tokenizer)
 
 

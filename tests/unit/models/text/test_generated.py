@@ -77,13 +77,13 @@ def test_sentences_are_written_as_sentences(splits: dict[str, Pairs]) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: generated("dev", 3), "no split 'dev'"),
-        (lambda: generated("mono-es", 3), "no split 'mono-es'"),
+        (lambda: generated("dev", 3), "'dev' is not a generated split"),
+        (lambda: generated("mono-es", 3), "'mono-es' is not a generated split"),
         (lambda: generated("train", 0), "count=0"),
-        (lambda: generated("train", 3, target="fr"), "no language 'fr'"),  # type: ignore[arg-type]
-        (lambda: monolingual("fr", 3), "no language 'fr'"),  # type: ignore[arg-type]
+        (lambda: generated("train", 3, target="fr"), "'fr' is not a generated language"),  # type: ignore[arg-type]
+        (lambda: monolingual("fr", 3), "'fr' is not a generated language"),  # type: ignore[arg-type]
         (lambda: generated("train", 1, forms=["agse"]), "'ages'"),
-        (lambda: generated("train", 1, forms=[]), "no form"),
+        (lambda: generated("train", 1, forms=[]), "no sentence forms"),
     ],
 )
 def test_what_is_not_made_is_refused(call, said: str) -> None:  # type: ignore[no-untyped-def]

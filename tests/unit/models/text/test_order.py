@@ -68,7 +68,7 @@ def test_results_are_put_back_into_the_order_of_the_rows() -> None:
 
 @pytest.mark.parametrize(("epochs", "count"), [(1, 8), (2, 18)])
 def test_results_that_are_not_one_for_each_row_are_refused(epochs: int, count: int) -> None:
-    with pytest.raises(OptionError, match=f"{count} results of an order"):
+    with pytest.raises(OptionError, match=f"{count} results do not match an order"):
         make_order(9, batch=4, epochs=epochs).restored(["x"] * count)
 
 
@@ -95,7 +95,7 @@ class TestFiles:
     )  # fmt: skip
     def test_a_file_that_holds_no_order_is_refused(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "order.json").write_text(text)
-        with pytest.raises(DataError, match="no order of rows"):
+        with pytest.raises(DataError, match="does not contain an order of rows"):
             Order.load(tmp_path / "order.json")
 
 

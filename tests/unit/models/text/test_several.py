@@ -64,7 +64,7 @@ def test_a_wrong_translation_is_another_sentence_and_every_kind_comes() -> None:
         (lambda: aligned("trian", 1), "train"),
         (lambda: alone("ed", 1), "de"),
         (lambda: choices("test", 0, "en", "fr"), "count=1"),
-        (lambda: aligned("val", 1, languages=["it"]), "no language 'it' is generated"),
+        (lambda: aligned("val", 1, languages=["it"]), "'it' is not a generated language"),
     ],
 )
 def test_what_there_is_not_is_refused_with_a_mend(call: object, mend: str) -> None:

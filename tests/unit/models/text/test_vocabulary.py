@@ -65,7 +65,7 @@ def test_no_text_is_refused(nothing: list[str]) -> None:
 
 
 def test_a_size_that_does_not_hold_the_letters_is_refused_with_one_that_does(lines: list[str]) -> None:
-    with pytest.raises(OptionError, match="size=30 cannot hold even the letters") as caught:
+    with pytest.raises(OptionError, match="size=30 is too small for the letters") as caught:
         learn_vocabulary(lines, 30)
     enough = int(caught.value.mend.partition("=")[2].partition(",")[0])
     assert len(learn_vocabulary(lines, enough)) <= enough
@@ -74,10 +74,10 @@ def test_a_size_that_does_not_hold_the_letters_is_refused_with_one_that_does(lin
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        (("[PAD]", "[UNK]", "cat"), r"without '\[CLS\]', '\[SEP\]', '\[MASK\]'"),
-        ((*SPECIAL[1:], SPECIAL[0]), r"whose first token is '\[UNK\]'"),
-        ((*SPECIAL, "cat", "dog", "cat"), "has 'cat' twice"),
-        ((), "without"),
+        (("[PAD]", "[UNK]", "cat"), r"lacks '\[CLS\]', '\[SEP\]', '\[MASK\]'"),
+        ((*SPECIAL[1:], SPECIAL[0]), r"the first token of the vocabulary is '\[UNK\]'"),
+        ((*SPECIAL, "cat", "dog", "cat"), "contains 'cat' twice"),
+        ((), "lacks"),
     ],
 )
 def test_a_vocabulary_that_is_wrong_is_refused(tokens: tuple[str, ...], said: str) -> None:
@@ -110,7 +110,7 @@ class TestFiles:
 
     def test_what_is_wrong_with_a_file_names_the_file(self, tmp_path: Path) -> None:
         (tmp_path / "vocab.txt").write_text("cat\ndog\n")
-        with pytest.raises(DataError, match="without") as caught:
+        with pytest.raises(DataError, match="lacks") as caught:
             read_vocabulary(tmp_path)
         assert caught.value.where == str(tmp_path / "vocab.txt")
 
@@ -122,6 +122,6 @@ class TestFit:
         with pytest.raises(DataError):
             Vocabulary(SPECIAL).check_fits(4, padded=True)
         for rows in (4, 6):
-            with pytest.raises(DataError, match=f"5 tokens and a model of {rows}") as caught:
+            with pytest.raises(DataError, match=f"5 tokens does not match a model with {rows}") as caught:
                 Vocabulary(SPECIAL).check_fits(rows)
             assert "vocabulary=5" in caught.value.mend

@@ -55,7 +55,7 @@ def test_a_file_of_glue(tmp_path: Path, task: str, inner: bool) -> None:
     [
         ("sentence\n", "train.tsv has no column 'label'", ":1"),
         ("sentence\tlabel\n", "train.tsv has no rows", "train.tsv"),
-        ("sentence\tlabel\na\t1\nb\n", "a row of 1 columns, and 2 are needed", ":3"),
+        ("sentence\tlabel\na\t1\nb\n", "the row has 1 columns, at least 2 are required", ":3"),
         ("sentence\tlabel\na\t2\n", "the label '2' is not '0' or '1'", ":2"),
     ],
 )
@@ -69,11 +69,11 @@ def test_a_damaged_file_of_glue(tmp_path: Path, content: str, what: str, where: 
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no dev.tsv"):
         read_glue(tmp_path, "rte", "dev")
-    with pytest.raises(OptionError, match="no task of GLUE is called 'sst2'"):
+    with pytest.raises(OptionError, match="there is no GLUE task 'sst2'"):
         read_glue(tmp_path, "sst2")
     with pytest.raises(DataError, match=r"dev.json cannot be read"):
         read_squad(tmp_path / "dev.json")
-    with pytest.raises(OptionError, match="unanswered='drop' is not known"):
+    with pytest.raises(OptionError, match="unanswered='drop' is not a valid value"):
         read_squad(tmp_path / "dev.json", unanswered="drop")
 
 
@@ -102,11 +102,11 @@ def test_a_file_of_squad(tmp_path: Path) -> None:
     ("content", "what"),
     [
         ("{", "dev.json is not JSON"),
-        ("[]", "dev.json is not of SQuAD's form"),
-        ('{"data": [{}]}', "dev.json is not of SQuAD's form"),
+        ("[]", "dev.json is not in SQuAD's format"),
+        ('{"data": [{}]}', "dev.json is not in SQuAD's format"),
         ('{"data": []}', "dev.json has no question with an answer"),
-        (squad(asked((3, "Levi's Stadium"))), 'the answer "Levi\'s Stadium" does not stand at 3 of its text'),
-        (squad(asked()), "the question 'Where?' has no answer in its text"),
+        (squad(asked((3, "Levi's Stadium"))), 'the answer "Levi\'s Stadium" is not at character 3 of its text'),
+        (squad(asked()), "the question 'Where?' has no answer"),
     ],
 )
 def test_a_damaged_file_of_squad(tmp_path: Path, content: str, what: str) -> None:

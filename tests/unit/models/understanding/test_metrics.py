@@ -71,7 +71,7 @@ def test_spans(found: str, meant: list[str], exact: float, shared: float) -> Non
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(DataError, match="2 answers and 1 labels cannot be compared"):
+    with pytest.raises(DataError, match="cannot compare 2 predictions with 1 labels"):
         METRICS["accuracy"]([1, 2], [1])
-    with pytest.raises(DataError, match="1 answers and 1 lists of right ones"):
+    with pytest.raises(DataError, match="1 answers with 1 lists of right answers"):
         span_f1(["a"], [[]])

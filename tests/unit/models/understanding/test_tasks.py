@@ -93,9 +93,9 @@ def test_a_model_learns(encoder: Encoder, task: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        (("opinon", "train", 3), "no task 'opinon' is generated"),
-        (("opinion", "val", 3), "no split 'val' is generated"),
-        (("opinion", "dev", 0), "count=0 makes no rows"),
+        (("opinon", "train", 3), "there is no generated task 'opinon'"),
+        (("opinion", "val", 3), "there is no split 'val'"),
+        (("opinion", "dev", 0), "count=0 is less than 1"),
     ],
 )
 def test_what_is_not_generated(asked: Any, what: str) -> None:
@@ -104,7 +104,7 @@ def test_what_is_not_generated(asked: Any, what: str) -> None:
 
 
 def test_examples_without_labels_are_refused() -> None:
-    with pytest.raises(DataError, match="2 and 1 sentences and labels are no examples"):
+    with pytest.raises(DataError, match="numbers of sentences and labels differ: 2 and 1"):
         Examples(["a", "b"], [1.0])
     assert all(task.pairs == (columns.second is not None) for task, columns in GLUE.values())
 
@@ -112,11 +112,11 @@ def test_examples_without_labels_are_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: Task("mine", 0), "classes=0 of a task"),
+        (lambda: Task("mine", 0), "classes=0 is not a positive integer"),
         (lambda: Task("mine", metrics=("accurcy",)), "no metric is called 'accurcy'"),
         (lambda: loss_of("rte"), "task='rte' is not a Task"),
         (lambda: understanding(None, "rte"), "task='rte' is not a Task"),
-        (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2"),
+        (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2 is less than 3"),
     ],
 )
 def test_what_is_no_task_is_refused(make: Any, what: str) -> None:

@@ -102,6 +102,13 @@ def test_a_loss_that_is_a_function_of_a_mean_is_refused() -> None:
     assert "nb.loss_weight(t)" in error.mend
 
 
+def test_rows_that_a_mean_is_added_to_are_averaged_first() -> None:
+    text = NORMALISED.replace("Sub(%2, %4)", "AddV2(%2, %4)")
+    error = verdict(folding(text).of(Value(8)), read(text))
+    assert error is not None
+    assert "tf.reduce_mean(rows) + mean" in error.mend
+
+
 @pytest.mark.parametrize("op", [1, 2, 4, 9])
 def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
     assert judged(op) is None

@@ -1,0 +1,224 @@
+"""Numbers of micro-batches and codecs by the length of sequences, for a curriculum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from whale_nebula.codec.way import AUTO, mirror_options, ways
+from whale_nebula.errors import OptionError
+from whale_nebula.runtime.length_choice import Open, choose_by_length
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack
+from whale_nebula.scopes import public
+from whale_nebula.scopes.auto import current_limits
+from whale_nebula.scopes.compressing import learned_rank
+from whale_nebula.scopes.frames import Frame
+from whale_nebula.scopes.scope import Scope
+from whale_nebula.scopes.step_options import StepOptions
+from whale_nebula.site import Site
+
+ByLength = Mapping[int, Any] | Callable[[int], Any]
+"""Values by the length from which on each holds, or a function of the length."""
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """The options of steps by the length of their sequences. `micro_batch` and `compress` have a value for some of the
+    `lengths`; the others keep what scopes say. Those that are `open` are chosen before the first step, with the
+    predicted `seconds` of a step by length; or steps are `planned` by `nb.auto_parallel`, for each length. `site` is
+    the line of the curriculum.
+    """
+
+    lengths: Sequence[int]
+    micro_batch: Mapping[int, int]
+    compress: Mapping[int, Frame]
+    site: Site
+    open: frozenset[str] = frozenset()
+    planned: bool = False
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, lengths: Sequence[int], micro_batch: Any, compress: Any, site: Site) -> LengthOptions:
+        """Validate the options `micro_batch` and `compress` of a curriculum with these lengths."""
+        frames: dict[str, Frame] = {}  # one for each text: steps with equal codecs share a trace
+
+        def parse_codec(value: Any) -> Frame:
+            frame = _parse_codec(value, site)
+            return frames.setdefault(repr(sorted(frame.options.items())), frame)
+
+        chosen = {"micro_batch": micro_batch, "compress": compress}
+        left = frozenset(name for name, value in chosen.items() if isinstance(value, str) and value == AUTO)
+        micro_batch, compress = (None if name in left else value for name, value in chosen.items())
+        counts = _complete("micro_batch", micro_batch, lengths, site, "{64: 2, 256: 4}")
+        codecs = _complete("compress", compress, lengths, site, '{64: "none", 256: "int8"}')
+        return cls(
+            lengths,
+            {length: _check_count(value, site) for length, value in counts.items()},
+            {length: parse_codec(value) for length, value in codecs.items()},
+            site,
+            left,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.micro_batch or self.compress or self.open)
+
+    def choose(self, step: Step, arguments: Arguments, unpack: Unpack, shapes: ShapesByLength) -> LengthOptions:
+        """The options with a choice for those that are open."""
+        if (limits := current_limits()) is not None:
+            if "compress" in self.open:
+                raise OptionError(
+                    f'compress="auto" of a curriculum meets nb.auto_parallel at {limits.site}',
+                    where=str(self.site),
+                    why="that plans the steps of each length, with their codecs",
+                    mend='nb.auto_parallel(compress="auto"), and micro_batch="auto" alone in the curriculum',
+                )
+            return replace(self, open=frozenset(), planned=True)
+        asked = Open(
+            None if "micro_batch" in self.open else self.micro_batch,
+            None if "compress" in self.open else self.compress,
+            shapes.of,
+            shapes.free,
+            self.site,
+        )
+        found = choose_by_length(step, arguments, unpack, asked)
+        counts = {length: each.micro_batch for length, each in found.items() if each.micro_batch is not None}
+        codecs = {length: each.codec for length, each in found.items() if each.codec is not None}
+        parsed = LengthOptions.parse(self.lengths, counts or None, None, self.site)
+        frames = {codec: _make_frame(codec, self.site) for codec in dict.fromkeys(codecs.values())}
+        return replace(
+            self,
+            micro_batch=parsed.micro_batch or self.micro_batch,
+            compress={length: frames[codec] for length, codec in codecs.items()} or self.compress,
+            open=frozenset(),
+            seconds={length: each.seconds for length, each in found.items()},
+        )
+
+    def find(self, length: int) -> StepOptions | None:
+        """The options of steps with sequences of this length; None if scopes alone say them."""
+        if self.planned:
+            plan = f"sequences of {length}"
+            said = f"the curriculum at {self.site} lets nb.auto_parallel plan for {plan}"
+            return StepOptions(None, self.compress.get(length), plan, said)
+        options = self._choose(length)
+        if not options.text:
+            return None
+        chosen = " (chosen)" * bool(self.seconds)
+        alike = [each for each in self.lengths if self._choose(each).text == options.text]
+        parts = [f"{options.micro_batch} micro-batch{'es' * (options.micro_batch != 1)}"] * bool(options.micro_batch)
+        if options.compress is not None:
+            there, back = map(str, ways(options.compress.options))
+            parts.append(f"codec {there}" + f" ({back} back)" * (there != back))
+        numbers = ", ".join(map(str, alike))
+        return StepOptions(
+            options.micro_batch,
+            options.compress,
+            said=f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(parts)}{chosen}",
+        )
+
+    def _choose(self, length: int) -> StepOptions:
+        return StepOptions(self.micro_batch.get(length), self.compress.get(length))
+
+    def check_rows(self, rows: int, length: int, packs: Mapping[int, int]) -> None:
+        """Refuse numbers of micro-batches that exceed the rows of a batch. `rows` are those of a batch of this length;
+        `packs` has the number of sequences that a full one becomes at each length.
+        """
+        for other, count in self.micro_batch.items():
+            own = rows // packs[length] * packs[other]
+            if count > own:
+                raise OptionError(
+                    f"micro_batch= of a curriculum says {count} for sequences of {other}, and their batches have {own} "
+                    f"row{'s' * (own != 1)}",
+                    where=str(self.site),
+                    why="a micro-batch has at least one row",
+                    mend=f"{other}: {own}, or larger batches",
+                )
+
+
+class ShapesByLength(NamedTuple):
+    """The shapes of a batch's tensors by length, and the same with None for sizes that depend on the length."""
+
+    of: Mapping[int, Sequence[tuple[int, ...]]]
+    free: Sequence[tuple[int | None, ...]]
+
+
+def _make_frame(codec: str, site: Site) -> Frame:
+    """The frame of an `nb.compress` with a precision for a tensor and its gradient."""
+    return Frame("compress", {"codec": None, "backward": None} if codec == "none" else mirror_options(codec), site)
+
+
+def _complete(option: str, given: Any, lengths: Sequence[int], site: Site, example: str) -> dict[int, Any]:
+    """The given values for each length: a table has those from which on each holds, and a function is called."""
+    if given is None:
+        return {}
+    if callable(given) and not isinstance(given, Scope):
+        return {length: given(length) for length in lengths}
+    if not isinstance(given, Mapping) or not given:
+        where = f"nb.pipeline({option}={given!r})" if option == "micro_batch" else f"nb.compress({given!r})"
+        raise OptionError(
+            f"{option}={given!r} of a curriculum is no table by length",
+            where=str(site),
+            why=f"it says what changes with the length; for all lengths there is {where}",
+            mend=f"{option}={example}, from which length on each holds; or a function of the length",
+        )
+    for length in given:
+        if length not in lengths:
+            known = ", ".join(map(str, lengths))
+            raise OptionError(
+                f"{option}={dict(given)!r} of a curriculum has a length {length!r}, and there are no such sequences",
+                where=str(site),
+                why=f"its lengths are {known}",
+                mend=f"{min(lengths, key=lambda each: abs(each - length)) if _is_number(length) else lengths[0]} "
+                f"in place of {length!r}",
+            )
+    steps = sorted(given)
+    return {length: given[max(begin for begin in steps if begin <= length)] for length in lengths if length >= steps[0]}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_count(value: Any, site: Site) -> int:
+    if not _is_number(value) or value < 1:
+        raise OptionError(
+            f"micro_batch= of a curriculum has {value!r}",
+            where=str(site),
+            why="it is the number of micro-batches that a batch is cut into",
+            mend="a whole number from 1 up, such as micro_batch={64: 2, 256: 4}",
+        )
+    return int(value)
+
+
+def _parse_codec(value: Any, site: Site) -> Frame:
+    """The frame of an `nb.compress` with this codec, or of the given scope; "none" is no codec."""
+    if value is None or value == "none":
+        return _make_frame("none", site)
+    if isinstance(value, str) and value == "auto":
+        raise OptionError(
+            'compress= of a curriculum has "auto" for some lengths',
+            where=str(site),
+            why="it would be either a choice for each length, or one that follows the line",
+            mend='compress="auto" for all lengths, or nb.compress("auto") in the table, which follows the line',
+        )
+    try:
+        scope = value if isinstance(value, Scope) else public.compress(value)
+    except OptionError as error:
+        raise OptionError(error.what, where=str(site), why=error.why, mend=error.mend) from None
+    if not isinstance(scope, Scope) or scope.kind != "compress":
+        raise OptionError(
+            f"compress= of a curriculum has {value!r}",
+            where=str(site),
+            why="it says how tensors cross",
+            mend='a codec ("int8", "none"), or nb.compress(int8=True, backward="fp16")',
+        )
+    scope.note_placed()
+    frame = Frame("compress", scope.options, site)
+    if learned_rank(frame) is not None:
+        raise OptionError(
+            f"compress= of a curriculum has {value!r}, whose basis is learned",
+            where=str(site),
+            why="that basis is a part of the model, which is the same for all lengths",
+            mend="nb.compress(...) around a part of the model, and no compress= here",
+        )
+    return frame

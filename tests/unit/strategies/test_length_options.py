@@ -1,0 +1,236 @@
+"""Numbers of micro-batches and codecs that a curriculum gives by length, in `fit` and in loops."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaError, NotYetError, OptionError, StateError
+from whale_nebula.strategies import Curriculum
+
+LENGTH = 32
+
+
+def data_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.random.default_rng(0).normal(size=(2, rows, LENGTH)).astype("float32")
+    return x, y
+
+
+def model_of(cut: bool, micro_batch: int | None = None, codec: Any = None) -> keras.Model:
+    """Two layers for sequences of any length, in two stages if `cut`."""
+    gpu, npu = (nb.stage(cluster=name) if cut else nullcontext() for name in ("gpu", "npu"))
+    with nb.cluster() if cut else nullcontext(), nb.pipeline(micro_batch) if micro_batch else nullcontext():
+        inputs = keras.Input((None,))
+        with gpu, nb.compress(codec) if codec else nullcontext():
+            hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Reshape((-1, 1))(inputs))
+        with npu:
+            outputs = keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden))
+    return keras.Model(inputs, outputs, name="of_any_length")
+
+
+class Looks(keras.callbacks.Callback):
+    """Keeps loss and report of each step, and counts traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[int, float, int]] = []
+        self.notes: list[str] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        report = nb.last_report()
+        link = report.links["gpu->npu"]
+        self.steps.append((report.micro_batches, round(link.raw_bytes / link.payload_bytes, 1), link.raw_bytes))
+        self.notes += report.notes
+
+
+def train(curriculum: Curriculum, cut: bool, **model: Any) -> tuple[Any, Looks, list[Any]]:
+    keras.utils.set_random_seed(1)
+    traced: list[Any] = []
+
+    def loss(y: Any, found: Any) -> Any:
+        traced.append(tuple(y.shape))
+        return tf.reduce_mean((y - found) ** 2, axis=-1)
+
+    trained, looks = model_of(cut, **model), Looks()
+    trained.compile(keras.optimizers.SGD(0.1), loss)
+    data = tf.data.Dataset.from_tensor_slices(data_of(16)).batch(4)
+    callbacks = [curriculum, looks] if cut else [curriculum]
+    history = trained.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
+    return (history, trained.get_weights()), looks, traced
+
+
+LENGTHS: dict[str, Any] = {"start": 8, "end": LENGTH, "steps": 6, "step": 8}
+
+
+def test_in_fit_micro_batches_and_codec_follow_the_length() -> None:
+    """The numbers are those of plain Keras with the same batches; there is at most one trace for each length."""
+    tables = {"micro_batch": {8: 1, 16: 4}, "compress": {16: "none", 24: nb.compress(fp16=True, backward="fp16")}}
+    curriculum = Curriculum(**LENGTHS, **tables)
+    found, looks, traced = train(curriculum, cut=True, micro_batch=2, codec="bf16")
+    expected, _, _ = train(Curriculum(**LENGTHS), cut=False)
+    np.testing.assert_allclose(found[0], expected[0], rtol=2e-3)
+    for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
+    shares = {8: (1, 2.0), 16: (4, 1.0), 24: (4, 2.0), 32: (4, 2.0)}
+    assert [step[:2] for step in looks.steps] == [shares[curriculum.length(step)] for step in range(8)]
+    assert traced[1:] == [(None, 8), (None, 16), (None, 24), (None, None)]  # the first one makes variables
+    assert any("gives sequences of 24, 32 4 micro-batches and codec fp16" in note for note in looks.notes)
+    before = len(looks.steps)
+    looks.model.fit(*data_of(4), batch_size=4, verbose=0, callbacks=[looks])  # without a curriculum scopes say all
+    assert [step[:2] for step in looks.steps[before:]] == [(2, 2.0)]
+
+
+def test_use_options_is_for_plans_and_loops() -> None:
+    curriculum = Curriculum(**LENGTHS, micro_batch=lambda length: length // 8, compress={16: "int8"})
+    model, batch = model_of(True, micro_batch=2), data_of(8)
+    model.compile("sgd", "mse")
+    plans = []
+    for step in (0, 6):
+        with curriculum.use_options(step):
+            plans.append(nb.plan(model, *curriculum.cut(batch, step)))
+    assert [plan.micro_batch for plan in plans] == [1, 4]
+    assert [plan.boundaries[0].codec for plan in plans] == ["none", "int8"]
+    said = "gives sequences of 32 4 micro-batches and codec int8"
+    assert [any(said in note for note in plan.notes) for plan in plans] == [False, True]
+
+    @nb.function
+    def take_step(x: Any) -> Any:
+        return tf.reduce_mean(model(x) ** 2)
+
+    counts = []
+    for step in (0, 4, 6):
+        x = tf.constant(curriculum.cut(batch[0], step))
+        with curriculum.use_options(step):
+            loss = take_step(x)
+        counts.append(nb.last_report().micro_batches)
+        np.testing.assert_allclose(loss, tf.reduce_mean(model(x) ** 2), rtol=2e-2)
+    assert counts == [1, 3, 4]
+
+
+def fit_of(curriculum: Curriculum, cut: bool = True, model: keras.Model | None = None) -> keras.Model:
+    model = model or model_of(cut)
+    model.compile("sgd", "mse")
+    model.fit(*data_of(4), batch_size=4, verbose=0, callbacks=[curriculum])
+    return model
+
+
+def learned() -> keras.Model:
+    with nb.cluster():
+        inputs = keras.Input((None,))
+        with nb.stage(cluster="gpu"), nb.compress(rank=2, basis="learned"):
+            hidden = keras.layers.Dense(8)(keras.layers.Reshape((-1, 1))(inputs))
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden))
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "said"),
+    [
+        (lambda: Curriculum(**LENGTHS, micro_batch=4), OptionError, "micro_batch=4 of a curriculum is no table"),
+        (lambda: Curriculum(**LENGTHS, compress="int8"), OptionError, "compress='int8' of a curriculum is no table"),
+        (lambda: Curriculum(**LENGTHS, micro_batch={}), OptionError, r"micro_batch=\{\} of a curriculum is no table"),
+        (lambda: Curriculum(**LENGTHS, micro_batch={20: 2}), OptionError, "has a length 20, and there are no such"),
+        (lambda: Curriculum(**LENGTHS, micro_batch={8: 0}), OptionError, "micro_batch= of a curriculum has 0"),
+        (lambda: Curriculum(**LENGTHS, micro_batch={8: True}), OptionError, "micro_batch= of a curriculum has True"),
+        (lambda: Curriculum(**LENGTHS, compress={8: "int9"}), OptionError, "'int9'"),
+        (lambda: Curriculum(**LENGTHS, compress={8: "auto"}), OptionError, 'has "auto" for some lengths'),
+        (lambda: Curriculum(**LENGTHS, compress={8: nb.stage()}), OptionError, r"has nb.stage\(\)"),
+        (
+            lambda: Curriculum(**LENGTHS, compress={8: nb.compress(rank=2, basis="learned")}),
+            OptionError,
+            "whose basis is learned",
+        ),
+        (lambda: Curriculum(**LENGTHS, micro_batch="auto").use_options(0), NotYetError, '"auto" of a curriculum in a'),
+        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "says 5 for sequences of 32"),
+        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False), OptionError, "do nothing to model"),
+        (
+            lambda: fit_of(Curriculum(**LENGTHS, compress={8: "int8"}), model=learned()),
+            OptionError,
+            "nb.compress here has a basis that is learned",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(run: Any, kind: type[NebulaError], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        run()
+
+
+CLUSTERS = {"clusters": {name: {"flops": "1M"} for name in ("gpu", "npu")}, "measure": "0s"}
+"""Rates of devices, by which the planner counts: nothing is measured."""
+
+
+def train_chosen(folder: str, line: str, stop: int = -1) -> tuple[Any, list[Any]]:
+    """The losses, and the number of micro-batches and the codec of each step, both chosen by the planner."""
+    nb.shutdown()
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    seen: list[Any] = []
+
+    def look(batch: int, logs: Any) -> None:
+        with contextlib.suppress(StateError):  # the first steps of a run that is resumed were done before
+            report = nb.last_report()
+            seen.append((report.micro_batches, *{each.codec for each in report.boundaries.values()}))
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+
+    with nb.init(CLUSTERS, links=line, seed=1, checkpoint={"folder": folder, "every": 1}):
+        model = model_of(True)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        data = tf.data.Dataset.from_tensor_slices(data_of(32)).batch(8)
+        curriculum = Curriculum(**LENGTHS, micro_batch="auto", compress="auto")
+        callbacks = [curriculum, keras.callbacks.LambdaCallback(on_train_batch_end=look)]
+        try:
+            return model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"], seen
+        except KeyboardInterrupt:
+            return [], seen
+
+
+def test_what_the_planner_chooses_for_each_length_is_kept_for_a_run_that_is_resumed(tmp_path: Any) -> None:
+    losses, seen = train_chosen(str(tmp_path / "whole"), "2mbit,5ms")
+    assert len(set(seen)) > 1 and [count for count, _ in seen] == sorted(count for count, _ in seen)
+    assert seen[-1][0] > 1 and seen[-1][1] == "int4"
+    train_chosen(str(tmp_path / "broken"), "2mbit,5ms", stop=3)
+    again, rest = train_chosen(str(tmp_path / "broken"), "100gbit,0ms")  # for which nothing would be compressed
+    assert (again, rest) == (losses, seen[-len(rest) :])
+
+
+@pytest.mark.grid
+def test_under_auto_parallel_each_length_is_planned_by_itself() -> None:
+    """Where long sequences do not fit into the memory of a worker, the step is cut when they begin."""
+    x, y = np.random.default_rng(0).normal(size=(2, 48, 128)).astype("float32")
+    reports: list[Any] = []
+
+    def train_planned(planned: bool) -> Any:
+        nb.shutdown()
+        keras.utils.set_random_seed(1)
+        if planned:
+            nb.init({**CLUSTERS, "clusters": {"gpu": {"flops": "100G"}, "npu": {}}}, links="100mbit,1ms")
+            nb.auto_parallel(memory="2MiB")
+        hidden = inputs = keras.Input((None,))
+        hidden = keras.layers.Reshape((-1, 1))(hidden)
+        for _ in range(2):
+            hidden = keras.layers.Dense(128, activation="tanh")(hidden)
+        model = keras.Model(inputs, keras.layers.Reshape((-1,))(keras.layers.Dense(1)(hidden)))
+        model.compile("adam", "mse")
+        table = {0: 8, 2: 128}
+        curriculum = Curriculum(8, 128, 2, pace=table, micro_batch="auto" if planned else None)
+        callbacks = [curriculum]
+        if planned:
+            look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: reports.append(nb.last_report()))
+            callbacks.append(look)
+        validation = {"validation_data": (x[:4], y[:4]), "validation_batch_size": 4}
+        return model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=callbacks, **validation).history
+
+    history = train_planned(True)
+    for name, values in train_planned(False).items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-4)
+    assert [len(report.stages) > 1 or report.micro_batches > 1 for report in reports] == [False] * 2 + [True] * 4
+    assert any("lets nb.auto_parallel plan for sequences of 128" in note for note in reports[-1].notes)
