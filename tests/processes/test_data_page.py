@@ -125,7 +125,7 @@ def test_the_page_is_true(walk: Walk, capsys: pytest.CaptureFixture[str], monkey
     assert "ana  tickets  400 rows, 12800 bytes, in 8 batches" in report
     assert "train.py, approved by " in report and ", reviewed on Monday" in report
     assert report.count("NB-433 bob may not read dataset 'tickets'") == 3
-    for part in ("it has not asked for it", "and not for this purpose", "its grant was withdrawn"):
+    for part in ("it has not requested access", ", not for this purpose", "its grant was withdrawn"):
         assert part in report
     assert "disable  ana" in report and "withdraw  dataset tickets" in report
     assert re.search(r"data-gpu.jsonl: \d+ records, signed up to record \d+", report)

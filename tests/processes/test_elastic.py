@@ -62,7 +62,7 @@ def test_a_site_leaves_and_comes_back(tmp_path: Path, fewer: int | None) -> None
     with two_sites(
         tmp_path, {"gpu": "one", "npu": "two"}, {**asked, "by": "gpu/0", "waits": 12}, gateways=bool(fewer)
     ) as found:
-        assert found["npu"].wait() == EXIT_LEFT and "goes on with 1 in gpu, 0 in npu" in found["npu"].said
+        assert found["npu"].wait() == EXIT_LEFT and "continues with 1 in gpu, 0 in npu" in found["npu"].said
         found.start_again("npu")
         assert found.ended() == {"gpu": 0, "npu": 0}, [site.said for site in found.started.values()]
         began = check_history(found)
@@ -79,11 +79,11 @@ def test_a_site_that_dies_is_gone_on_without_where_what_it_saved_can_be_read(tmp
     """
     saved = {"gpu": "one", "npu": "one" if shared else "two"}
     with two_sites(tmp_path, saved, {"dies": {"0": 9}, "waits": 14}, "15s") as found:
-        found["gpu"].await_line("npu/0 does not come back: it goes on without npu")
+        found["gpu"].await_line("npu/0 did not recover: the run continues without npu")
         if shared:
             found["gpu"].await_line('told: ["homes 2"')
         else:
-            found["gpu"].await_line("the run goes on with 1 in gpu, 2 in npu")
+            found["gpu"].await_line("the run continues with 1 in gpu, 2 in npu")
             assert "the run cannot go on without 'npu'" in found["gpu"].said
         assert found["npu"].wait() == -signal.SIGKILL
         found.start_again("npu")
@@ -109,7 +109,7 @@ def test_a_cluster_goes_on_with_one_worker_less_then_the_run_without_it_and_then
     out, err = capfd.readouterr()
     found = told(out)
     began = [found[f"epoch {number}"] for number in range(4)]
-    assert [count for _, count in began] == [2, 1, 0, 2] and "goes on with 1 in gpu, 1 in npu, as epoch 1" in err
+    assert [count for _, count in began] == [2, 1, 0, 2] and "continues with 1 in gpu, 1 in npu, as epoch 1" in err
     steps = [step[0] if step else 0 for step, _ in began]  # every step that was taken was kept
     assert steps[0] == 0 and 6 <= steps[1] <= 8 and 9 <= steps[2] <= 11 and 13 <= steps[3] <= 15
     assert found["homes 2"] == {"gpu": "gpu", "npu": "gpu"}

@@ -35,4 +35,4 @@ def test_when_one_is_asked_to_end_all_leave_after_the_same_step() -> None:
     assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
     assert found.same("steps") >= 3
     for worker, outcome in found.result.outcomes.items():
-        assert f"whale-nebula: worker {worker} leaves: c1/0 was asked to end: SIGTERM" in outcome.err
+        assert f"whale-nebula: worker {worker} leaves: c1/0 was asked to stop: SIGTERM" in outcome.err

@@ -38,12 +38,12 @@ class Asked(NamedTuple):
     password: str | None = None
 
     @classmethod
-    def parse(cls, said: Any) -> Asked:
+    def parse(cls, message: Any) -> Asked:
         """Parse a message; an invalid one is refused before anything is looked up."""
-        if not isinstance(said, dict) or not said.keys() <= set(cls._fields):
-            raise AccountError("this is not a request to log in", mend=f"an object with {', '.join(cls._fields)}")
-        texts = [said.get(name) for name in ("account", "kind", "secret")]
-        requests, hours, password = said.get("requests"), said.get("hours", HOURS), said.get("password")
+        if not isinstance(message, dict) or not message.keys() <= set(cls._fields):
+            raise AccountError("this is not a login request", mend=f"send an object with {', '.join(cls._fields)}")
+        texts = [message.get(name) for name in ("account", "kind", "secret")]
+        requests, hours, password = message.get("requests"), message.get("hours", HOURS), message.get("password")
         right = all(isinstance(each, str) and len(each) <= _LONGEST for each in (*texts, password or ""))
         right = right and isinstance(requests, list) and len(requests) <= MOST_REQUESTS
         right = right and all(isinstance(each, str) and len(each) <= _LONGEST for each in requests or ())
@@ -51,8 +51,8 @@ class Asked(NamedTuple):
         right = right and type(hours) in (int, float) and 0 < hours <= MOST_HOURS and texts[1] in KINDS
         if not right:
             raise AccountError(
-                "this is not a request to log in",
-                why=f"at most {MOST_REQUESTS} requests, and {MOST_HOURS:g} hours",
+                "this is not a valid login request",
+                why=f"the limits are {MOST_REQUESTS} certificates and {MOST_HOURS:g} hours",
                 mend="whale-nebula login",
             )
         account, kind, secret = map(str, texts)
@@ -116,9 +116,9 @@ class Desk(NamedTuple):
         count = len(held | {identity.uri for identity, _ in wanted})
         if count > account.workers:
             raise AccountError(
-                f"the account may have {account.workers} at a time, and would have {count}",
-                why=f"it holds {', '.join(sorted(held)) or 'none'}",
-                mend="ask the owner for more, or wait until a certificate has ended",
+                f"the account may have {account.workers} at a time, but would have {count}",
+                why=f"it has certificates of {', '.join(sorted(held)) or 'none'}",
+                mend="ask the owner for more, or wait until a certificate has expired",
             )
         made, moment = [], files.now()
         authority.check_current(self.authority, moment)
@@ -148,13 +148,13 @@ class Desk(NamedTuple):
         self.authority.check(identity)
         if identity.role not in _IDENTITIES[account.role]:
             article = "an" if identity.role in (OPERATOR, AUDITOR) else "a"
-            what = f"the role of the account is {account.role}, and {article} {identity.role} it may not be"
+            what = f"an account with role {account.role} cannot get the certificate of {article} {identity.role}"
             mend = "whale-nebula login --role auditor" if account.role == AUDITOR else "ask the owner of the cluster"
             raise AccountError(what, mend=mend)
         for each in present:
             if each.identity == identity.uri and each.account != account.name:
-                what = f"{identity.worker} is held by another account until {each.until}"
-                raise AccountError(what, mend="--index with another number")
+                what = f"{identity.worker} belongs to another account until {each.until}"
+                raise AccountError(what, mend="use --index with a different number")
 
     def end_certificates(self, name: str, why: str) -> list[Certified]:
         """Revoke the valid certificates of an account, also those of a login in progress when it was disabled; returns

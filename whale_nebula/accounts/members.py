@@ -19,7 +19,7 @@ ROLES = OWNER, TRAINER, AUDITOR = ("owner", "trainer", "auditor")
 ENABLED, DISABLED = "enabled", "disabled"
 _LIMITS = "limits of "
 SCOPE = "scope of "
-"""Before the number of a token: the note of its scope."""
+"""Prefix of the note with a token's scope, followed by the token's number."""
 _SELECT = "select name, role, state, workers, failures, locked, created from account"
 
 
@@ -63,7 +63,7 @@ class Accounts(SignedRows):
             if account is None:
                 names = [each for (each,) in self.database.execute("select name from account")]
                 mend = did_you_mean(name, names) if names else "whale-nebula accounts add NAME"
-                raise AccountError(f"no account is called {name!r}", where=str(self.folder / FILE), mend=mend)
+                raise AccountError(f"unknown account {name!r}", where=str(self.folder / FILE), mend=mend)
             return account
 
     def look_up(self, name: str) -> Account | None:
@@ -87,11 +87,11 @@ class Accounts(SignedRows):
         if not ACCOUNT.fullmatch(name):
             raise AccountError(
                 f"{name[:64]!r} is not a valid account name",
-                why="lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most",
+                why="a name has at most 32 lower-case letters, digits, '_' and '-', and begins with a letter or digit",
                 mend="whale-nebula accounts add ana",
             )
         if role not in ROLES:
-            raise AccountError(f"no role is called {role!r}", mend=did_you_mean(role, ROLES))
+            raise AccountError(f"unknown role {role!r}", mend=did_you_mean(role, ROLES))
         kept = "" if password is None else hash_password(check_password(password))
         row = (name, role, ENABLED, kept, workers, 0, "", format_time(self.now()))
         with self.change():
@@ -99,7 +99,7 @@ class Accounts(SignedRows):
                 self.database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
                 mend = f"whale-nebula accounts show {name}"
-                raise AccountError(f"there is an account {name!r} already", mend=mend) from None
+                raise AccountError(f"account {name!r} already exists", mend=mend) from None
             self._note_limits("add", name, allowance, {"role": role, "workers": workers})
 
     def limit(self, name: str, workers: int, allowance: Allowance) -> None:
@@ -109,10 +109,10 @@ class Accounts(SignedRows):
             self.database.execute("update account set workers = ? where name = ?", (workers, name))
             self._note_limits("limit", name, allowance, {"workers": workers})
 
-    def _note_limits(self, action: str, name: str, allowance: Allowance, said: dict[str, Any]) -> None:
+    def _note_limits(self, action: str, name: str, allowance: Allowance, more: dict[str, Any]) -> None:
         """Record new limits of an account in the events."""
         self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
-        self.note_event(action, name, "", "", {**said, **allowance.limits})
+        self.note_event(action, name, "", "", {**more, **allowance.limits})
 
     def set_state(self, name: str, state: str) -> None:
         """Enable or disable an account. The certificates of a disabled one must be revoked: `Desk.end_certificates`."""

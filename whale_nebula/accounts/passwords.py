@@ -19,8 +19,8 @@ def check_password(text: str) -> str:
     if len(text) < SHORTEST or len(set(text)) < 5 or len(text) > _LONGEST:
         raise AccountError(
             "this password is too weak",
-            why=f"it has {SHORTEST} characters or more, of which 5 or more differ",
-            mend="a sentence that you remember is long enough",
+            why=f"a password needs at least {SHORTEST} characters, at least 5 of them different",
+            mend="use a sentence that you can remember",
         )
     return text
 

@@ -32,7 +32,7 @@ _FREE_FAILURES, _LONGEST_LOCK = 5, 900.0
 
 @cache
 def _hash_nothing() -> str:
-    """The hash with which the password of an unknown name is compared, which takes as long."""
+    """The hash with which the password of an unknown name is compared, which takes the same time."""
     return hash_password(secrets.token_hex(16))
 
 
@@ -53,7 +53,7 @@ class Registry(Accounts):
         _hash_nothing()  # beforehand, as its time would reveal the first unknown name
 
     def make_secret(self, name: str, kind: str, days: float, scope: Scope = UNBOUNDED) -> str:
-        """Make a token, for logins within its scope until it expires, or an invitation, for setting a password once."""
+        """Create a token, for logins within its scope until it expires, or an invitation, to set a password once."""
         self.find(name)
         number = secrets.token_hex(4)
         made = make_secret(kind, number)
@@ -130,7 +130,7 @@ class Registry(Accounts):
         with self.change():
             query = "delete from secret where account = ? and kind = ? and digest = ?"
             if not self.database.execute(query, (name, INVITATION, digest_secret(invitation))).rowcount:
-                raise refuse_login("an invitation that was used")
+                raise refuse_login("the invitation was already used")
             query = "update account set password = ?, failures = 0, locked = '' where name = ?"
             self.database.execute(query, (kept, name))
 
@@ -154,11 +154,11 @@ def refuse_login(reason: str = "") -> LoginError:
     """The error of a refused login, whose text is always the same.
 
     >>> print(refuse_login("no such account"))
-    NB-432 the account may not log in
+    NB-432 the account cannot log in
       why: the name, the password, token or invitation is wrong, or the account is disabled or locked
       mend: try again in a few minutes, or ask the owner of the cluster
     """
     why = "the name, the password, token or invitation is wrong, or the account is disabled or locked"
-    error = LoginError("the account may not log in", why=why)
+    error = LoginError("the account cannot log in", why=why)
     error.reason = reason
     return error

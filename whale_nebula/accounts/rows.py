@@ -1,12 +1,12 @@
-"""The rows of a registry, in a SQLite file beside the authority that signs them.
+"""The rows of a registry, in a SQLite file next to the authority that signs them.
 
 Every change is one transaction. It increments the registry's number, and the authority's key signs that number and the
-digest of all rows: a file that was changed by other means is refused. So is an older copy, by the highest number on
-this host, which is stored beside it (`accounts.db.highest`). Decisions and changes are recorded as events in a hash
-chain, whose last link is among the signed rows.
+digest of all rows: a file that was changed by other means is refused. So is an older copy: the highest number on this
+host is stored next to it (`accounts.db.highest`). Decisions and changes are recorded as events in a hash chain, whose
+last link is among the signed rows.
 
-Processes change the file in the order in which they asked to, by a lock beside it (`accounts.db.lock`): SQLite alone
-lets a process that waits try again now and then, and others that change it all the time come before it.
+Processes change the file in the order of their requests, by a lock next to it (`accounts.db.lock`): with SQLite alone,
+a waiting process only tries again from time to time, and others that change the file often would always go first.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SignedRows:
                 self.database.execute("pragma synchronous = extra")
                 fresh = self._make_tables()
         except (OSError, sqlite3.Error) as error:
-            raise AccountError("the registry cannot be opened", where=str(path), why=str(error)) from None
+            raise AccountError("cannot open the registry", where=str(path), why=str(error)) from None
         if fresh and self._authority is not None:
             with self.change():
                 self.set_note("run", self._authority.run)
@@ -109,8 +109,8 @@ class SignedRows:
 
     def _missing_error(self) -> AccountError:
         highest = self._highest()
-        had = f"{FILE} is gone, and this host has had number {highest}"
-        return changed_error(self.folder, had if highest else f"there is no {FILE}")
+        had = f"{FILE} is missing, but this host has seen number {highest}"
+        return changed_error(self.folder, had if highest else f"{FILE} is missing")
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
@@ -133,7 +133,7 @@ class SignedRows:
     def change(self) -> Iterator[None]:
         """A transaction that is signed at its end; an error rolls it back."""
         if self._authority is None:
-            mend = "run this where the authority is"
+            mend = "run this on the host with the authority"
             raise AccountError("this host does not have the authority's key", where=str(self.folder), mend=mend)
         with self._lock, self._take_turn():
             try:
@@ -215,9 +215,9 @@ class SignedRows:
         except ValueError:
             right = False
         if not right and (number or highest):
-            raise changed_error(self.folder, "its rows are not those that the authority's key has signed")
+            raise changed_error(self.folder, "its rows are not the ones that the authority's key has signed")
         if number < highest:
-            raise changed_error(self.folder, f"its number is {number}, and this host has had number {highest}")
+            raise changed_error(self.folder, f"its number is {number}, but this host has seen number {highest}")
         return number
 
     # ------------------------------------------------------------------ events
@@ -228,14 +228,14 @@ class SignedRows:
 
     def note_event(self, action: str, account: str, decision: str, reason: str, more: Mapping[str, Any]) -> None:
         """Like `note`, within a change."""
-        said = {
+        record = {
             "time": format_time(self.now()),
             "action": action,
             "account": account[:64],
             "decision": decision,
             **more,
         }
-        line, link = chain.forge(self._last_link(), {**said, "reason": reason[:_LONGEST_REASON]})
+        line, link = chain.forge(self._last_link(), {**record, "reason": reason[:_LONGEST_REASON]})
         self.database.execute("insert into event values (?, ?)", (link.seq, line.decode("ascii")))
         self.set_note("event", f"{link.seq} {link.digest}")
 
@@ -256,19 +256,19 @@ class SignedRows:
         except chain.BrokenError as error:
             raise changed_error(self.folder, f"event {link.seq + 1}: {error}") from None
         if link != last:
-            raise changed_error(self.folder, f"its events end at {link.seq}, and it had {last.seq}")
+            raise changed_error(self.folder, f"its events end at {link.seq}, but {last.seq} is signed")
         return found
 
 
 def changed_error(folder: Path, why: str) -> AccountError:
     """The error for rows that were changed by other means, or that are outdated."""
     return AccountError(
-        "the registry of accounts was changed by somebody else, or is an older copy",
+        "the registry of accounts was modified by other means, or is an older copy",
         where=str(folder / FILE),
         why=why,
-        mend=f"bring {FILE} back as it was last, from where it was moved to or from the latest backup",
+        mend=f"restore the latest {FILE}, from where it was moved to or from the latest backup",
     )
 
 
 def _unusable_error(folder: Path, error: sqlite3.Error) -> AccountError:
-    return AccountError("the registry of accounts cannot be used", where=str(folder / FILE), why=str(error))
+    return AccountError("cannot use the registry of accounts", where=str(folder / FILE), why=str(error))

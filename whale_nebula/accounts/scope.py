@@ -18,7 +18,7 @@ class Scope:
 
     >>> some = Scope("worker", 0, 1, 2.0)
     >>> Scope.decode(some.encode()) == some, str(some), bool(Scope())
-    (True, 'worker 0 to 1, 2 hours at most', False)
+    (True, 'worker 0 to 1, at most 2 hours', False)
     """
 
     role: str | None = None
@@ -33,7 +33,7 @@ class Scope:
         several = f" to {self.last}" * (self.first != self.last)
         numbers = "" if self.first is None else f" {self.first}{several}"
         what = "" if self.role is None and not numbers else f"{self.role or 'number'}{numbers}"
-        return ", ".join(filter(None, (what, "" if self.hours is None else f"{self.hours:g} hours at most")))
+        return ", ".join(filter(None, (what, "" if self.hours is None else f"at most {self.hours:g} hours")))
 
     def encode(self) -> bytes:
         """The text form in registries."""
@@ -42,23 +42,23 @@ class Scope:
     @classmethod
     def decode(cls, text: bytes | str) -> Scope:
         """Parse the text form; raises `ValueError` for anything else, as an unknown bound must not be ignored."""
-        said = json.loads(text)
-        if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
-            raise ValueError("a scope of a token that is not known here")
-        return cls(**said)
+        fields = json.loads(text)
+        if not isinstance(fields, Mapping) or not fields.keys() <= set(cls.__slots__):
+            raise ValueError("unknown scope of a token")
+        return cls(**fields)
 
     def check(self, identity: Identity, hours: float) -> None:
         """Refuse a certificate outside the scope."""
         numbered = self.first is None or self.last is None or self.first <= identity.index <= self.last
         if self.role not in (None, identity.role) or not numbered:
             raise AccountError(
-                f"the token is not good for {identity.worker}",
+                f"the token is not valid for {identity.worker}",
                 why=f"its scope is {self}",
-                mend="log in for what is in its scope: --index, --count, --role; or ask the owner for another token",
+                mend="stay within its scope with --index, --count and --role, or ask the owner for another token",
             )
         if self.hours is not None and hours > self.hours:
             raise AccountError(
-                f"the token is not good for certificates of {hours:g} hours",
+                f"the token is not valid for certificates of {hours:g} hours",
                 why=f"its scope is {self}",
                 mend=f"--hours {self.hours:g}",
             )

@@ -113,7 +113,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 def certify_service(desk: Desk, identity: Identity) -> Files:
-    """The files of the service's own certificate, made or renewed."""
+    """The files of the service's own certificate, which is created or renewed."""
     known = [each for each in issue.list_issued(desk.folder) if each.identity == identity]
     make = issue.renew if known and Files.under(desk.folder, identity).key.exists() else issue.issue
     return make(desk.folder, desk.authority, [identity], DAYS)[0].files
@@ -184,8 +184,8 @@ def dial(
             if found is not None:
                 raise found from None
             why = getattr(error, "verify_message", "") or error.reason or str(error)
-            mend = f"is this the service of {expected.cluster}? Compare ca.pem with the owner's"
-            what = f"{where} does not prove that it is {expected.worker}"
+            mend = f"check that this is the service of {expected.cluster}, and compare ca.pem with the owner's"
+            what = f"{where} did not prove that it is {expected.worker}"
             raise AccountError(what, why=str(why), mend=mend) from None
         except OSError as error:
             raise unreachable_error(where, error) from None
@@ -193,7 +193,7 @@ def dial(
             shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
             Trust(known, DenyList(None)).check(files.certificate(shown, where), expected, whose=where)
             if secured.selected_alpn_protocol() != protocol:
-                raise AccountError(f"{where} is another service of {expected.cluster}", mend=_AT)
+                raise AccountError(f"{where} is a different service of {expected.cluster}", mend=_AT)
             yield secured
 
 
@@ -207,11 +207,11 @@ def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountErro
         what = f"the gateway at {where} has no {noun} behind it"
         return AccountError(what, mend="whale-nebula gateway --services FOLDER there; or --at HOST:PORT of the service")
     if "INTERNAL_ERROR" in reason:
-        mend = f"its owner starts it: {COMMANDS[protocol]}"
-        return AccountError(f"the service of {noun} behind the gateway at {where} is not there", mend=mend)
+        mend = f"its owner starts it with: {COMMANDS[protocol]}"
+        return AccountError(f"the service of {noun} behind the gateway at {where} is not running", mend=mend)
     return None
 
 
 def unreachable_error(where: str, error: Exception) -> AccountError:
     """The error for a service that does not answer."""
-    return AccountError(f"{where} cannot be asked", why=str(error), mend=_AT)
+    return AccountError(f"{where} is unreachable", why=str(error), mend=_AT)

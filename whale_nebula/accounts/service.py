@@ -48,7 +48,7 @@ class _Server(TlsServer):
         super().__init__(address, _Handler, desk, identity)
 
 
-_NOTHING = AccountError(f"there is POST {LOGIN} here, and GET {LISTS}")
+_NOTHING = AccountError(f"unknown request; available: POST {LOGIN}, GET {LISTS}")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -72,16 +72,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, _NOTHING)
             return
         if not (self.server.each.take(source)[1] and self.server.all.take()):
-            self._refuse(429, AccountError("too many ask at this service", mend="try again in some seconds"))
+            self._refuse(429, AccountError("too many requests", mend="try again in some seconds"))
             return
         size = self.headers.get("Content-Length", "")
         if not size.isdecimal() or len(size) > len(str(_MOST_BYTES)) or int(size) > _MOST_BYTES:
-            self._refuse(413, AccountError(f"a request has at most {_MOST_BYTES} bytes, and says how many"))
+            self._refuse(413, AccountError(f"a request must have a Content-Length of at most {_MOST_BYTES} bytes"))
             return
         try:
             asked = Asked.parse(json.loads(self.rfile.read(int(size))))
         except (ValueError, RecursionError):
-            self._refuse(400, AccountError("a request to log in is JSON"))
+            self._refuse(400, AccountError("a login request must be JSON"))
         except AccountError as error:
             self._refuse(400, error)
         else:
@@ -137,7 +137,7 @@ class Service(NamedTuple):
         content = json.dumps({name: value for name, value in asked._asdict().items() if value is not None})
         answer = self._ask("POST", LOGIN, content)
         if not isinstance(answer.get("certificates"), list) or len(answer["certificates"]) != len(asked.requests):
-            raise AccountError("the service gives other certificates than were asked for", where=self.host)
+            raise AccountError("the service returned different certificates than requested", where=self.host)
         return answer
 
     def fetch_lists(self) -> Mapping[str, str]:
@@ -167,7 +167,7 @@ def _read_answer(status: int, data: bytes) -> dict[str, Any]:
         what, why, mend = (escape_foreign_text(str(answer.get(part, "")), 2000) for part in ("what", "why", "mend"))
         answer["lists"] = {str(name): str(text) for name, text in dict(answer.get("lists", {})).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise AccountError("the service does not answer as one of ours", mend="--at HOST:PORT of its service") from None
+        raise AccountError("the service sent an invalid answer", mend="--at HOST:PORT of its service") from None
     if status != 200:
-        raise AccountError(what or f"the service answers with {status}", why=why, mend=mend or None)
+        raise AccountError(what or f"the service answered with status {status}", why=why, mend=mend or None)
     return answer

@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     words = split(argv[1:], _OPTIONS)
     given = made.read(words.options)
     if words.arguments or (words.script is None) == (command in _NAMED):
-        made.error("of which account? One name" if command in _NAMED else "it takes options alone")
+        made.error("exactly one account name is required" if command in _NAMED else "only options are accepted")
     folder = Path("certs" if given.folder is None else given.folder)
 
     def run() -> int | Answer:
@@ -168,11 +168,12 @@ class Call:
         return None if path is None else read_secret(path, "password")
 
     def invite(self) -> tuple[str, str]:
-        """Make an invitation; returns it, and instructions for its use."""
+        """Create an invitation; returns it, and instructions for its use."""
         made = self.registry.make_secret(self.name, INVITATION, self.days(INVITATION_DAYS))
         return (
             made,
-            f"invitation: {made}\n  for {self.name}, with ca.pem, by a safe way: whale-nebula login --invitation",
+            f"invitation: {made}\n  send it to {self.name} with ca.pem over a secure channel: "
+            "whale-nebula login --invitation",
         )
 
 
@@ -216,7 +217,7 @@ def _list(call: Call) -> Answer:
     ]
     return [_describe(each) for each in found], "\n".join(
         rows
-    ) or "there are no accounts: whale-nebula accounts add NAME"
+    ) or "no accounts; add one with: whale-nebula accounts add NAME"
 
 
 def _show(call: Call) -> Answer:
@@ -261,7 +262,7 @@ def _end(call: Call, done: str) -> Answer:
     text = f"{done} {call.name}"
     if left:
         many = "s" * (len(left) != 1)
-        text += f"\nrevoked {len(left)} certificate{many}; to every host: {call.folder / files.REVOKED}"
+        text += f"\nrevoked {len(left)} certificate{many}; copy to every host: {call.folder / files.REVOKED}"
     return {done: call.name, "revoked": [each.serial for each in left]}, text
 
 
@@ -277,22 +278,22 @@ def _passwd(call: Call) -> Answer:
 def _token(call: Call) -> Answer:
     scope = _read_scope(call)
     made = call.registry.make_secret(call.name, TOKEN, call.days(TOKEN_DAYS), scope)
-    said = f"{made}\n  it is not shown again: keep it in a file of mode 600, for --token-file"
-    return {"token": made, "scope": str(scope)}, f"{said}\n  good for {scope}" if scope else said
+    text = f"{made}\n  it is not shown again: store it in a file of mode 600, for --token-file"
+    return {"token": made, "scope": str(scope)}, f"{text}\n  valid for {scope}" if scope else text
 
 
 def _read_scope(call: Call) -> Scope:
-    """What a token shall be good for."""
+    """The scope of a token in the options."""
     given, made = call.given, call.made
     role = vars(given)["for"]
     if role not in (None, *IDENTITIES):
-        made.error(f"--for {role}: a role is one of {', '.join(IDENTITIES)}")
+        made.error(f"--for {role}: unknown role; choose one of {', '.join(IDENTITIES)}")
     index, count = made.number("--index", given.index), made.number("--count", given.count)
     if count == 0 or not (index is None or count is None):
-        made.error("--index N for one number, or --count N for 0 to N-1")
+        made.error("use --index N for one worker, or --count N for workers 0 to N-1")
     hours = None if given.hours is None else made.amount("--hours", given.hours, 0.0)
     if hours is not None and not 0 < hours <= MOST_HOURS:
-        made.error(f"--hours takes hours, {MOST_HOURS:g} at most")
+        made.error(f"--hours must be greater than 0 and at most {MOST_HOURS:g}")
     numbers = (index, index) if count is None else (0, count - 1)
     return Scope(role, *numbers, hours)
 
@@ -311,14 +312,14 @@ _COMMANDS: dict[str, Callable[[Call], Answer]] = {
 def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
     cluster = given.cluster or (desk.authority.bound[0] if len(desk.authority.bound) == 1 else None)
     if cluster is None:
-        made.error("of which cluster? --cluster gpu")
+        made.error("missing cluster: --cluster gpu")
     host, port = made.address("--listen", given.listen or "127.0.0.1:7200")
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
     services = find_services(given, desk.folder, LOGIN, cluster)
     with serve(desk, cluster, host, port, services) as bound:
-        print(f"whale-nebula: accounts of {cluster} log in at {host}:{bound}", file=sys.stderr, flush=True)
+        print(f"whale-nebula: login service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE
 
@@ -329,13 +330,13 @@ def find_services(given: argparse.Namespace, folder: Path, protocol: str, cluste
         return Path(given.services)
     if not is_served(socket_path(folder, protocol, cluster)):
         return folder
-    remark(f"another service is behind the gateway of {cluster} already: this one has its own port alone")
+    remark(f"another service already uses the gateway of {cluster}: this one can be reached only on its own port")
     return None
 
 
 def read_secret(path: str, noun: str) -> str:
     """The first line of a file that only its owner can read: a password or a token."""
-    mend = f"--{noun}-file FILE: the file in which you keep the {noun}"
+    mend = f"--{noun}-file FILE: the file that contains the {noun}"
     lines = files.read(path, f"the {noun}", secret=True, mend=mend).decode("utf-8", "replace").splitlines()
     return lines[0] if lines else ""
 
@@ -345,10 +346,10 @@ def ask_password(text: str) -> str:
     if sys.stdin.isatty():
         with contextlib.suppress(EOFError):
             return getpass.getpass(text)
-        raise AccountError("no password was typed", mend="--password-file FILE, or --token-file FILE")
+        raise AccountError("no password was entered", mend="--password-file FILE, or --token-file FILE")
     line = sys.stdin.readline()
     if not line:
         raise AccountError(
-            "there is no terminal to ask for a password", mend="--password-file FILE, or --token-file FILE"
+            "cannot ask for a password without a terminal", mend="--password-file FILE, or --token-file FILE"
         )
     return line.rstrip("\n")

@@ -93,9 +93,9 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given, words = read_script(made, argv, _OPTIONS)
     if (words.script is not None) + given.list + (given.withdraw is not None) != 1:
-        made.error("one of these: a script to approve, --list, or --withdraw HEX")
+        made.error("exactly one is required: a script to approve, --list, or --withdraw HEX")
     if given.steps is not None and not (given.steps.isdecimal() and int(given.steps)):
-        made.error("--steps takes a number from 1 up")
+        made.error("--steps needs a number of at least 1")
     days = made.amount("--days", given.days, DAYS)
 
     def run() -> int | Answer:
@@ -136,7 +136,9 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
     path = words.script or ""
     if not Path(path).is_file():
         mend = "whale-nebula approve path/to/train.py"
-        return print_error(PlanError(f"there is no file {path!r}", mend=mend), as_json=given.json, code=exits.NO_FILE)
+        return print_error(
+            PlanError(f"file {path!r} does not exist", mend=mend), as_json=given.json, code=exits.NO_FILE
+        )
     config, folder, approvals = _places(given)
     signs = None if given.dry else _load_signer(folder, config, days)
     planned = _plan_script if given.dry else _plan_apart
@@ -164,9 +166,11 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
     if given.json:
         print(json.dumps({**document, "signed": True, **_document(made)}, indent=1))
     else:
-        print(f"\nsigned: {made.folder}   {_dates(made)}\nto every host whose config asks for approvals: that folder")
+        print(
+            f"\nsigned: {made.folder}   {_dates(made)}\ncopy this folder to every host whose config requires approvals"
+        )
         if config.approvals is None:
-            print(f"they ask for it by a line in the config: approvals: {approvals.name}")
+            print(f"to require approvals, add to the config: approvals: {approvals.name}")
     return exits.DONE
 
 
@@ -176,13 +180,13 @@ def _load_signer(folder: Path, config: Config, days: float) -> Authority:
     authority.check_current(signs)
     authority.span(days)
     if config.run not in (None, signs.run):
-        what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
-        raise CredentialsError(what, where=str(folder), mend="--folder with the authority of this run")
+        what = f"the config is for run {config.run!r}, but the authority is for {signs.run!r}"
+        raise CredentialsError(what, where=str(folder), mend="--folder FOLDER: the folder of this run's authority")
     return signs
 
 
 def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program | int:
-    """Run the script in this process; returns the program, or the exit status if it makes no step."""
+    """Run the script in this process; returns the program, or the exit status if it runs no step."""
     from whale_nebula.cli.show_script import Onlooker, collect_plans, report_nothing
     from whale_nebula.security import code
 
@@ -199,11 +203,11 @@ def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program |
     """
     options = [f"--{name}={value}" for name in ("config", "steps") if (value := getattr(given, name)) is not None]
     with tempfile.TemporaryDirectory() as folder:
-        record, said = Path(folder) / "program.json", Path(folder) / "said"
+        record, output = Path(folder) / "program.json", Path(folder) / "output"
         command = [sys.executable, "-m", "whale_nebula", "approve", "--dry", f"--record={record}", *options]
         command += ["--json"] * given.json + [path, "--", *words.arguments]
         with (
-            said.open("wb") as out,
+            output.open("wb") as out,
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True) as child,
         ):
             try:
@@ -215,7 +219,7 @@ def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program |
                     os.killpg(child.pid, signal.SIGKILL)
         if status == exits.DONE:
             return read_record(record)
-        print(said.read_text("utf-8", "replace"), end="")
+        print(output.read_text("utf-8", "replace"), end="")
     return exits.shell_code(status)
 
 
@@ -231,10 +235,10 @@ def read_record(path: Path) -> Program:
     """Read the description of a program from an untrusted file."""
     mend = "whale-nebula approve train.py --dry --record train.json"
     try:
-        said = json.loads(path.read_bytes())
-        if said.pop("format") != RECORD:
+        fields = json.loads(path.read_bytes())
+        if fields.pop("format") != RECORD:
             raise ValueError(f"its format is not {RECORD!r}")
-        program = Program(**said)
+        program = Program(**fields)
         texts = [text for table in (program.files, program.packages) for pair in table.items() for text in pair]
         if not all(isinstance(text, str) for text in (*texts, *program.plans)):
             raise TypeError("plans")
@@ -242,7 +246,7 @@ def read_record(path: Path) -> Program:
     except OSError as error:
         raise PlanError(f"the record {path} cannot be read", why=error.strerror, mend=mend) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise PlanError(f"{path} holds no record of a program", mend=mend) from None
+        raise PlanError(f"{path} is not the record of a program", mend=mend) from None
 
 
 def _check_unchanged(path: str, program: Program, *, beside_only: bool) -> None:
@@ -255,18 +259,18 @@ def _check_unchanged(path: str, program: Program, *, beside_only: bool) -> None:
     other = next((name for name, value in here.items() if found.get(name) != value), None)
     if other is not None:
         raise NotApprovedError(
-            f"{path} is not the program that was found: nothing is signed",
+            f"{path} differs from the examined program: nothing is signed",
             where="the script" if other == code.SCRIPT else other,
-            why=f"it is {here[other][:12]} here, and {found.get(other, 'nothing')[:12]} in what was found",
-            mend="whale-nebula approve again; or read what the script does to what looks at it",
+            why=f"it is {here[other][:12]} here, but {found.get(other, 'nothing')[:12]} in the examined program",
+            mend="run whale-nebula approve again; if it still differs, check whether the script manipulates this check",
         )
 
 
 def _ask(path: str) -> bool:
     if not sys.stdin.isatty():
-        remark("there is nobody to ask: --yes signs")
+        remark("there is no terminal to ask for confirmation: --yes signs without asking")
         return False
-    print(f"\nMay {path} run, as it stands above? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"\nMay {path} run, as described above? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -277,11 +281,11 @@ def describe(plans: Sequence[Plan], program: Program) -> str:
     lines = []
     for plan in plans:
         inputs = list(dict.fromkeys(name for each in plan.crossings for name in each.depends))
-        table = list(list_dependences(plan, inputs).text()) or ["nothing depends on any input"]
+        table = list(list_dependences(plan, inputs).text()) or ["no value depends on an input"]
         lines += [
             plan.to_text(),
             "",
-            "what crosses, and on which inputs it depends",
+            "values that cross, and the inputs on which they depend",
             *(f"  {row}".rstrip() for row in table),
             "",
         ]
@@ -325,10 +329,10 @@ def _withdraw(given: argparse.Namespace) -> Answer:
     signs, start = authority.load(folder), given.withdraw.lower()
     same = [each.approval for each in _found(given, signs) if each.approval and each.approval.serial.startswith(start)]
     if len(same) != 1:
-        said = f"{len(same)} approvals begin" if same else "no approval of this authority begins"
-        what = f"{said} with the serial {given.withdraw!r}"
+        which = f"{len(same)} approvals have" if same else "no approval of this authority has"
+        what = f"{which} a serial that begins with {given.withdraw!r}"
         raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
     number = issue.withdraw(folder, signs, same[0].serial, f"approval of {same[0].script}", given.why or "")
-    text = f"withdrawn: {same[0].serial[:16]}, by number {number} of the deny list"
-    text += f"\nto every host whose config asks for approvals: {folder / files.REVOKED}"
+    text = f"withdrawn: {same[0].serial[:16]}, in deny list number {number}"
+    text += f"\ncopy to every host whose config requires approvals: {folder / files.REVOKED}"
     return {"withdrawn": same[0].serial, "deny_list": number}, text

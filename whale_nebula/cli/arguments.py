@@ -75,8 +75,8 @@ def choose_command(
     made = parser(command if command in commands else "")
     if command not in commands:
         made.read([word for word in argv if word.startswith("-")])
-        meant = f"there is no command {command!r}: {did_you_mean(command, commands)}"
-        made.error(meant if command else f"which of {', '.join(commands)}?")
+        meant = f"unknown command {command!r}: {did_you_mean(command, commands)}"
+        made.error(meant if command else f"missing command: one of {', '.join(commands)}")
     return command, made
 
 
@@ -100,20 +100,20 @@ class Parser(argparse.ArgumentParser):
         """Parse the options in these words."""
         found, unknown = self.parse_known_args(list(words))
         if unknown:
-            self.error(f"there is no option {unknown[0]!r}; {did_you_mean(unknown[0], self.names)}")
+            self.error(f"unknown option {unknown[0]!r}; {did_you_mean(unknown[0], self.names)}")
         return found
 
     def number(self, name: str, text: str | None) -> int | None:
         """Parse the number of an option; None if it is not given."""
         if text is not None and not (text.isdecimal() and text.isascii() and int(text) < 65536):
-            self.error(f"{name} takes a number, and {text!r} is none")
+            self.error(f"{name} needs a number, not {text!r}")
         return None if text is None else int(text)
 
     def address(self, name: str, text: str) -> tuple[str, int]:
         """Parse the host and port of an option."""
         host, _, port = text.rpartition(":")
         if not host or not (port.isdecimal() and port.isascii() and int(port) < 65536):
-            self.error(f"{name} takes HOST:PORT, and {text!r} is none")
+            self.error(f"{name} needs HOST:PORT, not {text!r}")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
     def amount(self, name: str, text: str | None, usual: float) -> float:
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return usual if text is None else float(text)
         except ValueError:
-            self.error(f"{name} takes a number, and {text!r} is none")
+            self.error(f"{name} needs a number, not {text!r}")
 
 
 def user_name() -> str:
@@ -144,12 +144,12 @@ NO_FILE = 66
 USED_UP = 70
 """Exit status: the workers failed, and the restarts are used up."""
 LEFT = 75
-"""Exit status: on request (SIGTERM, SIGINT, SIGHUP) the workers left between two steps, and may be started again."""
+"""Exit status: on request (SIGTERM, SIGINT, SIGHUP), the workers exited between two steps and can be started again."""
 CONFIG = 78
 """Exit status: the config, the environment or the certificates are invalid, and nothing was started."""
 INTERRUPTED = 130
 SIGNALLED = 128
-"""Exit status, plus the number of a signal: 137 is SIGKILL, which also ends a frozen worker or one that does not leave.
+"""Exit status, plus the number of a signal: 137 is SIGKILL, which also ends a frozen worker or one that does not exit.
 """
 
 
@@ -177,14 +177,14 @@ def print_error(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int
 Answer = tuple[Any, str]
 """The output of a command: a document with --json, and a text without."""
 Codes = Mapping[type[NebulaError], int]
-"""The exit status by the kind of an error, the first kind that it is of."""
+"""The exit status by the class of an error; the first matching class counts."""
 
 
 def answer(
     given: argparse.Namespace, run: Callable[[], int | Answer], codes: Codes = MappingProxyType({ConfigError: CONFIG})
 ) -> int:
     """Run a command and print its answer or its error; returns the exit status. A command that prints its own output
-    returns the status. Errors that `codes` does not list are failures.
+    returns the status. Errors that `codes` does not list result in `FAILED`.
     """
     as_json = getattr(given, "json", False)
     try:
@@ -200,7 +200,7 @@ def answer(
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check: its subject, the finding, and a mend.
+    """The result of a check: its subject, the finding, and a fix.
 
     `state` is ok, note (it works, but is worth knowing), warning (it works now, but may fail) or bad.
     """

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         made.error("--revoked needs --ca: the authority signs the deny list")
     for each in (path, given.heads, given.ca, given.revoked):
         if each is not None and not os.path.isfile(each):
-            error = AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE")
+            error = AuditError(f"file {each!r} does not exist", mend="whale-nebula audit verify FILE")
             return print_error(error, as_json=given.json, code=arguments.NO_FILE)
     try:
         trust: Trust | None = None
@@ -92,7 +92,7 @@ def _heads(path: str | None) -> list[Head]:
         return []
     found = list(read_heads(path))
     if not found:
-        raise AuditError("there is no head in this file", where=path, mend="--heads takes what a peer has kept")
+        raise AuditError("the file contains no heads", where=path, mend="--heads FILE: the heads that a peer has kept")
     return found
 
 
@@ -104,28 +104,28 @@ def _load_revoked(given: argparse.Namespace, trust: Trust) -> Revocations:
 def _text(verdict: Verdict, given: argparse.Namespace) -> str:
     name, why = Path(verdict.path).name, escape_foreign_text(verdict.why)
     if verdict.apart:
-        return f"{name} and what it is held against do not belong together\n  why: {why}\n  mend: {_PAIRS}"
+        return f"{name} and the given heads or authority do not belong together\n  why: {why}\n  mend: {_PAIRS}"
     if not verdict.ok:
-        return f"{name}: record {verdict.bad} is the first that is wrong\n  why: {why}"
+        return f"{name}: record {verdict.bad} is the first invalid one\n  why: {why}"
     lines = [
-        f"{name}: {verdict.records} records, each as it was written",
+        f"{name}: {verdict.records} records, all unchanged",
         f"  log of {escape_foreign_text(verdict.site)}, run {escape_foreign_text(verdict.run)}",
     ]
     lines += [f"  {len(verdict.files)} files: {', '.join(verdict.files)}"] * (len(verdict.files) > 1)
     if verdict.torn:
         times, bytes_ = "once" if verdict.torn == 1 else f"{verdict.torn} times", verdict.torn_bytes
-        lines.append(f"  {times} a crash tore the last line: {bytes_} bytes were set aside, and the log says so")
+        lines.append(f"  a crash cut the last line {times}: {bytes_} bytes were set aside, as the log records")
     if verdict.signed is None:
-        lines.append("  no head in it is signed: whoever could write the file could write it anew")
+        lines.append("  none of its heads is signed: anyone who can write the file could have rewritten it")
     else:
-        by = "by a certificate of this authority" if given.ca else "by the certificate it names itself; check with --ca"
-        lines.append(f"  {verdict.heads} heads in it, the last of record {verdict.signed}, signed {by}")
+        by = "by a certificate of this authority" if given.ca else "by the certificate in the log; verify it with --ca"
+        lines.append(f"  {verdict.heads} heads, the last for record {verdict.signed}, signed {by}")
     if verdict.kept is not None:
-        lines.append(f"  the peer's heads agree up to record {verdict.kept}")
+        lines.append(f"  the peer's heads match up to record {verdict.kept}")
     if not verdict.closed:
-        cut = "" if given.heads else "; whether an end was cut off, only a peer's heads can tell: --heads FILE"
+        cut = "" if given.heads else "; only a peer's heads can show whether its end was cut off: --heads FILE"
         lines.append(f"  the log was not closed: it is open, or its process crashed{cut}")
     return "\n".join(lines)
 
 
-_PAIRS = "audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem, all of one run"
+_PAIRS = "use files of one run: audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem"

@@ -71,10 +71,10 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(given.folder or "certs")
     named = [Path(each) for each in (words.script, *words.arguments) if each is not None]
     if given.at and (named or given.lines or given.approvals):
-        made.error("--at asks the owner's service, which has logs and approvals of its own; --lines is for its host")
+        made.error("--at uses the logs and approvals of the owner's service: remove LOG, --approvals and --lines")
     for each in named:
         if not each.is_file():
-            error = AuditError(f"there is no file {str(each)!r}", mend="whale-nebula audit report [LOG ...]")
+            error = AuditError(f"file {str(each)!r} does not exist", mend="whale-nebula audit report [LOG ...]")
             return print_error(error, as_json=given.json, code=arguments.NO_FILE)
     try:
         period = _read_period(given)
@@ -82,8 +82,8 @@ def main(argv: Sequence[str]) -> int:
     except NebulaError as error:
         return print_error(error, as_json=given.json)
     if given.lines:
-        for said in sorted([*report.records, *report.events], key=lambda each: str(each.get("time"))):
-            print(chain.canonical(said).decode("ascii"))
+        for record in sorted([*report.records, *report.events], key=lambda each: str(each.get("time"))):
+            print(chain.canonical(record).decode("ascii"))
     else:
         print(json.dumps(encode_report(report, logs), indent=1) if given.json else describe(report, logs))
     return arguments.DONE
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
 def _make(
     given: argparse.Namespace, folder: Path, period: Period, named: Sequence[Path]
 ) -> tuple[Report, Sequence[Log]]:
-    """Make the report where the authority is."""
+    """Create the report on the host with the authority."""
     approvals = None if given.approvals is None else Path(given.approvals)
     with contextlib.closing(Registry(folder, authority.load_certificate(folder))) as registry:
         return report_accesses(folder, registry, period, named, approvals)
@@ -101,7 +101,7 @@ def _make(
 def _fetch(given: argparse.Namespace, made: Parser, folder: Path, period: Period) -> tuple[Report, Sequence[Log]]:
     """Ask the owner's service for the report, as an auditor."""
     if given.cluster is None:
-        made.error("of whom? --cluster gpu")
+        made.error("missing cluster: --cluster gpu")
     return open_remote(given.at, folder, None, given.cluster, role=AUDITOR).fetch_report(period)
 
 
@@ -111,7 +111,7 @@ def _read_period(given: argparse.Namespace) -> Period:
     if since >= until:
         raise AuditError(
             f"--since is not before --until: {files.format_time(since)} and {files.format_time(until)}",
-            why="what is at --until is not in the period any more, so nothing is",
+            why="the period excludes --until, so it would be empty",
             mend="--since 2026-11-01 --until 2026-12-01",
         )
     return Period(since, until)
@@ -120,11 +120,11 @@ def _read_period(given: argparse.Namespace) -> Period:
 def describe(report: Report, logs: Sequence[Log]) -> str:
     """The report as text."""
     lines = [report.period.describe(), "", "who read what"]
-    lines += [line for each in report.reads for line in _describe_read(each)] or ["  nobody read anything"]
+    lines += [line for each in report.reads for line in _describe_read(each)] or ["  nothing"]
     lines += ["", "refused", *(_describe_refusal(each) for each in report.refusals or ())]
     lines += [] if report.refusals else ["  nothing"]
-    lines += ["", "what the owner and the accounts did", *(_describe_event(each) for each in report.events)]
-    lines += ["", "the logs, each as it was written"]
+    lines += ["", "actions of the owner and of accounts", *(_describe_event(each) for each in report.events)]
+    lines += ["", "logs, all unchanged"]
     for each in logs:
         signed = "no head is signed" if each.signed is None else f"signed up to record {each.signed}"
         lines.append(f"  {Path(each.path).name}: {each.records} records, {signed}")
@@ -136,8 +136,10 @@ def _describe_read(each: Read) -> list[str]:
     return [
         f"  {each.account}  {each.dataset}  {each.rows} rows, {each.bytes} bytes, in {each.batches} batches",
         f"    from {each.first[:19]}Z to {each.last[:19]}Z, interface {', '.join(each.interfaces)}",
-        f"    for {each.purpose!r}, granted {each.granted}" if each.grant else "    by the owner, on a machine of his",
-        f"    by {program}: {each.approved or 'no approval of it is here'}",
+        f"    for {each.purpose!r}, granted {each.granted}"
+        if each.grant
+        else "    by the owner, on the owner's machine",
+        f"    by {program}: {each.approved or 'no approval found'}",
         *(f"    with {versions}" for versions in each.versions),
     ]
 

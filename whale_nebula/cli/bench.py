@@ -68,9 +68,9 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     if not words or words[0].startswith("-"):
         made.read(words)
-        made.error("what? whale-nebula bench link")
+        made.error("missing command: whale-nebula bench link")
     if words[0] != "link":
-        made.error(f"there is no bench {words[0]!r}: {did_you_mean(words[0], ['link'])}")
+        made.error(f"unknown command {words[0]!r}: {did_you_mean(words[0], ['link'])}")
     given = made.read(words[1:])
     if not given.attached:
         _check(made, given)
@@ -79,31 +79,31 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(made: Parser, given: argparse.Namespace) -> None:
     if given.all and (given.cluster is not None or given.to is not None):
-        made.error("--all measures on this machine: it goes without --cluster and --to")
+        made.error("--all measures on this machine, and cannot be combined with --cluster or --to")
     if given.clusters is not None and (not given.all or given.config is not None):
-        made.error("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
+        made.error("--clusters needs --all and replaces --config: --all --clusters gpu,npu")
     if not given.all and (given.config is None or given.cluster is None):
-        made.error("which line? --config clusters.yaml --cluster gpu")
+        made.error("missing config or cluster: --config clusters.yaml --cluster gpu")
     try:
         if not 0 < float(given.seconds or _SECONDS) <= 600:
             raise ValueError
     except ValueError:
-        made.error(f"--seconds takes a number above 0, up to 600, and {given.seconds!r} is none")
+        made.error(f"--seconds needs a number greater than 0 and at most 600, not {given.seconds!r}")
 
 
 def _run(given: argparse.Namespace) -> int:
     config, seconds = load(given.config), float(given.seconds or _SECONDS)
     if config.security.insecure:
-        remark(f"insecure: true in {given.config}: nothing is encrypted, as in a run, and nobody proves who he is")
+        remark(f"insecure: true in {given.config}: connections are neither encrypted nor authenticated, as in a run")
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
         found = measure_here(config, names, seconds)
-        why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
+        why = "both ends are on this machine: this is its own limit, not the rate of a link"
         print(_json(found, None) if given.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
         return arguments.DONE
     found, place = [], find_origin(config, given.config, given.cluster, given.to)
     addresses = ", ".join(f"{there} at {place.gateway or where}" for there, where in place.peers.items())
-    remark(f"{place.here} measures the line to {addresses}; it must be started there, too")
+    remark(f"{place.here} measures the link to {addresses}; start the command there, too")
     for each in measure(place, seconds=seconds, patience=config.patience, report=remark):
         found.append(each)
         path = path_of(given.config, *each.clusters)
@@ -112,7 +112,7 @@ def _run(given: argparse.Namespace) -> int:
         except TransportError as error:  # the measurement is valid nevertheless
             remark(f"{error.what} in {error.where}: {error.why}")
         else:
-            remark(f"kept in {os.path.relpath(path)}")
+            remark(f"saved in {os.path.relpath(path)}")
         if not given.json:
             print("\n" + _text(each, config), flush=True)
     if given.json:
@@ -131,8 +131,8 @@ def _json(found: Sequence[LineFound], config: Config | None) -> str:
 
 def _text(found: LineFound, config: Config) -> str:
     advice = advise(found, config.links.between(*found.clusters))
-    said = [advice.why, advice.write and f"write: {advice.write}"]
-    return "\n".join([table(found), *(f"  {each}" for each in said if each)])
+    lines = [advice.why, advice.write and f"write: {advice.write}"]
+    return "\n".join([table(found), *(f"  {each}" for each in lines if each)])
 
 
 _HERE_PATIENCE = 60.0
@@ -147,7 +147,9 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
     if not peers:
         clusters = [name for name in placement.clusters if name != cluster]
         mend = f"--to: {did_you_mean(to, clusters)}" if to and clusters else "clusters: {gpu: ..., npu: ...}"
-        raise ConfigError("there is nobody at the other end", where=path, why=f"{cluster} is alone", mend=mend)
+        raise ConfigError(
+            "the link has no other end", where=path, why=f"no other cluster than {cluster} has workers", mend=mend
+        )
     gateways.check(config, cluster)
     files = gateways.configured_files(config, [here], path).get(here)
     credentials = None if files is None else Credentials.of(files)
@@ -163,11 +165,11 @@ def measure_here(config: Config, clusters: Sequence[str], seconds: float) -> lis
     """Start one process for each cluster; returns the measurement of each pair."""
     known = list(config.clusters) or list(clusters)
     if len(known) < 2:
-        why, mend = "two clusters must be named", "bench link --all --clusters gpu,npu"
-        raise ConfigError("a line has two ends", why=why, mend=mend)
+        why, mend = "a link connects two clusters", "bench link --all --clusters gpu,npu"
+        raise ConfigError(f"{len(known) or 'no'} cluster is named", why=why, mend=mend)
     workers = tuple(f"{cluster}/0" for cluster in known)
-    everybody = everything(config, clusters, is_local)
-    placement = settle_ports(Placement(workers, {each: everybody.addresses[each] for each in workers}))
+    complete = everything(config, clusters, is_local)
+    placement = settle_ports(Placement(workers, {each: complete.addresses[each] for each in workers}))
     limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
     with gateways.issue_for_run(config, workers) as files:
         ends = identities(placement, config, files, gateways=False, everywhere=True)

@@ -134,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
     given = made.read(words.options if command == "sign" else argv[1:])
     given.paths = paths
     if any(each.startswith("-") for each in paths):
-        made.error(f"there is no option {next(each for each in paths if each.startswith('-'))!r}")
+        made.error(f"unknown option {next(each for each in paths if each.startswith('-'))!r}")
     return answer(given, lambda: _COMMANDS[command](given, made))
 
 
@@ -143,9 +143,9 @@ def _init(given: argparse.Namespace, made: Parser) -> Answer:
     config, folder = load_config(given), find_folder(given)
     run = given.run or config.run
     if not run:
-        made.error('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
+        made.error('missing run name: --run mt, or --config clusters.yaml with "run: mt" in it')
     if given.run and config.run not in (None, given.run):
-        made.error(f"the config's run is {config.run!r}: leave --run out")
+        made.error(f"the config's run is {config.run!r}: remove --run")
     bound = [each.strip() for each in given.cluster.split(",")] if given.cluster else []
     new = Authority.fresh(
         run, authority.clusters_of(config), made.amount("--days", given.days, AUTHORITY_DAYS), bound=bound
@@ -158,9 +158,9 @@ def _issue(given: argparse.Namespace, made: Parser) -> Answer:
     folder, config = find_folder(given), load_config(given)
     days, wanted = made.amount("--days", given.days, DAYS), list_wanted(given, made)
     if given.all and (wanted or given.config is None):
-        made.error("--all takes its workers from --config clusters.yaml, and from nothing else")
+        made.error("--all needs --config clusters.yaml, and cannot be combined with --cluster")
     if not given.all and not wanted:
-        made.error("whose? --cluster gpu, or --all --config clusters.yaml")
+        made.error("missing process: --cluster gpu, or --all --config clusters.yaml")
     signs = _apply_config(authority.load(folder), config, folder)
     who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
     return _describe_issued(issue.issue(folder, signs, who, days), given, "issued", describe_destinations)
@@ -174,20 +174,20 @@ def _renew(given: argparse.Namespace, made: Parser) -> Answer:
     folder, wanted = find_folder(given), list_wanted(given, made)
     if given.ca:
         if wanted:
-            made.error("--ca renews the authority's certificate, and no other")
+            made.error("--ca renews only the authority's certificate: remove --cluster")
         new = issue.renew_authority(folder, made.amount("--days", given.days, AUTHORITY_DAYS))
         return authority_document(folder), describe_authority(new, folder)
     signs = authority.load(folder)
     if given.forget_revocations and not given.revoked:
-        made.error("--forget-revocations goes with --revoked")
+        made.error("--forget-revocations needs --revoked")
     if given.revoked:
         if wanted:
-            made.error("--revoked signs the deny list anew, and renews no certificate")
+            made.error("--revoked only signs the deny list again: remove --cluster")
         renewed = issue.renew_deny_list(folder, signs, forget=given.forget_revocations)
         return {"deny_list": deny_list_document(renewed)}, signed_list(renewed, folder)
     who = [Identity(signs.run, *each) for each in wanted] or renewable(folder)
     if not who:
-        raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
+        raise CredentialsError("there is no certificate to renew", where=str(folder), mend="whale-nebula certs issue")
     renewals = issue.renew(folder, signs, who, made.amount("--days", given.days, DAYS))
     return _describe_issued(renewals, given, "renewed", describe_renewed)
 
@@ -195,7 +195,7 @@ def _renew(given: argparse.Namespace, made: Parser) -> Answer:
 def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
     folder, wanted = find_folder(given), list_wanted(given, made)
     if bool(wanted) == bool(given.serial):
-        made.error("which? --cluster gpu --index 0, or --serial with its first digits")
+        made.error("missing certificate: --cluster gpu --index 0, or --serial with its first digits")
     signs = authority.load(folder)
     who = [Identity(signs.run, *each) for each in wanted]
     serials = _match_serial(folder, given.serial) if given.serial else _find_serials(folder, who)
@@ -208,7 +208,9 @@ def _request(given: argparse.Namespace, made: Parser) -> Answer:
     config, folder, wanted = load_config(given), find_folder(given), list_wanted(given, made)
     run = given.run or config.run
     if not run or not wanted:
-        made.error("for whom? --run mt --cluster gpu --index 0, or --config clusters.yaml with the run in it")
+        made.error(
+            "missing run or process: --run mt --cluster gpu --index 0, or --config clusters.yaml with the run in it"
+        )
     found = [owners.request(folder, Identity(run, *each)) for each in wanted]
     document = [
         {"uri": each.identity.uri, **{n: str(v) for n, v in each._asdict().items() if n != "identity"}}
@@ -219,7 +221,7 @@ def _request(given: argparse.Namespace, made: Parser) -> Answer:
 
 def _sign(given: argparse.Namespace, made: Parser) -> Answer:
     if not given.paths:
-        made.error("which requests? whale-nebula certs sign gpu-worker-0.csr")
+        made.error("missing requests: whale-nebula certs sign gpu-worker-0.csr")
     folder, config = find_folder(given), load_config(given)
     signs = _apply_config(authority.load(folder), config, folder)
     signed = owners.sign(folder, signs, [Path(each) for each in given.paths], made.amount("--days", given.days, DAYS))
@@ -228,9 +230,9 @@ def _sign(given: argparse.Namespace, made: Parser) -> Answer:
 
 def _trust(given: argparse.Namespace, made: Parser) -> Answer:
     if given.ca is None:
-        made.error("whom? --ca his-ca.pem --list his-revoked.json")
+        made.error("missing authority: --ca their-ca.pem --list their-revoked.json")
     changed = owners.trust_owner(find_folder(given), Path(given.ca), given.list and Path(given.list))
-    text = "\n".join(["copy to every host of yours:", *(f"  {path}" for path in changed)])
+    text = "\n".join(["copy to each of your hosts:", *(f"  {path}" for path in changed)])
     return {"changed": changed}, text
 
 
@@ -242,7 +244,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
 
 # ---------------------------------------------------------------------- options
 def find_folder(given: argparse.Namespace) -> Path:
-    """The folder of a run's certificates: beside its config."""
+    """The folder of a run's certificates: next to its config."""
     if given.folder is not None:
         return Path(given.folder)
     return Path("certs") if given.config is None else Path(given.config).parent / "certs"
@@ -257,26 +259,26 @@ def list_wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str,
     """Cluster, role and number of the identities that options name; empty if they name none."""
     if given.cluster is None:
         if given.role or given.index or given.count:
-            made.error("of which cluster? --cluster gpu")
+            made.error("missing cluster: --cluster gpu")
         return []
     role = given.role or WORKER
     if role not in ROLES:
-        made.error(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
+        made.error(f"unknown role {role!r}: {did_you_mean(role, ROLES)}")
     if given.index is not None and given.count is not None:
-        made.error("--index is one, --count is several: choose one of them")
+        made.error("--index and --count cannot be combined")
     count, index = made.number("--count", given.count), made.number("--index", given.index)
     if role == GATEWAY and (count or index):
-        made.error("a cluster has one gateway: leave --index and --count out")
+        made.error("a cluster has one gateway: remove --index and --count")
     if count == 0:
-        made.error("--count takes a number from 1 up")
+        made.error("--count must be at least 1")
     return [(given.cluster, role, number) for number in (range(count) if count else [index or 0])]
 
 
 def _apply_config(signs: Authority, config: Config, folder: Path) -> Authority:
     """The authority, with the clusters of the given config, if any."""
     if config.run not in (None, signs.run):
-        what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
-        mend = f"whale-nebula certs init --folder certs-{config.run}, or the right --config"
+        what = f"the config is for run {config.run!r}, but the authority is for {signs.run!r}"
+        mend = f"whale-nebula certs init --folder certs-{config.run}, or pass the --config of {signs.run!r}"
         raise CredentialsError(what, where=str(folder), mend=mend)
     clusters = authority.clusters_of(config)
     if not clusters or clusters == signs.clusters:
@@ -290,16 +292,17 @@ def _find_serials(folder: Path, who: Sequence[Identity]) -> list[str]:
     """The serial numbers of all certificates of an identity, as old ones can be abused, too."""
     found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in who]
     if not found:
-        said = ", ".join(each.worker for each in who)
-        raise CredentialsError(f"{said} has no certificate here", where=str(folder), mend="whale-nebula certs show")
+        what = f"{', '.join(each.worker for each in who)} has no certificate here"
+        raise CredentialsError(what, where=str(folder), mend="whale-nebula certs show")
     return found
 
 
 def _match_serial(folder: Path, start: str) -> list[str]:
     found = [peer.serial for peer in issue.list_issued(folder) if peer.serial.startswith(start.lower())]
     if len(found) != 1:
-        said = f"{len(found)} certificates begin with" if found else "no certificate has"
-        raise CredentialsError(f"{said} the serial {start!r}", where=str(folder), mend="whale-nebula certs show")
+        which = f"{len(found)} certificates have" if found else "no certificate has"
+        what = f"{which} a serial that begins with {start!r}"
+        raise CredentialsError(what, where=str(folder), mend="whale-nebula certs show")
     return found
 
 
@@ -307,7 +310,7 @@ def _describe_issued(
     made: Sequence[Issued], given: argparse.Namespace, verb: str, then: Callable[[Sequence[Issued]], str]
 ) -> Answer:
     if any(each.clipped for each in made) and not given.json:
-        remark("they end with the authority, before the days that were asked for: whale-nebula certs renew --ca")
+        remark("they expire with the authority, earlier than requested; to extend it: whale-nebula certs renew --ca")
     text = "\n".join([*(line(each, verb) for each in made), then(made)])
     return {verb: [issued_document(each) for each in made]}, text
 
@@ -338,11 +341,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), files.now(), []
     current = _find_current(folder).values()
     for peer in issued:
-        revoked, said = denied.get(peer.serial), state(peer.not_before, peer.not_after, at)
-        if revoked or (peer.serial not in current and said != "expired"):
-            said = "revoked" if revoked else "replaced"
+        revoked, now = denied.get(peer.serial), state(peer.not_before, peer.not_after, at)
+        if revoked or (peer.serial not in current and now != "expired"):
+            now = "revoked" if revoked else "replaced"
         left, why = describe_time(peer.not_after - at), revoked.why if revoked else ""
-        found.append({**_identify(peer), "left": left, "state": said, "why": why})
+        found.append({**_identify(peer), "left": left, "state": now, "why": why})
     return found
 
 
@@ -367,7 +370,7 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
     try:
         return files.serial(files.certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
-        what = f"the certificate of {identity.worker} does not read"
+        what = f"the certificate of {identity.worker} cannot be read"
         why = error.why or error.what
         mend = f"mv {path} {path}.broken, then whale-nebula certs renew {command_options(identity)}"
         raise CredentialsError(what, where=str(path), why=why, mend=mend) from None
@@ -434,26 +437,28 @@ def table(folder: Path) -> str:
     found = rows(folder)
     for row in found:
         until = moment(datetime.fromisoformat(row["not_after"]))
-        said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
+        shown = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         style = STATES.get(row["state"], "yellow")
-        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=style))
+        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(shown, style=style))
     at, end = files.now(), certificate.not_valid_after_utc
-    said = state(certificate.not_valid_before_utc, end, at)
+    now = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)
     own, others = files.authority_clusters(certificate), authority.authorities(folder)[1:]
     speaks = f" for {', '.join(own)}" * bool(own)
-    ours = f"run {run}: authority{speaks} good until {moment(end)} ({describe_time(end - at)}, {said}){where}"
+    ours = f"run {run}: authority{speaks} valid until {moment(end)} ({describe_time(end - at)}, {now}){where}"
     trusted = [name for each in others for name in files.authority_clusters(each)]
-    ours += f"\nfurther authorities: for {', '.join(trusted)}" * bool(trusted)
+    ours += f"\nother trusted authorities: for {', '.join(trusted)}" * bool(trusted)
     denied = deny_list(folder)
-    theirs = f"no deny list here: copy {files.REVOKED} from where certificates are issued"
+    theirs = f"no deny list here: copy {files.REVOKED} from the host that issues certificates"
     if denied is not None:
         count = len(denied.revoked)
         theirs = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
     with console.capture() as capture:
         console.print(Text(f"{ours}\n{theirs}\n"))
-        console.print(drawn if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
+        console.print(
+            drawn if found else Text("no certificates yet; issue one with: whale-nebula certs issue --cluster gpu")
+        )
     return capture.get().rstrip("\n")
 
 
@@ -462,14 +467,14 @@ def describe_authority(new: Authority, folder: Path) -> str:
     """The text after `init`, and after the authority was renewed."""
     until = moment(new.certificate.not_valid_after_utc)
     speaks = f" for {', '.join(new.bound)}" * bool(new.bound)
-    ca = f"{folder / authority.CA}   the authority of run {new.run}{speaks}, good until {until}: every host gets a copy"
+    ca = f"{folder / authority.CA}   the authority of run {new.run}{speaks}, valid until {until}: copy it to every host"
     return f"{ca}\n{folder / authority.KEY}   its key: it stays on this host"
 
 
 def line(each: Issued, verb: str) -> str:
     """The line about a new certificate."""
     peer = each.peer
-    return f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   good until {moment(peer.not_after)}"
+    return f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   valid until {moment(peer.not_after)}"
 
 
 def describe_destinations(made: Sequence[Issued]) -> str:
@@ -477,12 +482,12 @@ def describe_destinations(made: Sequence[Issued]) -> str:
     lines = [""]
     for each in made:
         lines += [
-            f"to the host of {each.peer.identity.worker}, if it is another one:",
+            f"copy to the host of {each.peer.identity.worker}, if it is not this one:",
             *(f"  {path}" for path in each.files[:3]),
             f"  {each.files.revoked}   and again after each revocation",
         ]
     folder = made[0].files.ca.parent
-    lines.append(f"There they are found in {folder.name!r} beside clusters.yaml; or name them in it:")
+    lines.append(f"The default location is {folder.name!r} next to clusters.yaml; for any other, add to clusters.yaml:")
     own = f"{folder}/{{cluster}}-{{role}}-{{index}}"
     return "\n".join([*lines, f'  security: {{ca: {folder}/ca.pem, cert: "{own}.pem", key: "{own}.key"}}'])
 
@@ -490,24 +495,24 @@ def describe_destinations(made: Sequence[Issued]) -> str:
 def describe_renewed(made: Sequence[Issued]) -> str:
     """The files that must be copied after a renewal."""
     lines = [f"  {each.files.cert}   to the host of {each.peer.identity.worker}" for each in made]
-    return "\n".join(["", "the keys are the same; copy these, if they are for another host:", *lines])
+    return "\n".join(["", "the keys have not changed; copy these files if they are for another host:", *lines])
 
 
 def describe_requests(found: Sequence[Requested]) -> str:
-    """The text after keys and requests were made."""
+    """The text after keys and requests were created."""
     lines = []
     for each in found:
         lines += [
             f"requested {each.identity.worker}   key {each.digest}",
             f"  {each.key}   stays on this host",
-            f"  {each.path}   to the owner of {each.identity.cluster}, with the digest of the key by another way",
+            f"  {each.path}   send to the owner of {each.identity.cluster}; send the digest over another channel",
         ]
     return "\n".join(lines)
 
 
 def describe_signed(made: Sequence[Issued]) -> str:
     """The files to return, and the values to compare first."""
-    lines = ["", "are these the digests that the hosts say? Then to each of them:"]
+    lines = ["", "compare these digests with those that the hosts printed; then copy to each host:"]
     for each in made:
         lines.append(f"  {each.files.cert}   key {each.peer.key[:32]}")
     folder = made[0].files.ca.parent
@@ -517,7 +522,7 @@ def describe_signed(made: Sequence[Issued]) -> str:
 def describe_revocation(new: Sequence[Revocation], present: SignedList | None, folder: Path) -> str:
     """The text after a revocation."""
     if not new or present is None:
-        return "nothing changed: it was revoked already"
+        return "nothing changed: already revoked"
     lines = [f"revoked {Identity.parse(each.who).worker}   serial {each.serial[:_SERIAL]}" for each in new]
     return "\n".join([*lines, "", signed_list(present, folder)])
 

@@ -75,8 +75,8 @@ def main(argv: Sequence[str]) -> int:
     given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
     what, folders = words.script, [word for word in words.arguments if not word.startswith("-")]
     if what not in _WORDS:
-        said = f"there is no {what!r} here; {did_you_mean(what, _WORDS)}" if what else "say what to do"
-        made.error(f"{said}: whale-nebula checkpoints list FOLDER")
+        problem = f"unknown command {what!r}; {did_you_mean(what, _WORDS)}" if what else "missing command"
+        made.error(f"{problem}: whale-nebula checkpoints list FOLDER")
     if len(folders) != 1:
         made.error(f"whale-nebula checkpoints {what} FOLDER")
     actions: Mapping[str, Callable[[list[Found], argparse.Namespace, Parser], int | Answer]] = {
@@ -102,8 +102,8 @@ def _find(path: str) -> list[Found]:
     here = Folder(path.rstrip("/"), single=True).look()
     found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
     if not found:
-        why = "by cost, a run saves for the first time after 30 s of training"
-        mend = 'nb.init(checkpoint={"folder": ..., "every": 100}) saves sooner\nor the folder of another run'
+        why = "without every:, a run saves its first checkpoint after 30 s of training"
+        mend = 'nb.init(checkpoint={"folder": ..., "every": 100}) saves sooner;\nor pass the folder of another run'
         raise CheckpointError("there is no checkpoint", where=path, why=why, mend=mend)
     return found
 
@@ -125,12 +125,12 @@ def _summarize(found: Found) -> dict[str, Any]:
         "step": found.step if first is None else first.position.step,
         "bytes": sum(manifest.size for manifest in manifests),
         "time": "" if first is None else escape_foreign_text(first.time),
-        "where": "" if first is None else _say_where(first),
+        "where": "" if first is None else _describe_position(first),
         "problem": "" if not problems else (not manifests and describe_waiting(found.path)) or problems[0],
     }
 
 
-def _say_where(manifest: Manifest) -> str:
+def _describe_position(manifest: Manifest) -> str:
     position = manifest.position
     if manifest.by_hand:
         return "saved by nb.save"
@@ -145,7 +145,7 @@ def _say_where(manifest: Manifest) -> str:
 def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
     chosen = _choose(found, lambda each: each.problems)
     if chosen is None:
-        raise CheckpointError("there is no checkpoint that was written to its end", where=found[0].path)
+        raise CheckpointError("there is no complete checkpoint", where=found[0].path)
     damage = chosen.check(digests=False)
     manifests = list(chosen.manifests.values())
     names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, given, made)]
@@ -157,7 +157,7 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer
     for title, text in {
         "written": f"{first.time} by {', '.join(first.workers)}",
         "run": f"{first.run}{f', seed {first.seed}' if first.seed is not None else ''}",
-        "stands at": _say_where(first) or f"step {first.position.step} of {first.position.program!r}",
+        "position": _describe_position(first) or f"step {first.position.step} of {first.position.program!r}",
         "last results": ", ".join(f"{name} {value:.6g}" for name, value in first.position.logs.items()),
         "versions": versions,
         "damaged": "; ".join(damage),
@@ -179,7 +179,7 @@ def _choose(found: list[Found], find_faults: Callable[[Found], Sequence[str]]) -
         faults = find_faults(each)
         if each.committed and not faults:
             for other, why in skipped:
-                print(f"{other.path} is passed over: {why[0]}", file=sys.stderr)
+                print(f"skipping {other.path}: {why[0]}", file=sys.stderr)
             return each
         skipped.append((each, faults))
     return None
@@ -195,50 +195,51 @@ def _is_wanted(name: str, given: argparse.Namespace, made: Parser) -> bool:
 
 def _verify(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
     problems = {each.path: each.check() for each in found}
-    whole = not any(problems.values())
+    complete = not any(problems.values())
     if given.json:
-        print(json.dumps({"ok": whole, "checkpoints": {path: list(each) for path, each in problems.items()}}, indent=1))
+        checkpoints = {path: list(each) for path, each in problems.items()}
+        print(json.dumps({"ok": complete, "checkpoints": checkpoints}, indent=1))
     else:
         for path, each in problems.items():
-            print(f"{path}: {each[0] if each else 'whole'}")
-    return arguments.DONE if whole else arguments.FAILED
+            print(f"{path}: {each[0] if each else 'complete'}")
+    return arguments.DONE if complete else arguments.FAILED
 
 
 def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> Answer:
     if given.keep is None or not given.keep.isdecimal() or int(given.keep) < 1:
-        made.error("--keep says how many stay, one at least: --keep 3")
+        made.error("--keep needs a number of at least 1: --keep 3")
     if len(found) == 1 and not re.search(r"step-\d+/?$", found[0].path):
-        raise CheckpointError("that is one checkpoint, and no folder of a run", where=found[0].path)
+        raise CheckpointError("the folder is a single checkpoint, not the folder of a run", where=found[0].path)
     folder = Folder(found[0].path.rpartition("/")[0])
     folder.lock()
     gone = folder.prune(int(given.keep), digests=True)
     folder.unlock()
-    said = ", ".join(f"step {step}" for step in gone) or "nothing"
-    return {"removed": gone}, f"removed: {said}"
+    removed = ", ".join(f"step {step}" for step in gone) or "nothing"
+    return {"removed": gone}, f"removed: {removed}"
 
 
 def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int | Answer:
     if given.to is None or not given.to.endswith((".npz", ".safetensors")):
-        made.error("--to names the file: --to weights.npz, or --to weights.safetensors")
+        made.error("--to needs a file name: --to weights.npz, or --to weights.safetensors")
     chosen = _choose(found, Found.check)
     if chosen is None:
-        raise CheckpointError("there is no checkpoint that is whole", where=found[0].path)
+        raise CheckpointError("there is no complete checkpoint", where=found[0].path)
     from whale_nebula.runtime.checkpoint.slices import Source
 
     source = Source(chosen, next(iter(chosen.manifests.values())).identity)
     arrays = dict(_read(source, given, made))
     if not arrays:
-        what, mend = f"no tensor of it is called {given.only}", "a regular expression for whole names: --only 'dense.*'"
+        what, mend = f"no tensor matches {given.only}", "pass a regular expression for full names: --only 'dense.*'"
         failure = CheckpointError(what, where=chosen.path, mend=mend)
         return print_error(failure, as_json=given.json, code=arguments.FAILED)
     try:
         _write_npz(arrays, given.to) if given.to.endswith(".npz") else _write_safetensors(arrays, given.to)
     except Exception as error:  # safetensors raises its own errors
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        failure = CheckpointError("the tensors could not be written", where=given.to, why=why, mend="--to another/file")
+        failure = CheckpointError("cannot write the tensors", where=given.to, why=why, mend="--to another/file")
         return print_error(failure, as_json=given.json, code=arguments.FAILED)
-    said = {"file": given.to, "tensors": len(arrays), "step": chosen.step}
-    return said, f"{given.to}: {len(arrays)} tensors of {chosen.path}"
+    document = {"file": given.to, "tensors": len(arrays), "step": chosen.step}
+    return document, f"{given.to}: {len(arrays)} tensors of {chosen.path}"
 
 
 def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tuple[str, Any]]:

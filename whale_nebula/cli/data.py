@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     words = split(argv[1:], _OPTIONS)
     given = made.read(words.options)
     if words.arguments or (words.script is None) == (command in _NAMED):
-        made.error(f"of what? One {_NAMED[command]}" if command in _NAMED else "it takes options alone")
+        made.error(f"exactly one {_NAMED[command]} is required" if command in _NAMED else "only options are accepted")
     folder = Path(given.folder or "certs")
 
     def run() -> int | Answer:
@@ -135,31 +135,33 @@ def main(argv: Sequence[str]) -> int:
 def _ask_service(command: str, given: argparse.Namespace, made: Parser, name: str, folder: Path) -> Answer:
     """Send a request of an account to an owner's service."""
     if given.at is None:
-        made.error("where? --at gpu.example.org:7100")
+        made.error("missing data service: --at gpu.example.org:7100")
     cluster, _, dataset = name.partition("://") if command == "request" else (given.cluster, "", "")
     if not cluster or (command == "request" and not dataset):
-        made.error("whale-nebula data request gpu://corpus" if command == "request" else "of whom? --cluster gpu")
+        made.error(
+            "whale-nebula data request gpu://corpus" if command == "request" else "missing cluster: --cluster gpu"
+        )
     service = open_remote(given.at, folder, None, cluster)
     if command == "list":
         found = service.list_datasets()
         return found, escape_foreign_text("\n".join(map(_describe_offer, found)), 20_000, lines=True)
     if not given.purpose:
-        made.error("what for? --purpose TEXT")
+        made.error("missing purpose: --purpose TEXT")
     number = service.request(dataset, given.purpose)
-    text = f"asked for {name}: request {number}; its owner answers by: whale-nebula data grants --grant {number}"
+    text = f"requested {name}: request {number}; its owner answers with: whale-nebula data grants --grant {number}"
     return {"asked": name, "number": number}, text
 
 
-def _describe_offer(said: dict[str, Any]) -> str:
-    leaves = ", ".join(map(str, read_schema(said.get("schema"))))
-    return f"{said.get('name'):<16} {leaves}   until {said.get('until')}   {said.get('about')}"
+def _describe_offer(offer: dict[str, Any]) -> str:
+    schema = ", ".join(map(str, read_schema(offer.get("schema"))))
+    return f"{offer.get('name'):<16} {schema}   until {offer.get('until')}   {offer.get('about')}"
 
 
 def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
     signs = authority.load(folder)
     cluster = given.cluster or (signs.bound[0] if len(signs.bound) == 1 else None)
     if cluster is None:
-        made.error("of which cluster? --cluster gpu")
+        made.error("missing cluster: --cluster gpu")
     host, port = made.address("--listen", given.listen or "127.0.0.1:7300")
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
@@ -167,7 +169,7 @@ def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
     services = find_services(given, folder, DATA, cluster)
     approvals = None if given.approvals is None else Path(given.approvals)
     with open_service(folder, signs, cluster, host, port, services, approvals) as bound:
-        print(f"whale-nebula: data of {cluster} is read at {host}:{bound}", file=sys.stderr, flush=True)
+        print(f"whale-nebula: data service of {cluster} listens on {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE
 
@@ -187,20 +189,22 @@ def describe_interface(interface: Interface) -> str:
     limits = interface.limits
     bounds = [
         f"{most} {unit} {which}"
-        for which, bound in (("in all", limits.account), ("a run", limits.run))
+        for which, bound in (("in total", limits.account), ("per run", limits.run))
         for most, unit in ((bound.rows, "rows"), (bound.bytes, "bytes"))
         if most is not None
     ]
     bounds += [f"{limits.rate / 1e6:g}mbit"] * bool(limits.rate)
-    lines = [f"  leaves: {', '.join(map(str, interface.schema))}"]
-    lines += [f"  an account at most: {', '.join(bounds)}"] * bool(bounds)
+    lines = [f"  schema: {', '.join(map(str, interface.schema))}"]
+    lines += [f"  limits per account: {', '.join(bounds)}"] * bool(bounds)
     return "\n".join(lines + [f"  about: {interface.about}"] * bool(interface.about))
 
 
 def _list(call: Call) -> Answer:
     found = call.grants.list_datasets()
     rows = [f"{each.name:<16} {each.state:<9} until {each.expires}" for each in found]
-    return [asdict(each) for each in found], "\n".join(rows) or "there are no datasets: whale-nebula data publish FILE"
+    return [asdict(each) for each in found], "\n".join(
+        rows
+    ) or "no datasets; publish one with: whale-nebula data publish FILE"
 
 
 def _show(call: Call) -> Answer:
@@ -226,10 +230,10 @@ def _grants(call: Call) -> Answer:
         if number is not None
     }  # fmt: skip
     if len(chosen) > 1:
-        call.made.error("one of these: --grant, --deny, --withdraw")
+        call.made.error("--grant, --deny and --withdraw cannot be combined")
     if not chosen:
         found = call.grants.list_permissions()
-        return [asdict(each) for each in found], "\n".join(map(_describe, found)) or "nobody has asked for anything"
+        return [asdict(each) for each in found], "\n".join(map(_describe, found)) or "no requests"
     ((state, number),) = chosen.items()
     days = call.made.amount("--days", given.days, DAYS)
     if not 0 < days <= authority.MOST_DAYS:

@@ -78,20 +78,20 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given = made.read(argv)
     if given.cluster is not None and given.config is None:
-        made.error("--cluster goes with --config clusters.yaml")
+        made.error("--cluster needs --config clusters.yaml")
     if given.worker is not None and (given.cluster is None or given.gateway):
-        made.error("--worker goes with --cluster, and without --gateway")
+        made.error("--worker needs --cluster, and cannot be combined with --gateway")
     given.worker = made.number("--worker", given.worker)
     return answer(given, lambda: _report(given), {NebulaError: arguments.CONFIG})
 
 
 def _report(given: argparse.Namespace) -> int:
     checks = _check(given)
-    well = all(check.state != "bad" for check in checks)
+    ok = all(check.state != "bad" for check in checks)
     print(
-        json.dumps({"ok": well, "checks": [asdict(each) for each in checks]}, indent=1) if given.json else _text(checks)
+        json.dumps({"ok": ok, "checks": [asdict(each) for each in checks]}, indent=1) if given.json else _text(checks)
     )
-    return arguments.DONE if well else arguments.FAILED
+    return arguments.DONE if ok else arguments.FAILED
 
 
 def _check(given: argparse.Namespace) -> list[Check]:
@@ -101,7 +101,7 @@ def _check(given: argparse.Namespace) -> list[Check]:
     missing = [name for name in _NETWORK_NEEDS if find_version(name) is None]
     if given.cluster is None or missing:
         if given.cluster is not None:
-            why = f"not looked at without {', '.join(missing)}"
+            why = f"not checked without {', '.join(missing)}"
             checks.append(Check("cluster", "bad", given.cluster, why, f"pip install {' '.join(missing)}"))
         return [*machine_checks(training=not given.gateway), *checks]
     from whale_nebula.cli.doctor_cluster import cluster_checks, host
@@ -112,7 +112,7 @@ def _check(given: argparse.Namespace) -> list[Check]:
 
 _MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
 _WIDE = 32
-"""Width of the column of findings; after a longer one the rest is on a line of its own."""
+"""Width of the column of findings; the explanation of a longer one is on a separate line."""
 
 
 def _text(checks: Sequence[Check]) -> str:
@@ -125,7 +125,7 @@ def _text(checks: Sequence[Check]) -> str:
         lines.append(f"  {_MARKS[check.state]}  {check.name:<{names}}  {check.found:<{found}}{apart}{why}".rstrip())
         lines += [f"{indent}mend: {mend}"] if mend else []
     bad, warned = (sum(check.state == state for check in checks) for state in ("bad", "warning"))
-    end = f"{bad} of {len(checks)} must be mended" if bad else "everything that is needed is there"
+    end = f"{bad} of {len(checks)} must be fixed" if bad else "all requirements are met"
     return "\n".join([*lines, "", end + (f"; {warned} warning{'s' * (warned != 1)}" if warned else "")])
 
 
@@ -138,11 +138,11 @@ def config_checks(path: str) -> list[Check]:
 
         check_names(config, [f"{cluster}/0" for cluster in config.clusters])
     workers = sum(len(cluster.workers) for cluster in config.clusters.values())
-    names = ", ".join(config.clusters) or "none is named"
+    names = ", ".join(config.clusters) or "no cluster"
     counted = f"{path}: {names}; {_count_of(workers, 'worker')}, {_count_of(len(config.links.pairs), 'link')}"
     checks = [Check("config", "ok", _count_of(len(config.clusters), "cluster"), counted)]
     if config.security.insecure:
-        checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
+        checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "remove it"))
     return [*checks, *_certificates(config, path), *_checkpoints(config)]
 
 
@@ -152,31 +152,31 @@ def _checkpoints(config: Config) -> Iterator[Check]:
         return
     path = os.path.expanduser(config.checkpoint.folder)
     if not files.is_local(path):
-        yield Check("checkpoints", "note", path, "a folder that is not on this host is not looked at")
+        yield Check("checkpoints", "note", path, "a folder that is not on this host is not checked")
         return
     there = Path(path)
     while not there.exists():
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK):
-        yield Check("checkpoints", "bad", path, f"{there} cannot be written", "checkpoint: another/folder")
+        yield Check("checkpoints", "bad", path, f"{there} is not writable", "checkpoint: another/folder")
         return
     found = Folder(path).scan()
-    whole = [each for each in found if not each.check(digests=False)]
-    for each in (each for each in found if each.manifests and each not in whole):
+    complete = [each for each in found if not each.check(digests=False)]
+    for each in (each for each in found if each.manifests and each not in complete):
         mend = f"whale-nebula checkpoints verify {path}"
         yield Check("checkpoints", "warning", each.path, each.check(digests=False)[0], mend)
     for each in (each for each in found if not each.manifests):
         if waiting := describe_waiting(each.path):
-            yield Check("checkpoints", "note", each.path, f"a run ended by an error after this step; {waiting}")
+            yield Check("checkpoints", "note", each.path, f"a run failed after this step; {waiting}")
     free = shutil.disk_usage(there).free
-    largest = max((manifest.size for each in whole for manifest in each.manifests.values()), default=0)
-    newest = f"a run goes on from step {whole[0].step}" if whole else "a run begins anew"
-    if whole and any(manifest.at_error for manifest in whole[0].manifests.values()):
-        newest += ", after which it ended by an error"
+    largest = max((manifest.size for each in complete for manifest in each.manifests.values()), default=0)
+    newest = f"a run resumes from step {complete[0].step}" if complete else "a run starts from the beginning"
+    if complete and any(manifest.at_error for manifest in complete[0].manifests.values()):
+        newest += ", after which it failed"
     if largest and free < 2 * largest:
-        why = f"{size(free)} are free there, and one takes {size(largest)}"
+        why = f"{size(free)} are free there, but a checkpoint takes {size(largest)}"
         yield Check("checkpoints", "warning", path, why, f"whale-nebula checkpoints prune {path} --keep 1")
-    yield Check("checkpoints", "ok", path, f"{_count_of(len(whole), 'checkpoint')}; {newest}")
+    yield Check("checkpoints", "ok", path, f"{_count_of(len(complete), 'checkpoint')}; {newest}")
 
 
 def _certificates(config: Config, path: str) -> Iterator[Check]:
@@ -188,7 +188,7 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
     found = configured_files(config, [f"{cluster}/0" for cluster in config.clusters], path)
     missing = sorted({each.ca for each in found.values() if not each.ca.exists()})
     if missing:
-        why = f"no {missing[0]}: a run over several hosts needs certificates (run --all makes its own)"
+        why = f"no {missing[0]}: a run over several hosts needs certificates (run --all creates its own)"
         mend = f"whale-nebula certs init --config {path}, then whale-nebula certs issue --all --config {path}"
         yield Check("certificates", "note", "none here", why, mend)
 
@@ -214,16 +214,16 @@ def backend_check() -> Check:
     found = os.environ.get("KERAS_BACKEND") or (written if isinstance(written, str) else None) or "tensorflow"
     if found == "tensorflow":
         return Check("Keras backend", "ok", found)
-    why = "a plan cuts a graph that TensorFlow traced"
+    why = "plans are made from graphs that TensorFlow traces"
     return Check("Keras backend", "bad", found, why, "KERAS_BACKEND=tensorflow")
 
 
 def threads_check() -> Check:
     """Check cores, and the environment variables for TensorFlow's threads."""
     cores = f"{len(os.sched_getaffinity(0))} cores"
-    said = ", ".join(f"{name}={value}" for name in _THREADS if (value := os.environ.get(name)))
-    why = "equal bits need equal numbers of threads in every cluster"
-    return Check("CPU threads", "note" if said else "ok", cores, f"{said or 'TensorFlow takes them all'}; {why}")
+    settings = ", ".join(f"{name}={value}" for name in _THREADS if (value := os.environ.get(name)))
+    why = "bit-identical results need the same number in every cluster"
+    return Check("CPU threads", "note" if settings else "ok", cores, f"{settings or 'TensorFlow uses all'}; {why}")
 
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
@@ -232,9 +232,9 @@ _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS
 def onednn_check() -> Check:
     """Check TensorFlow's oneDNN ops, which change the last bits of results."""
     value = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
-    why = "equal bits need it alike in every cluster"
+    why = "bit-identical results need the same setting in every cluster"
     if value is None:
-        return Check("oneDNN", "ok", "as TensorFlow has it", f"on for x86; {why}")
+        return Check("oneDNN", "ok", "TensorFlow's default", f"on for x86; {why}")
     return Check("oneDNN", "note", "off" if value == "0" else "on", f"TF_ENABLE_ONEDNN_OPTS={value}; {why}")
 
 
@@ -242,8 +242,8 @@ def memory_check() -> Check:
     """Check free memory, within the container's limit."""
     free = free_memory()
     if free < _LITTLE:
-        why = "TensorFlow alone takes some 600 MiB in each process"
-        return Check("free memory", "note", size(free), why, "fewer processes on this machine, or a smaller model")
+        why = "TensorFlow alone needs about 600 MiB in each process"
+        return Check("free memory", "note", size(free), why, "use fewer processes on this machine, or a smaller model")
     return Check("free memory", "ok", size(free))
 
 
@@ -337,23 +337,25 @@ def python_check() -> Check:
     try:
         wanted = order_range(metadata.metadata(OURS)["Requires-Python"] or "")
     except metadata.PackageNotFoundError:
-        why = f"{OURS} is not installed, so nothing says what it needs"
+        why = f"{OURS} is not installed, so its requirements are unknown"
         return Check("Python", "note", found, why, "pip install -e .")
     if within(found, wanted):
         return Check("Python", "ok", found, f"supported: {wanted}")
-    return Check("Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or a venv of that")
+    return Check(
+        "Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or use a venv with it"
+    )
 
 
 def check_own_package() -> Check:
-    """Check where this package is imported from, and that all of it comes from there."""
+    """Check where this package is imported from, and that all of it is imported from there."""
     folder, models = (_find_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
     version = find_version(OURS) or "not installed"
     if models is None:
-        why = f"imported from {folder}, which has no models beside it"
-        return Check(OURS, "bad", version, why, "pip install -e . in that folder's clone")
+        why = f"imported from {folder}, which has no models next to it"
+        return Check(OURS, "bad", version, why, "run pip install -e . in the clone that contains that folder")
     if models not in (folder, folder.parent if folder else None):
         why = f"imported from {folder},\nbut whale_nebula.models from {models}: two copies are mixed"
-        mend = "python -m pip install -e . in the copy that is meant, and no PYTHONPATH to another"
+        mend = "run python -m pip install -e . in one copy, and remove the other one from PYTHONPATH"
         return Check(OURS, "warning", version, why, mend)
     return Check(OURS, "ok", version, f"imported from {folder}")
 
@@ -372,7 +374,7 @@ def package_check(package: str, *, training: bool = True) -> Check:
     name, wanted, found = NEEDED[package], requirements().get(package, ""), find_version(package)
     supported = f"supported: {wanted}" if wanted else ""
     if found is None and package in FOR_TRAINING and not training:
-        return Check(name, "ok", "not installed", "a gateway needs none")
+        return Check(name, "ok", "not installed", "not needed by a gateway")
     if found is None or not within(found, wanted):
         return Check(name, "bad", found or "not installed", supported, f'pip install "{package}{wanted}"')
     return Check(name, "ok", found, supported)

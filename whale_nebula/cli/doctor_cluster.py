@@ -1,5 +1,5 @@
-"""Checks of `whale-nebula doctor --cluster`: this host's certificates, names, ports and lines, and whether other hosts
-are reached.
+"""Checks of `whale-nebula doctor --cluster`: this host's certificates, names, ports and links, and whether other hosts
+are reachable.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GATEWAY = "gateway"
 
 
 class Target(NamedTuple):
-    """An identity that `here` must reach at an address; `dials` if `here` is the one that dials."""
+    """An identity that `here` must reach at an address; `dials` if `here` is the one that connects."""
 
     here: str
     there: str
@@ -136,7 +136,7 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
         here = ()
     if has_gateway and own is None:
         mend = f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}'
-        raise ConfigError(f"cluster {cluster!r} names no gateway", where=path, mend=mend)
+        raise ConfigError(f"cluster {cluster!r} has no gateway", where=path, mend=mend)
     return Host(config, path, cluster, (*here, *[f"{cluster}/{GATEWAY}"] * has_gateway), workers)
 
 
@@ -159,7 +159,7 @@ def certificate_checks(host: Host) -> Iterator[Check]:
             continue
         identity, ends = credentials.identity, credentials.not_after
         who = f"--cluster {identity.cluster} --role {identity.role} --index {identity.index}"
-        mend = f"whale-nebula certs renew {who}, and copy its .pem here; a run goes on meanwhile"
+        mend = f"whale-nebula certs renew {who}, and copy its .pem here; a run can continue"
         yield _time_left(f"certificate of {name}", ends, identity.uri, mend)
         mode = stat.S_IMODE(os.stat(files.key).st_mode)  # readable by the owner only, as its credentials were loaded
         yield Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
@@ -180,7 +180,7 @@ def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
     others = [path.name for path in find_other_keys(files) if path.stem not in here and path.name != AUTHORITY_KEY]
     if others:
         why = f"{', '.join(others)} in {files.key.parent}: {name} could act as any of them"
-        yield Check(f"keys beside {name}", "warning", f"{len(others)} of others", why, "rm them on this host")
+        yield Check(f"keys next to {name}", "warning", f"{len(others)} of others", why, "remove them from this host")
 
 
 def _authority(credentials: Credentials) -> Iterator[Check]:
@@ -191,12 +191,12 @@ def _authority(credentials: Credentials) -> Iterator[Check]:
     ends = max(each.not_valid_after_utc for each in credentials.trust.authorities)
     yield _time_left("authority", ends, str(ca), "whale-nebula certs renew --ca, and copy ca.pem to all hosts")
     if ca.with_name(AUTHORITY_KEY).exists():
-        why = f"{ca.with_name(AUTHORITY_KEY)}: who has it can be anybody in this run"
-        mend = "if certificates are issued on another host, take it away from this one"
+        why = f"{ca.with_name(AUTHORITY_KEY)}: whoever has it can impersonate any process of this run"
+        mend = "if certificates are issued on another host, remove it from this one"
         yield Check("authority's key", "note", "it is here", why, mend)
     if credentials.files.revoked is None:
-        why = "security: {revoked: none}: nobody is denied here, not even who was revoked"
-        yield Check("deny list", "note", "there is none", why, "leave it out, once each host has revoked.json")
+        why = "security: {revoked: none}: revoked certificates are accepted here"
+        yield Check("deny list", "note", "none", why, "remove this setting once each host has revoked.json")
     else:
         yield Check("deny list", "ok", f"number {credentials.trust.denied.number}", str(credentials.files.revoked))
 
@@ -209,15 +209,15 @@ def line_checks(host: Host) -> Iterator[Check]:
     """Checks for each other cluster: rate and delay, clocks, and versions."""
     ours = versions()
     code = f"whale_nebula {ours['whale_nebula']}, TensorFlow {ours['tensorflow'] or 'not installed'}"
-    yield Check("versions here", "ok", f"code {ours['code']}", f"{code}: the same in every cluster")
+    yield Check("versions here", "ok", f"code {ours['code']}", f"{code}: must be the same in every cluster")
     for cluster in host.others:
         found = load_measurement(path_of(host.path, host.cluster, cluster))
         command = f"whale-nebula bench link --config {host.path} --cluster {host.cluster}"
         if found is None or set(found.clusters) != {host.cluster, cluster}:
-            said = str(host.config.links.between(host.cluster, cluster))
-            why = f"the config says {'nothing of it' if said == 'free' else said}"
+            configured = str(host.config.links.between(host.cluster, cluster))
+            why = f"in the config: {'no rate' if configured == 'free' else configured}"
             mend = f"{command}, and there with --cluster {cluster}"
-            yield Check(f"line to {cluster}", "note", "not measured yet", why, mend)
+            yield Check(f"link to {cluster}", "note", "not measured yet", why, mend)
             continue
         age = timedelta(seconds=max(1.0, time.time() - found.when))
         ago = f"measured {describe_time(age)} ago"
@@ -229,7 +229,7 @@ def line_checks(host: Host) -> Iterator[Check]:
 
 def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -> Check:
     advice = advise(found, host.config.links.between(*found.clusters))
-    text, label = f"{rate_text(found.bits)}, {delay_text(found.delay)}", f"line to {cluster}"
+    text, label = f"{rate_text(found.bits)}, {delay_text(found.delay)}", f"link to {cluster}"
     if not advice.agrees:
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
     if again:
@@ -244,7 +244,7 @@ def clocks(found: LineFound, cluster: str, ago: str) -> Check:
         return Check(label, "ok", f"{1e3 * apart:.0f} ms apart", ago)
     ahead = (found.clock > 0) == (found.clusters[1] == cluster)
     text = f"{apart:.1f} s {'ahead' if ahead else 'behind'}"
-    why = f"{ago}; certificates are good by the clock of each host, and a clock five minutes behind refuses new ones"
+    why = f"{ago}; each host checks certificates by its own clock, and one that is five minutes behind refuses new ones"
     return Check(label, "warning" if apart < _APART_BAD else "bad", text, why, "timedatectl set-ntp true on both hosts")
 
 
@@ -252,13 +252,13 @@ def check_versions(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, A
     """Check that the other end has the same versions, as different ones trace different programs."""
     differ = find_differences(ours, theirs)
     if not differ:
-        return Check(f"versions at {cluster}", "ok", "as here", ago)
-    said = "; ".join(f"{name} {there}, here {here}" for name, (here, there) in differ.items())
+        return Check(f"versions at {cluster}", "ok", "same as here", ago)
+    found = "; ".join(f"{name} {there}, here {here}" for name, (here, there) in differ.items())
     if list(differ) == ["code"]:
-        why = f"{ago}; the release is the same, and its source is not: a run compares what both trace"
-        return Check(f"versions at {cluster}", "note", said, why, "install the same commit in every cluster")
-    mend = "install the same of both in every cluster, then run bench link again to see it"
-    return Check(f"versions at {cluster}", "warning", said, f"{ago}; a run would refuse to start", mend)
+        why = f"{ago}; same release with different source: a run compares the programs that both trace"
+        return Check(f"versions at {cluster}", "note", found, why, "install the same commit in every cluster")
+    mend = "install the same versions in every cluster, then run bench link again to check"
+    return Check(f"versions at {cluster}", "warning", found, f"{ago}; a run would refuse to start", mend)
 
 
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -275,12 +275,12 @@ def network_checks(host: Host) -> Iterator[Check]:
 
 # ---------------------------------------------------------------------- this host
 def congestion_check(control: str) -> Check:
-    """Check TCP's congestion control: all but BBR treat each loss as a sign of a full line."""
+    """Check TCP's congestion control: all but BBR treat each loss as a sign of a congested link."""
     if control.startswith("bbr"):
         return Check("congestion control", "ok", control, "one connection to each peer")
     if not control:
         return Check("congestion control", "note", "unknown", f"{LANES_WITHOUT_BBR} connections to each peer")
-    why = f"each lost packet slows it: {LANES_WITHOUT_BBR} connections to each peer are used instead of one"
+    why = f"it slows down after each lost packet: {LANES_WITHOUT_BBR} connections to each peer are used instead of one"
     load = "modprobe tcp_bbr; "
     with suppress(OSError):
         load = "" if "bbr" in _AVAILABLE.read_text().split() else load
@@ -311,15 +311,15 @@ _AT_ONCE = 16
 def name_checks(host: Host) -> Iterator[Check]:
     """Check whether the host names in the config resolve."""
     named = {host_of(each) for each in (*host.workers.values(), *(t.address for t in host.targets()))}
-    with ThreadPoolExecutor(_AT_ONCE) as beside:
-        found = dict(zip(sorted(named), beside.map(_resolve_name, sorted(named)), strict=True))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = dict(zip(sorted(named), pool.map(_resolve_name, sorted(named)), strict=True))
     wrong = {name: why for name, (right, why) in found.items() if not right}
     for name, why in wrong.items():
-        mend = f"write its number instead of {name} in {host.path}, or mend /etc/hosts or the name server"
-        yield Check("host name", "bad", f"{name} is unknown", why, mend)
+        mend = f"replace {name} by its IP address in {host.path}, or fix /etc/hosts or the name server"
+        yield Check("host name", "bad", f"{name} does not resolve", why, mend)
     if not wrong:
-        said = ", ".join(f"{name} is {number}" for name, (_, number) in found.items() if name != number)
-        yield Check("host names", "ok", f"{len(found)} known", said)
+        addresses = ", ".join(f"{name} is {number}" for name, (_, number) in found.items() if name != number)
+        yield Check("host names", "ok", f"{len(found)} resolved", addresses)
 
 
 def _resolve_name(name: str) -> tuple[bool, str]:
@@ -338,22 +338,24 @@ def _port(host: Host, name: str, address: str) -> Check:
     except ConfigError as error:  # the port is in use, which is right if this worker itself listens there
         own = host.credentials(name)
         if own is not None and probe_tls(address, own, host.identity(name), timeout=_SECONDS) is None:
-            return Check(label, "ok", address, f"{name} runs, and listens there")
-        return Check(label, "bad", f"{address} cannot be had", error.why or error.what, error.mend)
+            return Check(label, "ok", address, f"{name} is running and listens there")
+        return Check(label, "bad", f"{address} is not available", error.why or error.what, error.mend)
     if found == address:
         return Check(label, "ok", address, "free")
-    why = f"no interface here has {host_of(address)}: it will listen at {found}"
+    why = f"no interface of this host has {host_of(address)}: it will listen at {found}"
     if host.config.security.insecure:
-        return Check(label, "bad", address, f"{why}, and to everybody", "take it away from this host, or secure it")
-    return Check(label, "note", address, f"{why}, which is right behind address translation only")
+        return Check(
+            label, "bad", address, f"{why}, and accept anyone", "remove it from this host, or use certificates"
+        )
+    return Check(label, "note", address, f"{why}, which is correct only behind address translation")
 
 
 # ---------------------------------------------------------------------- others
 def reach_checks(host: Host) -> list[Check]:
     """Check whether all targets of this host are reachable, and would accept its certificates."""
     targets = list(host.targets())
-    with ThreadPoolExecutor(_AT_ONCE) as beside:
-        return list(beside.map(lambda target: _reached_check(host, target), targets))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda target: _reached_check(host, target), targets))
 
 
 def _reached_check(host: Host, target: Target) -> Check:
@@ -365,10 +367,12 @@ def _reached_check(host: Host, target: Target) -> Check:
         return _closed_check(label, target, found.found, found.why)
     credentials = host.credentials(target.here)
     if credentials is None and not host.config.security.insecure:
-        return Check(label, "note", target.address, "it is open; TLS needs the certificate that is missing here")
+        return Check(
+            label, "note", target.address, "open; TLS was not checked, because the certificate is missing here"
+        )
     wrong = probe_tls(target.address, credentials, host.identity(target.there), timeout=_SECONDS)
     if wrong is None:
-        secured = "mutual TLS stands" if credentials is not None else "it answers, without TLS"
+        secured = "mutual TLS works" if credentials is not None else "it answers, without TLS"
         return Check(label, "ok", target.address, f"{secured}; {took}")
     error, side = wrong.error, "at this end" if wrong.side == "here" else "at the other end"
     state = "note" if wrong.kind == "unreachable" else "bad"
@@ -380,16 +384,18 @@ def _closed_check(label: str, target: Target, found: str, why: str) -> Check:
     """The check of a target that does not listen yet; one that does not answer at all is behind a firewall."""
     if found == "refused":
         command = "gateway" if target.there.endswith("gateway") else "run"
-        said = "its host answers, and nothing listens there yet; start it, then ask again to see more"
-        return Check(label, "note", f"{target.address} refuses", said, f"there: whale-nebula {command} ...")
+        why = "the host is up, but nothing listens there yet; start it, then run doctor again"
+        return Check(label, "note", f"{target.address} refuses", why, f"there: whale-nebula {command} ...")
     if not target.dials:
-        return Check(label, "note", f"{target.address} is not reached", f"{why}; it is {target.there} that dials")
-    said = "look at the address, at the firewalls of both sites, and at whether the host is up"
-    return Check(label, "bad", f"{target.address} is not reached", why, said)
+        return Check(
+            label, "note", f"{target.address} is unreachable", f"{why}; {target.there} is the one that connects"
+        )
+    mend = "check the address, the firewalls of both sites, and whether the host is up"
+    return Check(label, "bad", f"{target.address} is unreachable", why, mend)
 
 
 def cluster_checks(host: Host) -> list[Check]:
-    """All checks of a cluster's host: local ones first, then reachability, then the lines."""
+    """All checks of a cluster's host: local ones first, then reachability, then the links."""
     names = ", ".join(host.here)
     return [
         Check("this host", "ok", names, f"cluster {host.cluster}, run {host.config.run_name}"),
@@ -411,5 +417,5 @@ def gateway_checks(host: Host) -> Iterator[Check]:
         yield Check("gateways", "bad", error.what, error.why, error.mend)
     silent = [name for name in host.others if host.config.gateway_of(name) is None]
     if host.config.gateway_of(host.cluster) is not None and silent:
-        why = "right if its gateway cannot be reached from here: then it is the one that dials"
-        yield Check("gateways", "note", f"{', '.join(silent)} names none", why)
+        why = "correct if its gateway cannot be reached from here: then it connects to this one"
+        yield Check("gateways", "note", f"none of {', '.join(silent)}", why)

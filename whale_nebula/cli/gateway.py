@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given = made.read(argv)
     if not given.stdin and (given.config is None or given.cluster is None):
-        made.error("which gateway? --config clusters.yaml --cluster gpu")
+        made.error("missing config or cluster: --config clusters.yaml --cluster gpu")
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     raise_file_limit()
@@ -103,7 +103,7 @@ def _run(given: argparse.Namespace, asked: queue.SimpleQueue[str]) -> int:
         _introduce(gateway, as_json=given.json)
     why = _wait(asked)
     if not given.stdin:
-        remark(f"{why}: the gateway ends")
+        remark(f"{why}: the gateway stops")
     for gateway in gateways:
         gateway.stop(why)
     return arguments.DONE
@@ -121,22 +121,22 @@ def _find_sites(given: argparse.Namespace) -> list[Site]:
 
 def _find_services(folder: str, site: Site) -> Path:
     if site.files is None:
-        why = "they are told apart by TLS, and the config says insecure: true"
-        raise ConfigError("logins and data cannot come in at a port without TLS", why=why, mend="leave --services out")
+        why = "TLS distinguishes logins and data from workers, but the config has insecure: true"
+        raise ConfigError("--services needs TLS", why=why, mend="remove --services")
     if not os.path.isdir(folder):
         mend = "--services certs: the folder of the authority, or the --services of accounts serve and data serve"
-        raise ConfigError("there is no such folder", where=folder, mend=mend)
+        raise ConfigError("the folder does not exist", where=folder, mend=mend)
     return Path(os.path.abspath(folder))
 
 
 def start_together(sites: Sequence[Site]) -> list[Gateway]:
-    """Start the gateways of several runs in this process, all or none; their frames share each line fairly."""
+    """Start the gateways of several runs in this process, all or none; their frames share each link fairly."""
     seen: dict[Path, Site] = {}
     for site in sites:
         other = seen.setdefault(site.audit, site)
         if other is not site:
             what = f"the gateways of runs {other.run!r} and {site.run!r} would write the same audit log"
-            raise ConfigError(what, where=str(site.audit), mend="a folder of its own for each run's config")
+            raise ConfigError(what, where=str(site.audit), mend="use a separate folder for each run's config")
     lines, gateways = Lines(), []
     try:
         for site in sites:
@@ -145,15 +145,13 @@ def start_together(sites: Sequence[Site]) -> list[Gateway]:
             gateways.append(gateway)
     except BaseException:
         for gateway in gateways:
-            gateway.stop("another one in its process could not start")
+            gateway.stop("another gateway in its process could not start")
         raise
     return gateways
 
 
 def _wait(asked: queue.SimpleQueue[str]) -> str:
-    """Wait for the reason why the gateway is to end. A signal delivered to another thread is handled when this one
-    wakes.
-    """
+    """Wait for the reason to stop the gateway. A signal delivered to another thread is handled when this one wakes."""
     while True:
         with contextlib.suppress(queue.Empty):
             return asked.get(timeout=_LOOK_SECONDS)
@@ -166,7 +164,7 @@ def _read_site(asked: queue.SimpleQueue[str]) -> Site:
     def wait() -> None:
         while sys.stdin.read(1):
             pass
-        asked.put("its launcher has ended it")
+        asked.put("stopped by its launcher")
 
     threading.Thread(target=wait, name="nebula-leash", daemon=True).start()
     return site
@@ -176,19 +174,19 @@ def _introduce(gateway: Gateway, *, as_json: bool) -> None:
     """A line with the gateway's identity, address, and trusted authorities."""
     site, trusts = gateway.site, gateway.trusts
     if site.files is None:
-        remark("INSECURE: TRUE. Nothing is encrypted here, and everybody is believed to be who he says he is.")
+        remark("INSECURE: TRUE. Connections are neither encrypted nor authenticated.")
     elif found := [path.name for path in find_other_keys(site.files)]:
         remark(
-            f"WARNING: private keys of others lie in {site.files.key.parent} ({', '.join(found)}): whoever takes "
-            "over this gateway can act as their owners; give its host ca.pem, revoked.json and its own two files only"
+            f"WARNING: {site.files.key.parent} contains private keys of others ({', '.join(found)}): whoever takes "
+            "over this gateway can impersonate them; keep only ca.pem, revoked.json and its own two files on its host"
         )
     if as_json:
         print(json.dumps({"gateway": site.identity.worker, "listens": gateway.address, "trusts": trusts}), flush=True)
         return
     paced = {name: f", {rate * 8 / 1e6:g} Mbit/s" for name, rate in site.rates.items() if rate is not None}
-    ways = {name: (address or "it dials us") + paced.get(name, "") for name, address in site.gateways.items()}
+    ways = {name: (address or "it connects to us") + paced.get(name, "") for name, address in site.gateways.items()}
     others = ", ".join(f"{name} ({way})" for name, way in ways.items())
-    services = "" if site.services is None else f"; logins and data go to the services in {site.services}"
+    services = "" if site.services is None else f"; logins and data are forwarded to the services in {site.services}"
     print(
         f"whale-nebula: gateway of cluster {site.cluster}, run {site.run}, listens on {gateway.address}{services}; "
         f"to {others or 'no other cluster'}; trusts {trusts}; audit log {site.audit}",

@@ -76,14 +76,14 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given = made.read(argv)
     if given.cluster is None or given.at is given.config is None:
-        made.error("where? --cluster gpu --at gpu.example.org:7100")
+        made.error("missing login service: --cluster gpu --at gpu.example.org:7100")
     if given.invitation and (given.token_file or given.password_file):
-        made.error("--invitation asks for the invitation, and for the new password")
+        made.error("--invitation prompts for the new password: remove --token-file and --password-file")
     hours = made.amount("--hours", given.hours, HOURS)
     if given.keep and not (given.token_file or given.password_file or given.lists):
-        made.error("--keep logs in again and again: with --token-file or --password-file")
+        made.error("--keep logs in repeatedly, and needs --token-file or --password-file")
     if given.lists and (given.token_file or given.password_file or given.invitation or given.account):
-        made.error("--lists needs no account: deny lists are for everybody")
+        made.error("--lists needs no login: remove the options of the account")
     wanted = list_wanted(given, made)
     try:
         login = Login(given, *_find_service(given, made), hours, wanted)
@@ -105,7 +105,7 @@ def _find_service(given: argparse.Namespace, made: Parser) -> tuple[str, int]:
     """The host and the port where accounts log in."""
     at = given.at or load_config(given).gateway_of(given.cluster)
     if at is None:
-        made.error(f"where? --at HOST:PORT: the config names no gateway of {given.cluster}")
+        made.error(f"missing --at HOST:PORT: the config has no gateway of {given.cluster}")
     host, _, port = at.rpartition(":")
     return host.strip("[]"), made.number("--at", port) or 0
 
@@ -119,8 +119,8 @@ class Login:
         config, self.folder = load_config(given), find_folder(given)
         ca = self.folder / authority.CA
         if not ca.exists():
-            mend = f"put the ca.pem that came with the invitation there: mkdir -m 700 {self.folder}"
-            raise AccountError("there is no certificate of the owner's authority", where=str(ca), mend=mend)
+            mend = f"store the ca.pem that came with the invitation there: mkdir -m 700 {self.folder}"
+            raise AccountError("missing certificate of the owner's authority", where=str(ca), mend=mend)
         data = files.read(ca, "the authority's certificate")
         run = given.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
         self.wanted = [Identity(run, *each) for each in wanted]
@@ -136,11 +136,11 @@ class Login:
         kind, secret, password = _ask(self.given)
         texts = [each.path.read_text("ascii") for each in found]
         answer = self.service.log_in(Asked(account, kind, secret, texts, self.hours, password))
-        made = [files.certificate(str(pem), "what the service gave") for pem in answer["certificates"]]
+        made = [files.certificate(str(pem), "the service's answer") for pem in answer["certificates"]]
         for each, shown in zip(found, made, strict=True):
             got = files.peer(shown)
             if (got.identity, got.key[:32]) != (each.identity, each.digest):
-                what = f"the service gives a certificate that is not of {each.identity.worker} and its key"
+                what = f"the service returned a certificate that does not match {each.identity.worker} and its key"
                 raise AccountError(what, where=self.service.host, mend="ask the owner of the cluster")
         for each, pem in zip(found, answer["certificates"], strict=True):
             files.write(each.key.with_suffix(".pem"), str(pem).encode(), files.PUBLIC)
@@ -148,12 +148,12 @@ class Login:
         self.write_lists(answer["lists"])
         until = min(each.not_valid_after_utc for each in made)
         if self.given.json:
-            said = {"account": answer.get("account"), "role": answer.get("role"), "until": until.isoformat()}
-            print(json.dumps(said), flush=True)
+            document = {"account": answer.get("account"), "role": answer.get("role"), "until": until.isoformat()}
+            print(json.dumps(document), flush=True)
         else:
             who = ", ".join(each.identity.worker for each in found)
-            said_by = f"{answer.get('account')} ({answer.get('role')})"
-            print(f"logged in as {said_by}: {who}, good until {until:%Y-%m-%d %H:%M} UTC", flush=True)
+            account = f"{answer.get('account')} ({answer.get('role')})"
+            print(f"logged in as {account}: {who}, valid until {until:%Y-%m-%d %H:%M} UTC", flush=True)
         return until
 
     def _check_own(self, identity: Identity, account: str) -> None:
@@ -163,9 +163,9 @@ class Login:
             held = files.peer(files.certificate(files.read(path, "a certificate"), str(path))).account
         if held not in ("", account):
             raise AccountError(
-                f"{path} is of account {escape_foreign_text(held, 64)}, and this is a login of {account}",
-                mend="--folder with one of your own, which the config names: security: {cert: ..., key: ...}; "
-                f"or remove {path.name} and its .key once nobody needs them",
+                f"{path} belongs to account {escape_foreign_text(held, 64)}, not to {account}",
+                mend="use your own --folder, and set it in the config: security: {cert: ..., key: ...}; "
+                f"or remove {path.name} and its .key if they are no longer needed",
             )
 
     def write_lists(self, lists: Mapping[str, str]) -> None:
@@ -182,19 +182,19 @@ def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], no
     """Fetch the deny lists every few seconds, and log in again in the last quarter of the certificates' validity, until
     `wait` returns that it is over.
     """
-    begun, said = now(), ""
+    begun, reported = now(), ""
     while wait(LOOK_SECONDS):
         try:
             if until is not None and until - now() < (until - begun) / 4:
                 until, begun = login.log_in(), now()
             login.write_lists(login.service.fetch_lists())
-            said = ""
+            reported = ""
         except LoginError:
             raise
         except NebulaError as error:
-            if error.what != said:
-                remark(f"it goes on with what there is: {error}")
-            said = error.what
+            if error.what != reported:
+                remark(f"continuing with the existing files: {error}")
+            reported = error.what
     return arguments.DONE
 
 
@@ -204,8 +204,8 @@ def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
         return TOKEN, read_secret(given.token_file, "token").strip(), None
     if given.invitation:
         invitation, password = ask_password("Invitation: "), ask_password("New password: ")
-        if password != ask_password("The same again: "):
-            raise AccountError("the two passwords differ", mend="type the same one twice")
+        if password != ask_password("Repeat the new password: "):
+            raise AccountError("the two passwords differ", mend="enter the same password twice")
         return INVITATION, invitation, password
     if given.password_file is not None:
         return PASSWORD, read_secret(given.password_file, "password"), None

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_command(words[0], words[1:])
     made = parser()
     if words and not words[0].startswith("-"):
-        made.error(f"there is no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}")
+        made.error(f"unknown command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}")
     made.parse_args(words)
     made.print_help()
     return DONE

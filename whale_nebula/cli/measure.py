@@ -1,4 +1,4 @@
-"""`whale-nebula measure`: measure this machine and its lines for a planner, and store the results."""
+"""`whale-nebula measure`: measure this machine and its links for the planner, and store the results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given = made.read(list(argv))
     if given.cluster is not None and given.config is None:
-        made.error("--cluster is one of a config: --config clusters.yaml --cluster gpu")
+        made.error("--cluster needs --config: --config clusters.yaml --cluster gpu")
     return answer(given, lambda: _run(given), bench.CODES)
 
 
@@ -74,7 +74,7 @@ def _run(given: argparse.Namespace) -> int:
     config = load(given.config)
     if given.cluster is not None and given.cluster not in config.clusters:
         raise ConfigError(
-            f"no cluster is called {given.cluster!r}",
+            f"unknown cluster {given.cluster!r}",
             where=given.config,
             mend=f"--cluster: {did_you_mean(given.cluster, config.clusters)}",
         )
@@ -99,19 +99,21 @@ def _measure(clusters: Clusters, *, again: bool, quick: bool) -> Measurement:
     """The stored measurements of this machine, completed by new ones that these clusters need."""
     known, why = (None, "") if again or quick else read_kept()
     if why:
-        remark(f"{why}; it is measured anew")
+        remark(f"{why}; measuring again")
     found = known or Measurement(fingerprint())
     for part, measure in _missing(clusters, found):
         remark(f"measuring {part} ...")
         found = measure(found, quick)
     if found is known:
         dates = sorted(each.date for each in found.sources.values())
-        remark(f"known since {dates[0] if dates else 'before'}, in {cache_path()}; --again measures it anew")
+        remark(
+            f"measured {f'on {dates[0]}' if dates else 'before'}, stored in {cache_path()}; --again measures it again"
+        )
     elif not quick:
         try:
-            remark(f"kept in {keep(found)}")
+            remark(f"saved in {keep(found)}")
         except OSError as error:
-            remark(f"it cannot be kept in {cache_path()}: {error.strerror}")
+            remark(f"cannot save in {cache_path()}: {error.strerror}")
     _remark_unsteady(found)
     return found
 
@@ -120,14 +122,14 @@ _UNSTEADY = 0.3
 
 
 def _remark_unsteady(found: Measurement) -> None:
-    """Say which number differed most between its runs, if that is much: something else was running."""
+    """Report the number that differed most between its runs, if that is a lot: something else was running."""
     spreads = {name: each.spread for name, each in found.sources.items() if each.spread is not None}
     many = [name for name, spread in spreads.items() if spread > _UNSTEADY]
     if many:
         worst = max(many, key=spreads.__getitem__)
         remark(
             f"{len(many)} of {len(spreads)} numbers differed by more than {_UNSTEADY:.0%} between runs, most {worst} "
-            f"({spreads[worst]:.0%}): --again, while nothing else runs"
+            f"({spreads[worst]:.0%}): use --again while nothing else runs"
         )
 
 
@@ -142,7 +144,7 @@ def _missing(clusters: Clusters, found: Measurement) -> Iterator[tuple[str, _Mea
     elif found.device is None and any(worker.device.flops_per_s is None for worker in local):
         yield "kernels, memory and calls", _measure_device
     elif found.device is None:
-        remark("the config says flops of all workers on this machine, so its kernels are not measured")
+        remark("the config has flops of all workers on this machine, so its kernels are not measured")
     if not found.codecs:
         yield "codecs", _measure_codecs
     shared = [each for each in clusters.clusters if len(each.workers) > 1]
@@ -183,30 +185,30 @@ def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) ->
     return replace(found, sources={**found.sources, **new})
 
 
-# ---------------------------------------------------------------------- lines
+# ---------------------------------------------------------------------- links
 def _measure_lines(config: Config, path: str, cluster: str, *, again: bool) -> None:
-    """Measure each line of a cluster without a configured rate, and store the result beside the config."""
+    """Measure each link of a cluster without a configured rate, and store the result next to the config."""
     for other in config.clusters:
         kept = link_advice.path_of(path, cluster, other)
         if other == cluster:
             continue
         if config.links.between(cluster, other).rate is not None:
-            remark(f"the config says the rate to {other}, so that line is not measured")
+            remark(f"the config has the rate of the link to {other}, so it is not measured")
         elif link_advice.load_measurement(kept) is not None and not again:
-            remark(f"the line to {other} is known, by {os.path.relpath(kept)}")
+            remark(f"the rate of the link to {other} is already known: {os.path.relpath(kept)}")
         else:
             _measure_line(config, path, cluster, other, kept)
 
 
 def _measure_line(config: Config, path: str, cluster: str, other: str, kept: Path) -> None:
     if not (config.clusters[cluster].workers and config.clusters[other].workers):
-        remark(f"the line to {other} is not measured: the config has no addresses of workers at both ends")
+        remark(f"the link to {other} is not measured: the config must have addresses of workers at both ends")
         return
-    remark(f"measuring the line to {other} ...")
+    remark(f"measuring the link to {other} ...")
     place = bench.find_origin(config, path, cluster, other)
     patience = min(config.patience, _LINE_PATIENCE)
     try:
         for found in link_measurement.measure(place, seconds=_LINE_SECONDS, patience=patience, report=remark):
             link_advice.save(found, kept)
     except (TransportError, RunError) as error:
-        remark(f"the line to {other} is not measured: {error.what}; start this command there at the same time")
+        remark(f"the link to {other} is not measured: {error.what}; start this command there at the same time")

@@ -67,9 +67,9 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given, words = read_script(made, argv, _OPTIONS)
     if words.script is None:
-        made.error("which script? whale-nebula plan train.py")
+        made.error("missing script: whale-nebula plan train.py")
     if words.script.endswith(".json"):
-        made.error(f"{words.script} is not a script: whale-nebula show {words.script} prints a plan that was saved")
+        made.error(f"{words.script} is not a script: whale-nebula show {words.script} prints a saved plan")
     vars(given).update(text=False, mermaid=False, all=False, steps=None, after=None)
     from whale_nebula.cli.show_script import show_script  # not needed for --help
     from whale_nebula.scopes.auto import check_limits, standing_limits

@@ -57,13 +57,13 @@ def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
         remark(why)
     if as_json:
         codes = {name: arguments.shell_code(each) for name, each in result.codes.items()}
-        said = {"code": code, "worker": worker, "why": why, "codes": codes, "epoch": ended.epoch}
-        print(json.dumps(said), flush=True)
+        document = {"code": code, "worker": worker, "why": why, "codes": codes, "epoch": ended.epoch}
+        print(json.dumps(document), flush=True)
     return code
 
 
 def _describe_others(result: Result, first: str | None) -> Iterator[str]:
-    """The messages of the workers that failed besides the first, except those that the launcher killed.
+    """The messages of the workers that failed after the first, except those that the launcher killed.
 
     Messages that only repeat the first failure are omitted.
     """
@@ -73,12 +73,12 @@ def _describe_others(result: Result, first: str | None) -> Iterator[str]:
             continue
         how = describe(result, outcome)
         same = outcome.code > 0 and is_same_cause(cause, outcome.err)
-        said = f"exit code {outcome.code}, for the same reason" if same else _complete_error(how, outcome.err)
-        yield f"worker {name} failed{', too' if first is not None else ''}: {said}"
+        reason = f"exit code {outcome.code}, for the same reason" if same else _complete_error(how, outcome.err)
+        yield f"worker {name} failed{', too' if first is not None else ''}: {reason}"
 
 
 def _complete_error(why: str, errors: str) -> str:
-    """The full text of our error, as tracebacks may separate it from the summary."""
+    """The full text of an error of this library, as tracebacks may separate it from the summary."""
     word = last_word(errors)
     return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
 
@@ -88,15 +88,19 @@ def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
     if asking.second is not None:
         return arguments.SIGNALLED + asking.second, None, "the workers were killed"
     if asking.rested and result.culprit is not None:
-        return arguments.LEFT, None, "no worker was running, and none is started again; the run can be started again"
+        return arguments.LEFT, None, "no worker was running, and none is restarted; the run can be started again"
     if result.late:
         left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
-        return arguments.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
+        return (
+            arguments.shell_code(-signal.SIGKILL),
+            None,
+            f"killed, because they did not exit in time: {', '.join(left)}",
+        )
     first = find_first(result)
     if first is None:
         return arguments.DONE, None, ""
     if first.code == arguments.LEFT:
-        return arguments.LEFT, None, "the workers left, and can be started again"
+        return arguments.LEFT, None, "the workers exited on request; the run can be started again"
     code = arguments.USED_UP if ended.used_up else arguments.shell_code(first.code)
     return code, first.worker, f"failed first: {describe(result, first)}"
 
@@ -121,15 +125,15 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
     }
     lines, width = [], max(map(len, found.placement.addresses))
     for each in workers:
-        state = "starts here" if each["here"] else "is elsewhere"
+        state = "starts here" if each["here"] else "elsewhere"
         behind = f", behind gateway {each['gateway']}" if each["gateway"] else ""
         lines.append(f"  {each['worker']:<{width}}  {state:<12}  {each['address']}{behind}")
-    secured = "certificates for this run only" if given.all else "certificates as the config says"
+    secured = "certificates for this run only" if given.all else "certificates of the config"
     secured = "insecure: links are not encrypted" if config.security.insecure else secured
     first = f"run {config.run_name!r} of {' '.join(script)}, seed {seed_of(config)}"
     if config.restarts.most:
         first += f", {config.restarts.most} restart{'s' * (config.restarts.most > 1)}"
-    return document, "\n".join([first, *lines, f"{secured}; {found.source} says where the workers are"])
+    return document, "\n".join([first, *lines, f"{secured}; addresses of the workers from {found.source}"])
 
 
 _DESCRIPTION = """\
@@ -211,18 +215,18 @@ def main(argv: Sequence[str]) -> int:
     given = made.read(options)
     _check(made, given, script)
     if script and not os.path.isfile(script[0]):
-        error = ConfigError(f"there is no script {script[0]!r}", mend="whale-nebula run [options] path/to/train.py")
+        error = ConfigError(f"script {script[0]!r} does not exist", mend="whale-nebula run [options] path/to/train.py")
         return print_error(error, as_json=given.json, code=arguments.NO_FILE)
     return answer(given, lambda: _run(given, script), {NebulaError: arguments.CONFIG})
 
 
 def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> None:
     if not script and not given.explain:
-        made.error("which script? whale-nebula run [options] train.py")
+        made.error("missing script: whale-nebula run [options] train.py")
     if given.all and (given.cluster is not None or given.worker is not None):
-        made.error("--all starts all workers of all clusters: it goes without --cluster and --worker")
+        made.error("--all starts all workers of all clusters, and cannot be combined with --cluster or --worker")
     if given.clusters is not None and (not given.all or given.config is not None):
-        made.error("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
+        made.error("--clusters needs --all and replaces --config: --all --clusters gpu,npu")
     given.worker, given.port = made.number("--worker", given.worker), made.number("--port", given.port)
     given.restarts = made.number("--restarts", given.restarts)
 
@@ -239,11 +243,11 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int | Answer:
     if not given.all:
         gateways.check(config, cluster_of(found.placement.here[0]))
     elif gateways.names(written) and not gateways.names(config):
-        remark("no gateway runs here, as not every cluster of the config names one")
+        remark("no gateway is started, because not every cluster of the config has one")
     if given.dry_run:
         return _describe_start(given, config, found, script)
     if config.security.insecure:
-        remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
+        remark(f"insecure: true in {given.config}: connections are neither encrypted nor authenticated")
     asking = Asking(config.patience)
     with handle_signals(asking), contextlib.ExitStack() as others:
         ended = _start(given, config, found.placement, script, asking, others)
@@ -295,7 +299,7 @@ def _start(
         watching = gateways.running(config, placement, security, restarts=config.restarts, report=remark)
         others.enter_context(watching)
         if names := " and ".join(gateways.names(config)):
-            remark(f"{names} run here, too; their audit logs go with the run (between hosts they stay)")
+            remark(f"{names} run here, too; their audit logs are deleted after the run (between hosts they are kept)")
     argv = ["-m", "whale_nebula.launch.child", *script]
 
     @contextlib.contextmanager
@@ -340,7 +344,7 @@ def _check_room(tenant: Tenant | None, home: str | None, folder: str, need: int)
         check_room(tenant, [Path(each) for each in (home, folder) if each is not None], need)
 
 
-_WORKERS = Metric("workers", "gauge", "Workers of the launcher that run.", lambda report: ())
+_WORKERS = Metric("workers", "gauge", "Running workers of the launcher.", lambda report: ())
 _STARTS = Metric("starts_total", "counter", "How often the launcher has started its workers.", lambda report: ())
 
 
@@ -402,8 +406,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class Asking:
-    """The requests of signals to the workers so far. If none run, a signal ends the command before they are started,
-    and between two starts it prevents the next one (`rested`).
+    """The signals received so far. Before workers are started, a signal ends the command; between two starts, it
+    prevents the next one (`rested`).
     """
 
     patience: float
@@ -421,11 +425,11 @@ class Asking:
         between = self.job is None and self.ended is not None  # between two starts, or after the last one
         if self.job is None and not between:
             sys.exit(SIGNALLED + number)
-        first, text = self.first is None, f"{name}, again: the workers are killed"
+        first, text = self.first is None, f"{name} again: killing the workers"
         if first:
-            text = f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now"
+            text = f"{name}: the workers exit after their next step, within {self.patience:g} s; repeat it to kill them"
         if between:
-            text = f"{name}: no other start"
+            text = f"{name}: no restart"
         with contextlib.suppress(OSError):
             os.write(2, f"whale-nebula: {text}\n".encode())
         self.first = number if first else self.first
@@ -440,8 +444,8 @@ class Asking:
             self.job.kill_now()
 
     def change(self) -> None:
-        """Let workers that have taken no step leave at once, to be restarted in other numbers; others announce it with
-        a step.
+        """Let workers that have taken no step exit at once, to be restarted in different numbers; others announce the
+        request with a step.
         """
         if self.job is not None and not self.job.stepped:
             self.job.ask(signal.SIGTERM, self.patience)

@@ -83,10 +83,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(made: Parser, given: argparse.Namespace, words: Words) -> None:
     if sum([given.json, given.mermaid, given.text, given.after is not None]) > 1:
-        made.error("--text, --json, --mermaid and --after print one thing in different ways: choose one")
+        made.error("--text, --json, --mermaid and --after cannot be combined: choose one")
     if given.report is None and words.script is None:
-        made.error("which script? whale-nebula show train.py")
+        made.error("missing script: whale-nebula show train.py")
     if given.report is not None and (words.script is not None or given.mermaid or given.html or given.save):
-        made.error("--report shows a file that a run left: it goes with --json, and with nothing else")
+        made.error("--report shows a file of a run, and can be combined only with --json")
     if given.steps is not None and (given.all or not given.steps.isdigit() or int(given.steps) < 1):
-        made.error("--steps takes a number from 1 up, and does not go with --all")
+        made.error("--steps needs a number of at least 1, and cannot be combined with --all")

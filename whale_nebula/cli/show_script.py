@@ -70,7 +70,7 @@ def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> En
     with contextlib.closing(onlooker):
         ending = _run_script(path, arguments, onlooker)
     if onlooker.plans and onlooker.ended:
-        remark(f"{onlooker.ended}: it was ended here")
+        remark(f"{onlooker.ended}: stopped here")
     return ending
 
 
@@ -82,16 +82,16 @@ def report_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool,
     if ending.error is not None or ending.status:
         _report_failed(path, ending, as_json, kind)
         return exits.FAILED
-    what = f"{path} made no {kind}, so there is nothing to {command}"
+    what = f"{path} ran no {kind}, so there is nothing to {command}"
     why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
-    mend = 'with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage'
-    mend = mend if command == "show" else "model.fit(x, y) in it, or @nb.function above a step of your own"
+    mend = 'put "with nb.cluster(), nb.stage(cluster=...):" around the layers of each stage'
+    mend = mend if command == "show" else "call model.fit(x, y) in it, or decorate your own step with @nb.function"
     return print_error(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
 
 
 def _report_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
     """Report that the script failed; its traceback or message is on stderr already."""
-    how = f"ended with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
+    how = f"exited with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
     what = f"{path} {how} before its first {kind}"
     if not as_json:
         remark(what)
@@ -99,16 +99,16 @@ def _report_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
         print_error(ending.error, as_json=True)
     else:
         why = None if ending.error is None else str(ending.error)
-        print_error(PlanError(what, where=path, why=why, mend="stderr has what it said"), as_json=True)
+        print_error(PlanError(what, where=path, why=why, mend="see its messages on stderr"), as_json=True)
 
 
 def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
     kind = StateError if mend == _NO_REPORT else PlanError
-    return print_error(kind(f"there is no file {path!r}", mend=mend), as_json=as_json, code=exits.NO_FILE)
+    return print_error(kind(f"file {path!r} does not exist", mend=mend), as_json=as_json, code=exits.NO_FILE)
 
 
 _NO_REPORT = (
-    "whale-nebula show --report FILE reads what a run has left: "
+    "whale-nebula show --report FILE reads a file of a run, written by "
     'nb.last_report().save("step.json"), or nb.init(metrics="run.jsonl")'
 )
 
@@ -150,13 +150,13 @@ def _numbered_path(path: str, number: int) -> str:
     return f"{stem}-{number + 1}{dot}" if number else path
 
 
-# ---------------------------------------------------------------------- the script, which is run up to its steps
+# ---------------------------------------------------------------------- running the script up to its steps
 @dataclass
 class Onlooker:
     """Plans the first `wanted` distinct steps; `config` and `links` replace those of the script's `init`.
 
-    Steps return zeros, so that later ones are reached; a script that is about to save what it has "trained" is
-    therefore ended. `ended` is the reason if not all steps were reached.
+    Steps return zeros, so that later ones are reached; a script that is about to save the untrained model is therefore
+    stopped. `ended` is the reason if not all steps were reached.
     """
 
     wanted: float = 1
@@ -170,7 +170,7 @@ class Onlooker:
         from whale_nebula.runtime.show import Shown
 
         def stop(what: str) -> None:
-            self.ended = f"the script was about to save by {what}, with nothing trained"
+            self.ended = f"the script was about to save with {what}, although nothing is trained"
             raise PlanShown
 
         return Shown(self.wanted > 1, stop)
@@ -215,7 +215,7 @@ class Onlooker:
     def plain(self, name: str, kind: str) -> None:
         """Let a model without scopes predict, but refuse to train it, as that would not be simulated."""
         if kind == "train":
-            self.ended = f"{name} has no scopes, and was about to be trained"
+            self.ended = f"{name} has no scopes and was about to be trained"
             raise PlanShown
 
 
@@ -223,9 +223,9 @@ _SCRIPTS = (".py", ".pyc", ".pyz")
 
 
 _INSTEAD = {
-    ".html": "whale-nebula show train.py --html {path} writes such a page, and a browser opens it",
+    ".html": "whale-nebula show train.py --html {path} creates such a page; open it in a browser",
     ".jsonl": "whale-nebula show --report {path}",
-    ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with what that wrote",
+    ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with the resulting script",
 }
 """The suggested command, by the extension of a file."""
 
@@ -248,7 +248,7 @@ def check_script(path: str) -> None:
             compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
             return
     mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
-    raise PlanError(f"{path} is not a script: it holds no Python", mend=mend)
+    raise PlanError(f"{path} is not a script: it contains no Python code", mend=mend)
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:

@@ -49,7 +49,7 @@ def read(path: Path, what: str = "the config", example: str = _EXAMPLE) -> Place
     try:
         text = path.read_text("utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_doubles(node, str(path))
+        _refuse_duplicates(node, str(path))
         value = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -59,7 +59,7 @@ def read(path: Path, what: str = "the config", example: str = _EXAMPLE) -> Place
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         why = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{what} is not YAML", where=where, why=why, mend=f"write it like {example}") from None
+        raise ConfigError(f"{what} is not valid YAML", where=where, why=why, mend=f"write it like {example}") from None
     if not isinstance(value, dict | None):
         raise ConfigError(f"{what} is not a mapping", where=str(path), mend=f"begin it like {example}")
     return Place(value, source=str(path), lines=dict(_lines(node, "")))
@@ -78,19 +78,19 @@ def _lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
             yield from _lines(value, f"{path}[{number}]")
 
 
-def _refuse_doubles(node: yaml.Node | None, file: str) -> None:
+def _refuse_duplicates(node: yaml.Node | None, file: str) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.value in seen:
-                where, why = f"{file}:{key.start_mark.line + 1}", "YAML would forget the first of them"
-                mend = "leave one of the two out"
-                raise ConfigError(f"the key {key.value!r} is given twice", where=where, why=why, mend=mend)
+                where, why = f"{file}:{key.start_mark.line + 1}", "YAML would silently drop the first value"
+                mend = "remove one of the two"
+                raise ConfigError(f"duplicate key {key.value!r}", where=where, why=why, mend=mend)
             seen.add(str(key.value))
-            _refuse_doubles(value, file)
+            _refuse_duplicates(value, file)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _refuse_doubles(value, file)
+            _refuse_duplicates(value, file)
 
 
 DTYPES = (
@@ -102,12 +102,12 @@ _NAME = re.compile(r"\w([\w.-]*\w)?")  # the syntax of names in scopes
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, written: str = "") -> Config:
-    """Load the config from a file or a dict; None is an empty config. `written` is the line of the dict.
+    """Load the config from a file or a dict; None is an empty config. `written` is the dict's position, for errors.
 
     >>> load({"clutsers": {}})
     Traceback (most recent call last):
     ...
-    whale_nebula.errors.ConfigError: NB-500 no key is called 'clutsers' here (clutsers)
+    whale_nebula.errors.ConfigError: NB-500 unknown key 'clutsers' (clutsers)
       mend: did you mean 'clusters'?
     """
     if isinstance(source, Config):
@@ -122,8 +122,8 @@ def _config(place: Place) -> Config:
     clusters = {name: _cluster(name, each) for name, each in root.key("clusters").entries().items()}
     patience = root.key("patience").read_or(quantities.seconds, PATIENCE_SECONDS)
     if not patience:
-        why = "every wait would end at once"
-        raise root.key("patience").wrong("a patience of nothing", why=why, mend="patience: 120s")
+        why = "every wait would fail immediately"
+        raise root.key("patience").wrong("patience is zero", why=why, mend="patience: 120s")
     outputs = {name: each.text() for name, each in root.key("outputs").entries().items()}
     outputs |= {name: path for name in _OUTPUTS if (path := root.key(name).read_or(Place.text, None)) is not None}
     config = Config(
@@ -148,10 +148,10 @@ def _config(place: Place) -> Config:
         data={name: _data_home(name, each, clusters) for name, each in root.key("data").entries().items()},
         forbid=tuple(_forbid(each, clusters) for each in root.key("forbid").items()),
     )
-    for worker, said in find_shared_addresses(config.addresses):
+    for worker, conflict in find_shared_addresses(config.addresses):
         cluster, number = worker.rsplit("/", 1)
         place = list(root.key("clusters").key(cluster).key("workers").items())[int(number)]
-        raise place.wrong(said, why=PORTS, mend=OTHER_PORT)
+        raise place.wrong(conflict, why=PORTS, mend=OTHER_PORT)
     return config
 
 
@@ -160,13 +160,15 @@ def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
     if isinstance(place.value, str):
         words = [word.strip() for word in place.value.split("->")]
         if len(words) != 2 or not all(words):
-            raise place.wrong(f"{place.value!r} does not say which input may not go where", mend="forbid: [y -> npu]")
-        said = Place({"input": words[0], "cluster": words[1]}, place.path, place.source, place.lines)
-        return _forbid(said, clusters)
+            raise place.wrong(
+                f"{place.value!r} is not a rule of the form 'input -> cluster'", mend="forbid: [y -> npu]"
+            )
+        rule = Place({"input": words[0], "cluster": words[1]}, place.path, place.source, place.lines)
+        return _forbid(rule, clusters)
     table = place.table(("input", "cluster", "allow"))
     name, cluster = table.key("input").text(), table.key("cluster")
     if clusters and cluster.text() not in clusters:
-        raise cluster.wrong(f"no cluster is called {cluster.value!r}", mend=did_you_mean(cluster.value, list(clusters)))
+        raise cluster.wrong(f"unknown cluster {cluster.value!r}", mend=did_you_mean(cluster.value, list(clusters)))
     allow = table.key("allow")
     if isinstance(allow.value, str):
         allow = Place([allow.value], allow.path, allow.source, allow.lines)
@@ -185,7 +187,8 @@ def _data_home(name: str, place: Place, clusters: Mapping[str, Cluster]) -> Data
         if gateway is not None:
             return replace(found, at=gateway)
         mend = f'data: {{{name}: {{at: "gpu.example.org:7100", folder: certs}}}}'
-        raise place.wrong(f"nothing says where data of {name!r} is read", mend=mend)
+        why = "neither 'at' nor 'registry' is set, and the cluster has no gateway"
+        raise place.wrong(f"missing address of the data service of {name!r}", why=why, mend=mend)
     return found
 
 
@@ -194,13 +197,13 @@ def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic
     found = {}
     for name, each in place.entries().items():
         if name not in clusters:
-            raise each.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, list(clusters)))
+            raise each.wrong(f"unknown cluster {name!r}", mend=did_you_mean(name, list(clusters)))
         table = each.table(("min", "max"))
         most = table.key("max").read_or(lambda count: int(count.number(least=1, whole=True)), None)
         most = max(1, len(clusters[name].workers)) if most is None else most
         least = table.key("min").read_or(lambda count: int(count.number(least=0, whole=True)), 1)
         if least > most:
-            raise each.wrong(f"at least {least} workers, and at most {most}", mend=f"{name}: {{min: 1, max: {most}}}")
+            raise each.wrong(f"min: {least} is greater than max: {most}", mend=f"{name}: {{min: 1, max: {most}}}")
         found[name] = Elastic(least, most)
     return found
 
@@ -215,10 +218,10 @@ def parse_checkpoint(place: Place) -> Checkpointing:
         return Checkpointing(place.text())
     table = place.table(("folder", "keep", "every", "overhead", "memory"))
     if table.key("folder").value is None:
-        raise place.wrong("a checkpoint without a folder", mend=f"{place.path}: {{folder: runs/a}}")
+        raise place.wrong("missing checkpoint folder", mend=f"{place.path}: {{folder: runs/a}}")
     overhead = table.key("overhead").read_or(quantities.share, CHECKPOINT_OVERHEAD)
     if not overhead:
-        raise table.key("overhead").wrong("savings may take no time", mend="overhead: 0.01, or leave checkpoint: out")
+        raise table.key("overhead").wrong("overhead is zero", mend="overhead: 0.01, or remove checkpoint:")
     steps, seconds = _often(table.key("every"))
     memory = table.key("memory")
     memory_steps, memory_seconds = (None, None) if isinstance(memory.value, bool) else _often(memory)
@@ -249,12 +252,12 @@ def _often(place: Place) -> tuple[int | None, float | None]:
 
 
 _OUTPUTS = ("metrics", "tensorboard")
-"""Outputs with keys of their own; others are listed in `outputs`."""
+"""Outputs with their own keys; others are listed in `outputs`."""
 
 
 def _cluster(name: str, place: Place) -> Cluster:
     if not _NAME.fullmatch(name):
-        why = "a name is letters, digits and '_', with '.' or '-' between them"
+        why = "a name consists of letters, digits and '_', with '.' or '-' between them"
         meant = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "gpu"
         raise place.wrong(f"{name!r} is not a valid cluster name", why=why, mend=f"clusters: {{{meant}: {{}}}}")
     table = place.table(("workers", "gateway", *_AMOUNTS, "inside"))
@@ -264,8 +267,8 @@ def _cluster(name: str, place: Place) -> Cluster:
     if gateway is not None and same:
         raise table.key("gateway").wrong(
             f"the gateway of {name!r} and its worker {name}/{same[0]} have the same address, {gateway}",
-            why="each is a process of its own, and listens at a port of its own",
-            mend=f'gateway: "{gateway.rpartition(":")[0]}:7100", or another port for the worker',
+            why="each is a separate process and needs its own port",
+            mend=f'gateway: "{gateway.rpartition(":")[0]}:7100", or a different port for the worker',
         )
     inside = table.key("inside").table(("rate", "delay"))
     return Cluster(name, workers, gateway, inside=_line(inside), **_read_amounts(table))
@@ -286,7 +289,7 @@ _AMOUNTS: Mapping[str, Callable[[Place], Any]] = {
 
 
 def _read_amounts(table: Place) -> dict[str, Any]:
-    """What a worker has, or each worker of a cluster."""
+    """Parse the resources of a worker, or of each worker of a cluster."""
     return {key: table.key(key).read_or(read, None) for key, read in _AMOUNTS.items()}
 
 
@@ -294,7 +297,7 @@ def _workers(place: Place) -> tuple[WorkerSpec, ...]:
     if isinstance(place.value, int | str):  # a count, or one address
         mend = f"{place.path}: [{place.value if isinstance(place.value, str) else '10.77.0.2:7101'}]"
         raise place.wrong(
-            f"{place.value!r} is not a list of workers", why="each worker has an address of its own", mend=mend
+            f"{place.value!r} is not a list of workers", why="each worker needs its own address", mend=mend
         )
     return tuple(_worker(each) for each in place.items())
 
@@ -311,8 +314,8 @@ def _worker(place: Place) -> WorkerSpec:
     )
     kind = None if found.device is None else found.device.partition(":")[0].lower()
     if kind is not None and found.kind not in (None, kind):
-        what = f"a worker of kind {found.kind!r} on device {found.device!r}"
-        raise table.key("kind").wrong(what, why="device says its kind, too", mend=f"kind: {kind}, or leave it out")
+        what = f"kind {found.kind!r} contradicts device {found.device!r}"
+        raise table.key("kind").wrong(what, why="the device determines the kind", mend=f"kind: {kind}, or remove kind:")
     return found
 
 
@@ -331,13 +334,13 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
         table = each.table(("between", "rate", "delay", "loss", "cost"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
-            raise each.wrong(f"{a!r} and {b!r} are joined twice", mend="leave one of the two links out")
+            raise each.wrong(f"duplicate link between {a!r} and {b!r}", mend="remove one of the two links")
         pairs[a, b] = _line(table)
     return Links(None, pairs)
 
 
 def _line(table: Place) -> Line:
-    """Parse the line in the keys of a table."""
+    """Parse the link in the keys of a table."""
     return Line(
         rate=table.key("rate").read_or(quantities.rate, None),
         delay=table.key("delay").read_or(quantities.seconds, 0.0),
@@ -352,7 +355,7 @@ def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
         raise place.wrong(f"{place.value!r} is not a pair of clusters", mend=f"between: [{_example_pair(clusters)}]")
     for name in names:
         if clusters and name not in clusters:
-            raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))
+            raise place.wrong(f"unknown cluster {name!r}", mend=did_you_mean(name, clusters))
     return names[0], names[1]
 
 
@@ -368,7 +371,7 @@ def _restarts(place: Place) -> Restarts:
         return Restarts(place.read_or(_count_restarts, 0))
     table = place.table(field.name for field in fields(Restarts))
     if table.key("most").value is None:
-        raise place.wrong("restarts without their number", mend=f"{place.path}: {{most: 3, wait: 1s}}")
+        raise place.wrong("missing number of restarts", mend=f"{place.path}: {{most: 3, wait: 1s}}")
     return Restarts(_count_restarts(table.key("most")), table.key("wait").read_or(quantities.seconds, Restarts().wait))
 
 
@@ -379,7 +382,7 @@ def _count_restarts(place: Place) -> int:
 def _input(place: Place) -> InputSpec:
     table = place.table(("shape", "dtype"))
     if table.key("shape").value is None:
-        raise place.wrong("an input without a shape", mend=f"{place.path}: {{shape: [null, 64]}}")
+        raise place.wrong("missing shape of the input", mend=f"{place.path}: {{shape: [null, 64]}}")
     axes = table.key("shape").items()
     shape = tuple(each.read_or(lambda axis: int(axis.number(least=0, whole=True)), None) for each in axes)
     return InputSpec(shape, table.key("dtype").read_or(lambda dtype: dtype.choice(DTYPES), "float32"))

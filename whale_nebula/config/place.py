@@ -52,9 +52,9 @@ class Place:
             raise self.wrong(f"{self.value!r} is not a mapping", mend=self._mapping(names))
         for key in self.value:
             if not isinstance(key, str):
-                raise self.wrong(f"the key {key!r} is not a word", mend=f'write it in quotes: "{key}"')
+                raise self.wrong(f"the key {key!r} is not a string", mend=f'write it in quotes: "{key}"')
             if names is not None and key not in names:
-                raise self.key(key).wrong(f"no key is called {key!r} here", mend=did_you_mean(key, names))
+                raise self.key(key).wrong(f"unknown key {key!r}", mend=did_you_mean(key, names))
         return self
 
     def _mapping(self, known: Sequence[str] | None) -> str:
@@ -90,7 +90,7 @@ class Place:
         return self.value
 
     def truth(self) -> bool:
-        """A boolean; the mend of an invalid value suggests false, the safer one."""
+        """A boolean; the error for an invalid value suggests false, the safer one."""
         if not isinstance(self.value, bool):
             raise self.wrong(f"{self.value!r} is neither true nor false", mend=f"{self._key}: false")
         return self.value
@@ -99,7 +99,7 @@ class Place:
         """One of the known words."""
         names = list(known)
         if self.value not in names:
-            raise self.wrong(f"{self.value!r} is not known here", mend=did_you_mean(self.value, names))
+            raise self.wrong(f"{self.value!r} is not a valid value", mend=did_you_mean(self.value, names))
         return str(self.value)
 
     def number(self, *, least: float, most: float = math.inf, whole: bool = False) -> Any:
@@ -128,7 +128,7 @@ def address(place: Place) -> str:
     """
     match = _ADDRESS.fullmatch(place.value) if isinstance(place.value, str) else None
     if match is None or not 0 < int(match[2]) < 65536:
-        why = "an address is a host, a colon and a port; an IPv6 host stands in brackets"
+        why = "an address has the form host:port, with an IPv6 host in brackets"
         mend = f'{place.path or "address"}: "10.77.0.2:7101"'
         raise place.wrong(f"{place.value!r} is not an address", why=why, mend=mend)
     return str(place.value)
@@ -153,7 +153,7 @@ def kind_of_device(place: Place) -> str:
     """
     kind = place.text().upper()
     if kind not in _KINDS:
-        why = "a device is of kind cpu or gpu; which one of its host's a worker takes, its key device says"
+        why = "the kind is cpu or gpu; the key 'device' selects one of the host's devices"
         raise place.wrong(f"{place.value!r} is not a device kind", why=why, mend="kind: gpu, or kind: cpu")
     return kind.lower()
 
@@ -171,6 +171,6 @@ def device(place: Place) -> str:
     found = _DEVICE.fullmatch(place.text())
     kind = "" if found is None else found[1].upper()
     if found is None or kind not in _KINDS:
-        why = "a worker has the CPU alone, or one GPU of its host besides"
+        why = "a worker uses the CPU only, or the CPU and one GPU of its host"
         raise place.wrong(f"{place.value!r} is not a device", why=why, mend='device: "GPU:0", or device: CPU')
     return f"{kind}:{found[2] or 0}" if kind == "GPU" else kind

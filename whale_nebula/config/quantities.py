@@ -36,8 +36,8 @@ def kind(word: str) -> str | None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A kind of quantity above zero, to be called with a place: its name in errors, its units, those that are suggested
-    for a number without one, why others are refused, and an example. `ending` may follow the unit.
+    """A kind of positive quantity, to be called with a place: its name in errors, its units, those that are suggested
+    for a number without one, the reason why other values are refused, and an example. `ending` may follow the unit.
 
     >>> rate(Place("60mbit")), rate(Place("1.5 Gbit/s")), memory_rate(Place("800GB/s")), flops(Place("90 GFLOP/s"))
     (60000000.0, 1500000000.0, 800000000000.0, 90000000000.0)
@@ -68,7 +68,7 @@ class Quantity:
         return number * factor if factor >= 1 else number / round(1 / factor)  # 20 · 0.001 would be rounded
 
     def refuse(self, place: Place) -> ConfigError:
-        """The error for a value that is not a quantity of this kind."""
+        """The error for an invalid value."""
         value, mend = place.value, self.example
         guess = meant(value) if isinstance(value, str) else None
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
@@ -87,7 +87,7 @@ rate = Quantity(
 )  # fmt: skip
 memory_rate = Quantity(
     "memory rate", _SIZES, ("GB/s", "TB/s"),
-    "a memory rate is a positive number with a unit: GB/s or TB/s, GiB/s or TiB/s",
+    "a memory rate is a positive number with a unit of bytes per second: GB/s or TB/s, GiB/s or TiB/s",
     "memory_rate: 20GB/s", "/s",
 )  # fmt: skip
 flops = Quantity(
@@ -97,9 +97,12 @@ flops = Quantity(
 )  # fmt: skip
 _MEMORY = Quantity(
     "memory size", _SIZES, ("MiB", "GiB", "TiB"),
-    "it is a positive number with a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB", "memory: 16GiB",
+    "a memory size is a positive number with a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB",
+    "memory: 16GiB",
 )  # fmt: skip
-_TIME = Quantity("time", _TIMES, ("us", "ms", "s"), "it is a number with a unit: us, ms, s, min or h", "delay: 20ms")
+_TIME = Quantity(
+    "time", _TIMES, ("us", "ms", "s"), "a time is a number with a unit: us, ms, s, min or h", "delay: 20ms"
+)
 
 
 def memory(place: Place) -> int:
@@ -127,11 +130,11 @@ def seconds(place: Place) -> float:
     return found
 
 
-_SHARE = Quantity("share", {"%": 0.01}, "%", "it must be at least 0 and less than 1", 'loss: 0.01, or loss: "1%"')
+_SHARE = Quantity("share", {"%": 0.01}, "%", "a share is at least 0 and less than 1", 'loss: 0.01, or loss: "1%"')
 
 
 def loss(place: Place) -> float:
-    """Parse the loss in the text of a line: "1%"."""
+    """Parse the loss in the text of a link: "1%"."""
     return share(place, '"60mbit,20ms,1%"')
 
 
@@ -146,11 +149,11 @@ def share(place: Place, mend: str = "") -> float:
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
         name = place.path.rpartition(".")[2] or "loss"
         mend = mend or f'{name}: 0.01, or {name}: "1%"'
-        raise place.wrong(f"{value!r} is not a share", why="it must be at least 0 and less than 1", mend=mend)
+        raise place.wrong(f"{value!r} is not a share", why="a share is at least 0 and less than 1", mend=mend)
     return float(found)
 
 
-_SAID_ELSEWHERE = {
+_OTHER_SPELLINGS = {
     "bps": "bit", "kbps": "kbit", "mbps": "mbit", "gbps": "gbit", "tbps": "tbit",
     "kb": "kbit", "mb": "mbit", "gb": "gbit",
     "m": "ms", "sec": "s", "secs": "s", "msec": "ms", "msecs": "ms", "usec": "us", "mins": "min", "hours": "h",
@@ -161,7 +164,7 @@ _BYTES = re.compile(r"([kmgtKMGT]?)(?:B|[Bb]ytes?|Bps)")
 
 
 def convert_to_bits(word: str) -> str | None:
-    """A rate written in bytes converted to bits; None if it is not one. A capital B is a byte, a small one a bit.
+    """A rate in bytes converted to bits; None for any other text. A capital B means bytes, a small b bits.
 
     >>> convert_to_bits("60MB/s"), convert_to_bits("2.5 Gbyte"), convert_to_bits("60Mb")
     ('480mbit', '20gbit', None)
@@ -175,10 +178,10 @@ def explain_bytes(word: str) -> str:
     """Why a rate in bytes is refused as ambiguous.
 
     >>> explain_bytes("60MB")
-    'a rate is in bits a second, and B is a byte of 8 bits: 60MB a second are 480mbit'
+    'rates are in bits per second, and B is a byte of 8 bits: 60MB per second is 480mbit'
     """
-    per = "" if "/s" in word or word.endswith("ps") else " a second"
-    return f"a rate is in bits a second, and B is a byte of 8 bits: {word.strip()}{per} are {convert_to_bits(word)}"
+    per = "" if "/s" in word or word.endswith("ps") else " per second"
+    return f"rates are in bits per second, and B is a byte of 8 bits: {word.strip()}{per} is {convert_to_bits(word)}"
 
 
 def meant(word: str) -> str | None:
@@ -191,5 +194,5 @@ def meant(word: str) -> str | None:
         return bits
     match = _NUMBER.fullmatch(word)
     unit = match[2].lower().removesuffix("/s") if match else ""
-    known = _SAID_ELSEWHERE.get(unit) or closest(unit, [*_RATES, *_TIMES]) if unit else None
+    known = _OTHER_SPELLINGS.get(unit) or closest(unit, [*_RATES, *_TIMES]) if unit else None
     return f"{match[1]}{known}" if match and known else None

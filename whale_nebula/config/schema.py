@@ -15,7 +15,7 @@ from whale_nebula.errors.text import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link: bits a second (None: unlimited), seconds of delay, packet loss, and cost of a gigabyte
+    """One direction of a link: bits per second (None: unlimited), seconds of delay, packet loss, and cost of a gigabyte
     (10^9 bytes).
 
     >>> str(Line(60e6, 0.02)), str(Line())
@@ -39,7 +39,7 @@ FREE = Line()
 
 @dataclass(frozen=True)
 class Links:
-    """All lines: those of named pairs, and the default for all others."""
+    """All links: those of named pairs, and the default for all others."""
 
     default: Line | None = None
     pairs: Mapping[tuple[str, str], Line] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Links:
         return tuple(dict.fromkeys(end for pair in self.pairs for end in pair))
 
     def between(self, a: str, b: str) -> Line:
-        """The line from cluster `a` to cluster `b`; one given in one direction applies to both.
+        """The link from cluster `a` to cluster `b`; a link configured in one direction applies to both.
 
         >>> links = parse_links({("gpu", "npu"): "60mbit,20ms"})
         >>> links.between("npu", "gpu").delay, links.between("gpu", "gpu") is FREE
@@ -66,7 +66,7 @@ class Links:
 
 
 def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") -> Links:
-    """The `links` of `nb.init`: a line for all pairs, or a dict from pairs to lines.
+    """Parse the `links` of `nb.init`: a link for all pairs, or a dict from pairs to links.
 
     If `clusters` are known, the ends of a link must be among them. `source` is the position of the value, for errors.
 
@@ -86,25 +86,25 @@ def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") ->
 
 
 def line(place: Place) -> Line:
-    """Parse a line such as "60mbit,20ms" (rate, delay and loss in any order); a Line is returned as it is."""
+    """Parse a link such as "60mbit,20ms" (rate, delay and loss in any order); a Line is returned unchanged."""
     if isinstance(place.value, Line):
         return place.value
     if place.value == "free":
         return FREE
     if not isinstance(place.value, str):
         number = isinstance(place.value, int | float) and not isinstance(place.value, bool)
-        mend = f'say in what: "{place.value:g}mbit", "{place.value:g}ms" ...' if number else '"60mbit,20ms"'
-        raise place.wrong(f"{place.value!r} is not a line", mend=mend)
+        mend = f'add a unit: "{place.value:g}mbit", "{place.value:g}ms" ...' if number else '"60mbit,20ms"'
+        raise place.wrong(f"{place.value!r} is not a link", mend=mend)
     found: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in place.value.split(","))):
         name = quantities.kind(word)
         if name is None:
             raise _unread(place, word)
         if name in found:
-            raise place.wrong(f"{word!r} in {place.value!r} is the second {name}", why=_PARTS, mend='"60mbit,20ms"')
+            raise place.wrong(f"duplicate {name} {word!r} in {place.value!r}", why=_PARTS, mend='"60mbit,20ms"')
         found[name] = _READERS[name](Place(word, place.path, place.source))
     if not found:
-        raise place.wrong("a line without rate and delay", mend='"60mbit,20ms"; leave it out if it is free')
+        raise place.wrong("missing rate and delay", mend='"60mbit,20ms", or "free"')
     return Line(found.get("rate"), found.get("delay", 0.0), found.get("loss", 0.0))
 
 
@@ -117,7 +117,7 @@ def _unread(place: Place, word: str) -> ConfigError:
     )
 
 
-_PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"
+_PARTS = "a link is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, separated by commas"
 _READERS: Mapping[str, Callable[[Place], float]] = {
     "rate": quantities.rate,
     "delay": quantities.seconds,
@@ -130,7 +130,7 @@ def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, st
         case (str(a), str(b)) if a != b:
             for name in (a, b):
                 if clusters and name not in clusters:
-                    raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))
+                    raise place.wrong(f"unknown cluster {name!r}", mend=did_you_mean(name, clusters))
             return a, b
     names = re.findall(r"\w+", key) if isinstance(key, str) else []
     a, b = names if len(names) == 2 else ("gpu", "npu")
@@ -146,12 +146,12 @@ def cluster_of(worker: str) -> str:
     return worker.rpartition("/")[0]
 
 
-PORTS = "each worker listens at a port of its own"
-OTHER_PORT = "give one of them another port"
+PORTS = "each worker needs its own port"
+OTHER_PORT = "give one of them a different port"
 
 
 def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Workers with the address of another one, each with a description of the conflict.
+    """Workers that have the same address as an earlier one, each with a description of the conflict.
 
     >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": "a:7102", "npu/0": "a:7101"}))
     [('npu/0', 'gpu/0 and npu/0 have the same address, a:7101')]
@@ -166,7 +166,7 @@ def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[tuple[str, s
 PATIENCE_SECONDS = 120.0
 GATEWAY_GRACE_SECONDS = 30.0
 MEASURE_SECONDS = 10.0
-"""The most seconds in which the planner measures blocks of a program."""
+"""The longest time, in seconds, for which the planner measures blocks of a program."""
 MOST_RESTARTS = 9999
 SHOWS = ("none", "lines", "live")
 """The displays of the steps of a run while it trains."""
@@ -175,8 +175,8 @@ SHOWS = ("none", "lines", "live")
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """One process of a cluster: its address, its device, its relative speed; optionally its bytes of memory, its
-    floating-point operations a second, its price an hour, the kind of its device ("cpu" or "gpu"), its cores, and the
-    bytes a second of its memory.
+    floating-point operations per second, its price per hour, the kind of its device ("cpu" or "gpu"), its cores, and
+    the bytes per second of its memory.
     """
 
     address: str
@@ -192,10 +192,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A site: its workers, and the gateway through which others reach them.
+    """A cluster: its workers, and the gateway through which others reach them.
 
-    `memory` (bytes), `flops` (FLOP/s at average speed), `price` (money an hour), `kind`, `cores` and `memory_rate`
-    (bytes a second at average speed) are defaults for workers without their own; `inside` is the line between two of
+    `memory` (bytes), `flops` (FLOP/s at average speed), `price` (money per hour), `kind`, `cores` and `memory_rate`
+    (bytes per second at average speed) are defaults for workers without their own; `inside` is the link between two of
     them.
     """
 
@@ -213,9 +213,9 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Files of the certificates; `insecure` turns TLS off, and every start warns of that.
+    """Files of the certificates; `insecure` turns TLS off, which every start warns about.
 
-    `revoked` is the deny list, by default `revoked.json` beside `ca`; "none" if there is none.
+    `revoked` is the deny list, by default `revoked.json` next to `ca`; "none" disables it.
     """
 
     ca: str | None = None
@@ -239,9 +239,9 @@ CHECKPOINT_OVERHEAD = 0.035
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """Where checkpoints are written, how many are kept, and how often: every so many `steps` or `seconds`, or as often
-    as saving stays within the share `overhead` of the time. With `memory`, they are also kept in memory if a launcher
-    restarts workers.
+    """Where checkpoints are written, how many are kept, and how often: every `steps` steps or `seconds` seconds, or as
+    often as saving takes at most the share `overhead` of the time. With `memory`, they are also kept in memory if a
+    launcher restarts workers.
     """
 
     folder: str
@@ -264,8 +264,8 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """The numbers of workers that a cluster may have during a run; without workers it has left, and others run its
-    stages.
+    """The numbers of workers that a cluster may have during a run; a cluster with no workers has left the run, and
+    others run its stages.
     """
 
     least: int
@@ -274,8 +274,8 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True)
 class DataHome:
-    """Where published datasets of a cluster's owner are read: at the address of the owner's service, with an account's
-    certificate in `folder`; in the owner's cluster by the `registry` in a local folder.
+    """Where published datasets of a cluster's owner are read: at the address of the owner's service, with the account
+    certificate in `folder`; inside the owner's cluster, from the `registry` in a local folder.
     """
 
     at: str | None = None
@@ -291,10 +291,10 @@ model's weights; it is a gradient of such a value; or it is a single number comp
 
 @dataclass(frozen=True, slots=True)
 class Forbid:
-    """An input of which no data may go to a cluster, except the kinds in `allow`; "*" is every input.
+    """An input whose data may not be sent to a cluster, except the kinds in `allow`; "*" means every input.
 
     >>> str(Forbid("y", "npu", (GRADIENT,)))
-    'y -> npu, but gradient'
+    'y -> npu, except gradient'
     """
 
     input: str
@@ -302,7 +302,7 @@ class Forbid:
     allow: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.input} -> {self.cluster}" + f", but {' and '.join(self.allow)}" * bool(self.allow)
+        return f"{self.input} -> {self.cluster}" + f", except {' and '.join(self.allow)}" * bool(self.allow)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Grants:
         """Publish an interface; it replaces an existing one of the same name."""
         rows, now = self.registry, format_time(self.registry.now())
         if interface.expires <= now:
-            raise AccessError(f"this interface ended at {interface.expires}", mend="expires: a later day")
+            raise AccessError(f"this interface expired at {interface.expires}", mend="set expires: to a later day")
         made = Dataset(interface.name, interface.digest, interface.text, str(folder), PUBLISHED, now, interface.expires)
         row = (made.name, made.digest, made.document, made.folder, made.state, made.published, made.expires)
         with rows.change():
@@ -98,7 +98,7 @@ class Grants:
             query = "select name from dataset where state = ? order by name"
             names = [each for (each,) in self.registry.database.execute(query, (PUBLISHED,))]
             mend = did_you_mean(name, names) if names else "whale-nebula data publish FILE"
-            raise AccessError(f"no dataset is called {name[:64]!r}", mend=mend)
+            raise AccessError(f"unknown dataset {name[:64]!r}", mend=mend)
         return Dataset(*row)
 
     def find_current(self, name: str) -> Dataset:
@@ -111,13 +111,13 @@ class Grants:
         self.find_current(dataset)
         purpose = " ".join(purpose.split())
         if not 0 < len(purpose) <= LONGEST_PURPOSE or not purpose.isprintable():
-            what = f"a purpose has from 1 to {LONGEST_PURPOSE} characters"
-            raise AccessError(what, mend='--purpose "what the rows are for"')
+            what = f"the purpose must have 1 to {LONGEST_PURPOSE} printable characters"
+            raise AccessError(what, mend='--purpose "what the rows are used for"')
         rows = self.registry
         made = Permission(secrets.token_hex(4), dataset, account, purpose, ASKED, format_time(rows.now()), "", "")
         open_ones = [each for each in self.list_permissions(account=account) if each.state == ASKED]
         if len(open_ones) >= MOST_ASKED:
-            raise AccessError(f"{account} has {MOST_ASKED} requests that nobody has answered", mend="ask the owner")
+            raise AccessError(f"{account} has {MOST_ASKED} unanswered requests", mend="ask the owner")
         with rows.change():
             rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _to_row(made))
             more = {"dataset": dataset, "purpose": purpose, "number": made.number}
@@ -147,7 +147,7 @@ class Grants:
             query = "select * from permission where number = ?"
             row = self.registry.database.execute(query, (number,)).fetchone()
         if row is None:
-            raise AccessError(f"no request has the number {number[:64]!r}", mend="whale-nebula data grants")
+            raise AccessError(f"unknown request {number[:64]!r}", mend="whale-nebula data grants")
         return Permission(*row)
 
     def list_permissions(self, *, account: str | None = None, dataset: str | None = None) -> list[Permission]:
@@ -170,10 +170,10 @@ class Grants:
         if known is None or known.state != ENABLED:
             raise AccessError(f"account {account!r} is not enabled here", mend="ask the owner of the data")
         _check_current(dataset, now)
-        meant = [each for each in found if purpose is None or each.purpose == purpose]
-        good = [each for each in meant if each.state == GRANTED and each.until > now]
+        matching = [each for each in found if purpose is None or each.purpose == purpose]
+        good = [each for each in matching if each.state == GRANTED and each.until > now]
         if not good:
-            raise AccessError(f"{account} may not read dataset {name!r}", why=_explain(meant, found, now))
+            raise AccessError(f"{account} may not read dataset {name!r}", why=_explain(matching, found, now))
         return dataset, max(good, key=lambda each: each.until)
 
 
@@ -181,7 +181,9 @@ def _check_current(found: Dataset, now: str) -> Dataset:
     if found.state != PUBLISHED:
         raise AccessError(f"dataset {found.name!r} was withdrawn", mend="ask its owner")
     if found.expires <= now:
-        raise AccessError(f"dataset {found.name!r} ended at {found.expires}", mend="ask its owner to publish it again")
+        raise AccessError(
+            f"dataset {found.name!r} expired at {found.expires}", mend="ask its owner to publish it again"
+        )
     return found
 
 
@@ -194,17 +196,17 @@ def _to_row(made: Permission) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _explain(meant: list[Permission], found: list[Permission], now: str) -> str:
+def _explain(matching: list[Permission], found: list[Permission], now: str) -> str:
     """Why none of these grants an account access."""
     if not found:
-        return "it has not asked for it"
-    if not meant:
-        return f"it was granted for {found[-1].purpose!r}, and not for this purpose"
-    last = meant[-1]
+        return "it has not requested access"
+    if not matching:
+        return f"access was granted for {found[-1].purpose!r}, not for this purpose"
+    last = matching[-1]
     if last.state == GRANTED:
-        return f"its grant ended at {last.until}"
+        return f"its grant expired at {last.until}"
     return {
-        ASKED: "its request was not answered yet",
+        ASKED: "its request has not been answered yet",
         DENIED: f"its request was denied at {last.decided}",
         WITHDRAWN: "its grant was withdrawn",
     }[last.state]

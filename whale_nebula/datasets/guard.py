@@ -1,8 +1,8 @@
-"""The guard of an owner's data: decides on each batch, counts it, and records it.
+"""The guard of an owner's data: authorizes each batch, counts it, and records it.
 
 It is used both by the service and by processes that read on the owner's machine. What accounts have read is counted in
-a SQLite file beside the registry, across connections and runs. The file is unsigned: only its owner can write it. A
-count is stored before the rows leave; after a crash of the machine the last ones may be missing, which the audit log
+a SQLite file next to the registry, across connections and runs. The file is unsigned: only its owner can write it. A
+count is stored before the rows are sent; after a crash of the machine the last ones may be missing, which the audit log
 shows.
 """
 
@@ -98,15 +98,15 @@ class Guard:
         dataset, grant, purpose = self._decide(reader, asked.dataset)
         opened = self._open(dataset)
         if asked.edition and asked.edition != opened.edition:
-            why = f"it was edition {asked.edition} when the run began to read, and is now {opened.edition}"
-            raise AccessError(f"dataset {asked.dataset!r} is another than it was", why=why, mend="start the run again")
+            why = f"it was edition {asked.edition} when the run began to read, but is now {opened.edition}"
+            raise AccessError(f"dataset {asked.dataset!r} has changed", why=why, mend="start the run again")
         if not 0 <= asked.first < asked.last <= opened.count or asked.last - asked.first > MOST_ROWS:
             what = f"rows {asked.first} to {asked.last} of {opened.count} cannot be read at once"
-            raise AccessError(what, mend=f"batch={MOST_ROWS} or less")
+            raise AccessError(what, mend=f"use batch={MOST_ROWS} or less")
         rows, columns = opened.read(asked.seed, asked.number, asked.first, asked.last)
         size, account = count_bytes(opened.interface.schema, columns), reader.account or OWNER
         if size > MOST_BYTES:
-            raise AccessError(f"a batch of {size} bytes is too large", mend="a smaller batch=")
+            raise AccessError(f"a batch of {size} bytes is too large", mend="use a smaller batch=")
         limits = opened.interface.limits
         pause = self._pacer.find_pause(asked.dataset, account, limits.rate, size)
         self.usage.count(asked.dataset, account, reader.run, limits, rows, size)
@@ -120,11 +120,11 @@ class Guard:
 
     def _note_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
         """The versions of a run for the first record of its reads."""
-        said = (reader.account, reader.run, dataset, reader.versions)
+        entry = (reader.account, reader.run, dataset, reader.versions)
         with self._lock:
-            known = said in self._versions
+            known = entry in self._versions
             if not known and len(self._versions) < _MOST_RUNS:
-                self._versions.add(said)
+                self._versions.add(entry)
         return {} if known or not reader.versions else {"versions": reader.versions}
 
     def _decide(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
@@ -154,8 +154,8 @@ class Guard:
         except NebulaError as error:
             self.refuse(reader, name, error)
             if isinstance(error, InterfaceError) and reader.account:
-                what = f"the rows of dataset {name!r} are not as its interface says, and none of them leaves"
-                raise AccessError(what, mend="ask its owner, whose log says more") from None
+                what = f"the rows of dataset {name!r} do not match its interface, so none is sent"
+                raise AccessError(what, mend="ask its owner, whose log has the details") from None
             raise
         except Exception as error:
             found = InterfaceError(
@@ -164,7 +164,7 @@ class Guard:
             self.refuse(reader, name, found)
             if not reader.account:
                 raise found from error
-            what = f"the rows of dataset {name!r} cannot be read: its owner's log says why"
+            what = f"the rows of dataset {name!r} cannot be read: the reason is in its owner's log"
             raise AccessError(what, mend="ask its owner") from None
 
     def refuse(self, reader: Reader, name: str, error: NebulaError) -> None:
@@ -222,7 +222,7 @@ class Usage:
                 self._database.execute("pragma synchronous = off")
                 self._database.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
-            raise AccessError("what was read cannot be counted", where=str(path), why=str(error)) from None
+            raise AccessError("cannot count reads", where=str(path), why=str(error)) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -232,30 +232,30 @@ class Usage:
             self._database.close()  # the last one removes the journal
 
     def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
-        """Count rows that are about to leave; if that would exceed the limits, nothing is counted."""
+        """Count rows that are about to be sent; if that would exceed the limits, nothing is counted."""
         with self._lock:
             try:
                 self._database.execute("begin immediate")
                 total = (0, 0)
-                for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
-                    if what != "in all" and bound == Bound():
+                for which, bound, what in ((ALL, limits.account, "total"), (run, limits.run, "run")):
+                    if what != "total" and bound == Bound():
                         continue
-                    if what == "in all" or which != ALL:  # a reader without a run counts in the total only
+                    if what == "total" or which != ALL:  # a reader without a run counts in the total only
                         row = (dataset, account, which, rows, size)
                         total = self._database.execute(_COUNT, row).fetchone()
-                    _check(bound, total, f"{account} has read as much of dataset {dataset!r} as it may {what}")
+                    _check(bound, total, f"{account} has reached the {what} limit of dataset {dataset!r}")
                 self._database.execute("commit")
             except sqlite3.Error as error:
-                raise AccessError("what was read cannot be counted", why=str(error)) from None
+                raise AccessError("cannot count reads", why=str(error)) from None
             finally:
                 if self._database.in_transaction:
                     self._database.execute("rollback")
 
     def check_left(self, dataset: str, account: str, run: str, limits: Limits) -> None:
         """Check that one more row may be read."""
-        for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
+        for which, bound, what in ((ALL, limits.account, "total"), (run, limits.run, "run")):
             rows, size = self.find(dataset, account, which)
-            _check(bound, (rows + 1, size + 1), f"{account} has read as much of dataset {dataset!r} as it may {what}")
+            _check(bound, (rows + 1, size + 1), f"{account} has reached the {what} limit of dataset {dataset!r}")
 
     def find(self, dataset: str, account: str, run: str = ALL) -> tuple[int, int]:
         """The rows and bytes that an account has read, in a run or in total."""
@@ -268,12 +268,12 @@ class Usage:
 def _check(bound: Bound, total: tuple[int, int], what: str) -> None:
     for most, found, unit in ((bound.rows, total[0], "rows"), (bound.bytes, total[1], "bytes")):
         if most is not None and found > most:
-            why = f"the limit is {most} {unit}, and with these it would be {found}"
-            raise AccessError(what, why=why, mend="ask the owner of the data for more")
+            why = f"the limit is {most} {unit}, and this request would increase the count to {found}"
+            raise AccessError(what, why=why, mend="ask the owner of the data for a higher limit")
 
 
 class Pacer:
-    """Rate limit of an account's reads: all its connections together get this many bits a second."""
+    """Rate limit of an account's reads, in bits per second for all its connections together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -292,10 +292,11 @@ class Pacer:
         with self._lock:
             begin = max(moment, self._free.get((dataset, account), moment))
             if begin - moment > LONGEST_PAUSE:
-                what = f"{account} reads dataset {dataset!r} in batches that its rate does not let"
+                what = f"{account} exceeds its rate limit of dataset {dataset!r}"
                 why = (
-                    f"at {rate:g} bits a second this one waits for {begin - moment:.0f} s: {LONGEST_PAUSE:g} s at most"
+                    f"at {rate:g} bits per second this batch would wait {begin - moment:.0f} s; "
+                    f"the limit is {LONGEST_PAUSE:g} s"
                 )
-                raise AccessError(what, why=why, mend="a smaller batch=, or fewer processes")
+                raise AccessError(what, why=why, mend="use a smaller batch=, or fewer processes")
             self._free[dataset, account] = begin + 8 * size / rate
         return begin - moment

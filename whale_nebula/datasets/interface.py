@@ -1,4 +1,4 @@
-"""The interface of a dataset, as its owner publishes it: a source, its transformations, the schema that leaves, and its
+"""The interface of a dataset, as its owner publishes it: a source, its transformations, the published schema, and
 limits; and an open dataset on its owner's machine: the rows of an interface by seed, pass and position.
 
 The order of rows is a permutation determined by the seed and the number of the pass, computed row by row: a Feistel
@@ -58,7 +58,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that an account may read in total and in a run, and its rate in bits a second (0: unlimited)."""
+    """The maximum that an account may read in total and in a run, and its rate in bits per second (0: unlimited)."""
 
     account: Bound = Bound()
     run: Bound = Bound()
@@ -97,8 +97,8 @@ def read_interface(path: Path) -> Interface:
 def parse_interface(place: Place) -> Interface:
     """Parse the interface in these values.
 
-    >>> said = {"name": "a", "source": {"text": "../b"}, "schema": {"x": {"dtype": "int8"}}, "expires": "2027-01-01"}
-    >>> parse_interface(Place(said))
+    >>> values = {"name": "a", "source": {"text": "../b"}, "schema": {"x": {"dtype": "int8"}}, "expires": "2027-01-01"}
+    >>> parse_interface(Place(values))
     Traceback (most recent call last):
     ...
     whale_nebula.errors.ConfigError: NB-500 '../b' leaves the folder of the interface (source.text)
@@ -121,7 +121,7 @@ def parse_interface(place: Place) -> Interface:
 def read_name(place: Place) -> str:
     """The name of a dataset, which is used in addresses and logs, and never as a path."""
     if NAME.fullmatch(place.text()) is None:
-        why = "lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most"
+        why = "a name has at most 32 lower-case letters, digits, '_' and '-', and begins with a letter or digit"
         raise place.wrong(f"{place.value[:64]!r} is not a valid dataset name", why=why, mend="name: corpus")
     return str(place.value)
 
@@ -141,7 +141,7 @@ def _one_of(place: Place, known: Mapping[str, tuple[str, ...]], example: str) ->
     table = place.table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
     kinds = [name for name in known if name in table.value]
     if len(kinds) != 1:
-        raise place.wrong(f"one of {', '.join(known)} is needed here, and there are {len(kinds)}", mend=example)
+        raise place.wrong(f"exactly one of {', '.join(known)} is required, but there are {len(kinds)}", mend=example)
     place.table((kinds[0], *known[kinds[0]]))
     return kinds[0]
 
@@ -182,7 +182,7 @@ def _source(place: Place) -> Callable[[Path], Source]:
 
 def _need(found: object, place: Place, mend: str) -> None:
     if not found:
-        raise place.wrong("a source without its columns", mend=mend)
+        raise place.wrong("missing columns of the source", mend=mend)
 
 
 def _function(place: Place) -> str:
@@ -244,12 +244,12 @@ def _schema(place: Place) -> Schema:
         dtype = table.key("dtype").choice(DTYPES)
         raw = table.key("raw").read_or(Place.truth, False)
         if dtype == STRING and not raw:
-            why = "texts leave as they are only where the interface says so"
+            why = "raw text is published only if the interface has raw: true"
             mend = f"{name}: {{dtype: {STRING}, raw: true}}, or tokenise it"
             raise each.wrong(f"column {name!r} is raw text", why=why, mend=mend)
         found.append(Column(name, dtype, _shape(table.key("shape"))))
     if not found:
-        raise place.wrong("an interface without a schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
+        raise place.wrong("missing schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
     return tuple(found)
 
 
@@ -279,14 +279,14 @@ def _expires(place: Place) -> str:
         moment = None
     if moment is None or moment.year < _FIRST_YEAR:
         mend = f"expires: {files.now().year + 1}-03-01"
-        raise place.wrong(f"{value!r} is not a valid end date", why="every interface ends", mend=mend)
+        raise place.wrong(f"{value!r} is not a valid end date", why="every interface needs an end date", mend=mend)
     return files.format_time(moment)
 
 
 # ---------------------------------------------------------------------- an open dataset
 _ROUNDS = 4
 _KEPT = 1 << 20
-"""Up to so many rows, the whole order of a pass is kept in memory."""
+"""Up to this number of rows, the complete order of a pass is kept in memory."""
 Rows = NDArray[np.uint64]
 
 

@@ -1,4 +1,4 @@
-"""Read an owner's dataset: over a line from the owner's service, or on the owner's machine. Both give the same rows."""
+"""Read an owner's dataset: over a network from the owner's service, or on the owner's machine, with the same rows."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class Direct:
-    """Reads on the owner's machine: no row is sent over a line; checks and records are the same."""
+    """Reads on the owner's machine: no row is sent over a network; checks and records are the same."""
 
     guard: Guard
     reader: Reader
@@ -121,23 +121,23 @@ class Remote:
     def list_datasets(self) -> list[dict[str, Any]]:
         """The datasets to which access may be requested."""
         with self._open() as line:
-            found = line.ask({"ask": "list"}).said.get("datasets")
+            found = line.ask({"ask": "list"}).message.get("datasets")
             return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def request(self, name: str, purpose: str) -> str:
         """Request access to a dataset; returns the number of the request."""
         with self._open() as line:
-            return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).said.get("number"))
+            return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).message.get("number"))
 
     def fetch_report(self, period: Period) -> tuple[Report, list[Log]]:
-        """Who has read what of the owner's data in a period: for auditors."""
-        said = {"ask": "report", "since": period.since.isoformat(), "until": period.until.isoformat()}
+        """Request the report of the reads of the owner's data in a period: for auditors."""
+        request = {"ask": "report", "since": period.since.isoformat(), "until": period.until.isoformat()}
         with self._open() as line:
-            data = line.ask(said, report_files.MOST_BYTES).data
+            data = line.ask(request, report_files.MOST_BYTES).data
         try:
             return decode_report(json.loads(bytes(data)))
         except (ValueError, RecursionError):
-            raise AccessError("the service does not answer as one of ours", where=self._where) from None
+            raise AccessError("the service sent an invalid answer", where=self._where) from None
 
     def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
         """The batches, one after the other."""
@@ -152,7 +152,7 @@ class Remote:
                 silent_since = moment if not failures else silent_since
                 failures += 1
                 if moment - silent_since > self.patience:
-                    why = f"the line is gone for longer than patience, {self.patience:g} s: {error}"
+                    why = f"there was no connection for longer than patience, {self.patience:g} s: {error}"
                     raise AccessError(f"dataset {wish.dataset!r} cannot be read", where=self._where, why=why) from None
                 self.sleep(min(_LONGEST_PAUSE, _PAUSE * 2.0**failures))
 
@@ -160,47 +160,49 @@ class Remote:
         with self._open(again=True) as line:
             found = self._begin(line, wish, about.edition)
             if found != about:
-                what = f"dataset {wish.dataset!r} is another than it was when the run began to read"
+                what = f"dataset {wish.dataset!r} has changed since the run began to read"
                 raise AccessError(what, mend="start the run again")
             for first in range(wish.first, wish.last, wish.batch):
                 rows = min(wish.batch, wish.last - first)
                 frame = line.take(BATCH, min(most_bytes(about.schema, rows), MOST_BYTES))
-                if (frame.said.get("first"), frame.said.get("rows")) != (first, rows):
-                    raise AccessError("the service sends other rows than were asked for", where=self._where)
+                if (frame.message.get("first"), frame.message.get("rows")) != (first, rows):
+                    raise AccessError("the service sent different rows than requested", where=self._where)
                 try:
                     yield decode_columns(about.schema, rows, frame.data), first + rows
                 except ValueError as error:
                     why = str(error)[:200]
-                    raise AccessError("rows that are not of the schema", where=self._where, why=why) from None
-            self._keep_head(line.take(END).said.get("head"))
+                    raise AccessError(
+                        "the service sent rows that do not match the schema", where=self._where, why=why
+                    ) from None
+            self._keep_head(line.take(END).message.get("head"))
 
-    def _keep_head(self, said: object) -> None:
-        """Store the signed head of the service's log beside the certificate; a log that was rolled back is reported."""
+    def _keep_head(self, message: object) -> None:
+        """Store the signed head of the service's log next to the certificate, and report a log that was rolled back."""
         path = self.paths.cert.parent / f"data-{self.identity.cluster}.heads.jsonl"
-        if not isinstance(said, dict):
+        if not isinstance(message, dict):
             return
         try:
             known = files.read(self.paths.ca, "the authority's certificate")
             trust = Trust(files.certificates(known, str(self.paths.ca)))
-            KeptHeads(path, trust).keep(Head.from_dict(said), self._service)
+            KeptHeads(path, trust).keep(Head.from_dict(message), self._service)
         except AuditError as error:
             warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
             warnings.warn_explicit(warning, NebulaWarning, str(path), 0)
 
     def _begin(self, line: _Line, wish: Wish, edition: str) -> About:
         reader = self.reader
-        said = line.ask({
+        message = line.ask({
             "ask": "read", "dataset": wish.dataset, "seed": wish.seed, "number": wish.number, "first": wish.first,
             "last": wish.last, "batch": wish.batch, "edition": edition, "run": reader.run, "program": reader.program,
             "purpose": reader.purpose, "versions": reader.versions,
-        }).said  # fmt: skip
+        }).message  # fmt: skip
         try:
-            count, found = said["count"], str(said["edition"])[:64]
+            count, found = message["count"], str(message["edition"])[:64]
             if type(count) is not int or not 0 <= count < 1 << 63:
                 raise ValueError("a count")
-            return About(read_schema(said["schema"]), count, found)
+            return About(read_schema(message["schema"]), count, found)
         except (ValueError, TypeError, KeyError):
-            raise AccessError("the service does not answer as one of ours", where=self._where) from None
+            raise AccessError("the service sent an invalid answer", where=self._where) from None
 
     @property
     def _service(self) -> Identity:
@@ -220,7 +222,7 @@ class Remote:
         try:
             context.load_cert_chain(self.paths.cert, self.paths.key)
         except (OSError, ssl.SSLError) as error:
-            raise AccessError("this certificate cannot be used", where=str(self.paths.cert), why=str(error)) from None
+            raise AccessError("cannot use this certificate", where=str(self.paths.cert), why=str(error)) from None
         try:
             with dial(self.host, self.port, context, known, self._service, handover.DATA) as secured:
                 try:
@@ -234,7 +236,7 @@ class Remote:
         except (OSError, EOFError) as error:
             if again:
                 raise
-            raise AccessError("the line to the service of data broke", where=self._where, why=str(error)) from None
+            raise AccessError("the connection to the data service broke", where=self._where, why=str(error)) from None
 
 
 class _UnreachableError(Exception):
@@ -245,8 +247,8 @@ def _describe_alert(error: ssl.SSLError, paths: Files) -> Exception:
     reason = (error.reason or "").lower()
     if "alert" not in reason and "certificate" not in reason:
         return EOFError(str(error))
-    mend = "whale-nebula login, at the owner of the data"
-    return AccessError("the service refuses this certificate", where=str(paths.cert), why=str(error), mend=mend)
+    mend = "log in at the owner of the data: whale-nebula login"
+    return AccessError("the service refused this certificate", where=str(paths.cert), why=str(error), mend=mend)
 
 
 class _Line:
@@ -258,22 +260,22 @@ class _Line:
     @classmethod
     def begin(cls, secured: ssl.SSLSocket) -> _Line:
         line = cls(secured, "")
-        line._nonce = str(line.take(HELLO).said.get("nonce"))
+        line._nonce = str(line.take(HELLO).message.get("nonce"))
         secured.settimeout(600.0)
         return line
 
-    def ask(self, said: dict[str, Any], most_data: int = 0) -> Frame:
+    def ask(self, message: dict[str, Any], most_data: int = 0) -> Frame:
         self._number += 1
-        write_frame(self._secured, ASK, {**said, "nonce": self._nonce, "request": self._number})
+        write_frame(self._secured, ASK, {**message, "nonce": self._nonce, "request": self._number})
         return self.take(ANSWER, most_data)
 
     def take(self, kind: int, most_data: int = 0) -> Frame:
         frame = read_frame(self._secured, most_data, MOST_JSON << 4)
         if frame.kind == REFUSED:
-            what, why, mend = (str(frame.said.get(part, ""))[:1000] for part in ("what", "why", "mend"))
-            raise AccessError(what or "the service refuses this", why=why, mend=mend or None)
+            what, why, mend = (str(frame.message.get(part, ""))[:1000] for part in ("what", "why", "mend"))
+            raise AccessError(what or "the service refused the request", why=why, mend=mend or None)
         if frame.kind != kind:
-            raise AccessError(f"the service sends a frame of kind {frame.kind}, and {kind} was due")
+            raise AccessError(f"the service sent a frame of kind {frame.kind} instead of {kind}")
         return frame
 
 
@@ -292,7 +294,7 @@ def find_account(folder: Path, run: str | None, cluster: str, role: str = WORKER
     if not found:
         of_role = f" --role {role}" * (role != WORKER)
         mend = f"whale-nebula login --cluster {cluster}{of_role} --at HOST:PORT --account NAME --folder {folder}"
-        raise AccessError(f"there is no certificate of an account of {cluster}", where=str(folder), mend=mend)
+        raise AccessError(f"missing certificate of an account of {cluster}", where=str(folder), mend=mend)
     identity = max(found)[2]
     return identity, Files.under(folder, identity)
 
@@ -304,5 +306,5 @@ def open_remote(
     host, port = split_address(at)
     identity, paths = find_account(folder, run, cluster, role)
     if port <= 0 or not host:
-        raise AccessError(f"{at!r} is not an address", mend="gpu.example.org:7100")
+        raise AccessError(f"{at!r} is not an address", mend="use HOST:PORT, such as gpu.example.org:7100")
     return Remote(host, port, paths, identity, reader)

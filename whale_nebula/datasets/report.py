@@ -20,7 +20,7 @@ _FIRST_YEAR = 2000
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The time from one moment to before another."""
+    """The time from one moment (inclusive) to another (exclusive)."""
 
     since: datetime
     until: datetime
@@ -97,7 +97,7 @@ class Report:
 def make_report(
     period: Period, records: Iterable[Record], events: Sequence[Record], approvals: Mapping[str, str]
 ) -> Report:
-    """Make the report of a period. `approvals` has the approvers of programs by the digests of their scripts."""
+    """Create the report of a period. `approvals` has the approvers of programs by the digests of their scripts."""
     reads: dict[tuple[str, ...], Read] = {}
     refusals: dict[tuple[str, ...], Refusal] = {}
     grants = {str(each.get("number")): each for each in events if each.get("action") == "grant"}

@@ -1,5 +1,5 @@
-"""Access reports of an owner: made from the verified logs and the registry beside the authority; and their form as
-JSON, in which an auditor is sent them.
+"""Access reports of an owner: created from the verified logs and the registry next to the authority; and their JSON
+form, in which auditors receive them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AUDIT = "audit"
 
 
 MOST_BYTES = 16 << 20
-"""The size of a report that is sent to an auditor, at most."""
+"""The maximum size of a report that is sent to an auditor."""
 _TRIES = 5
 
 
@@ -38,17 +38,17 @@ class Log(NamedTuple):
 def report_accesses(
     folder: Path, registry: Registry, period: Period, logs: Sequence[Path] = (), approvals: Path | None = None
 ) -> tuple[Report, list[Log]]:
-    """Make the report of a period from these logs, or from all in the authority's folder. A changed log is an error."""
+    """Create the report of a period from these logs, by default all in the authority's folder, which must be intact."""
     paths = logs or [each for each in sorted((folder / AUDIT).glob("data-*.jsonl")) if each == pieces(each)[-1]]
     verdicts = [_verify(each, folder) for each in paths]
-    records = [said for each in paths for said in _read_records(each)]
+    records = [record for each in paths for record in _read_records(each)]
     report = make_report(period, records, registry.list_events(), _find_approvals(approvals, folder))
     return report, [Log(each.path, each.records, each.signed) for each in verdicts]
 
 
 def _verify(path: Path, folder: Path) -> Verdict:
-    """Verify a log, which must be unchanged, and signed by a certificate of this authority. While a service writes
-    to it, the last record may be read before it is whole: in the next try another one is then the first wrong one.
+    """Verify a log, which must be unchanged and signed by a certificate of this authority. While a service writes to
+    it, the last record may be incomplete: then a later record is the first invalid one in the next try.
     """
     known = authority.authorities(folder)
     denied = folder / files.REVOKED
@@ -64,7 +64,7 @@ def _verify(path: Path, folder: Path) -> Verdict:
             break
         bad = -1 if found.bad is None else found.bad
     raise AuditError(
-        f"{path.name}: record {found.bad} is the first that is wrong", where=str(path), why=found.why,
+        f"{path.name}: record {found.bad} is the first invalid one", where=str(path), why=found.why,
         mend=f"whale-nebula audit verify {path} --ca {folder / authority.CA}",
     )  # fmt: skip
 
@@ -72,9 +72,9 @@ def _verify(path: Path, folder: Path) -> Verdict:
 def _read_records(path: Path) -> Iterator[dict[str, Any]]:
     for each in pieces(path):
         for line in each.read_bytes().split(b"\n"):
-            said = chain.parse(line)
-            if said is not None:
-                yield said
+            record = chain.parse(line)
+            if record is not None:
+                yield record
 
 
 def _find_approvals(approvals: Path | None, folder: Path) -> dict[str, str]:
@@ -107,12 +107,12 @@ def encode_report(report: Report, logs: Sequence[Log]) -> dict[str, Any]:
     }
 
 
-def decode_report(said: Mapping[str, Any]) -> tuple[Report, list[Log]]:
+def decode_report(fields: Mapping[str, Any]) -> tuple[Report, list[Log]]:
     """The report in a JSON object; raises `ValueError` for anything else. It has no records of logs."""
     try:
-        period = Period(parse_moment(str(said["since"]), "since"), parse_moment(str(said["until"]), "until"))
-        reads, refusals = [Read(**each) for each in said["reads"]], [Refusal(**each) for each in said["refusals"]]
-        logs = [Log(str(path), int(count), said["signed"][path]) for path, count in said["logs"].items()]
-        return Report(period, reads, refusals, [dict(each) for each in said["events"]], ()), logs
+        period = Period(parse_moment(str(fields["since"]), "since"), parse_moment(str(fields["until"]), "until"))
+        reads, refusals = [Read(**each) for each in fields["reads"]], [Refusal(**each) for each in fields["refusals"]]
+        logs = [Log(str(path), int(count), fields["signed"][path]) for path, count in fields["logs"].items()]
+        return Report(period, reads, refusals, [dict(each) for each in fields["events"]], ()), logs
     except (AuditError, KeyError, TypeError, ValueError, AttributeError):
-        raise ValueError("no report of accesses") from None
+        raise ValueError("not a report of accesses") from None

@@ -1,4 +1,4 @@
-"""The schema of a dataset: the columns that leave, with their element types and shapes; and its rows as bytes, in
+"""The schema of a dataset: the published columns, with their element types and shapes; and its rows as bytes, in
 frames between an owner's data service and its readers.
 
 Deviating columns are refused: none is omitted or cast. Rows are sent as plain arrays in the order of the schema; texts
@@ -35,7 +35,7 @@ Columns = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that leaves: its element type, and the shape of one row of it."""
+    """A published column: its element type, and the shape of one row."""
 
     name: str
     dtype: str
@@ -58,8 +58,8 @@ def check_columns(schema: Schema, columns: Columns, where: str) -> int:
     known = {each.name for each in schema}
     if columns.keys() != known:
         more, fewer = sorted(columns.keys() - known), sorted(known - columns.keys())
-        what = f"a column {more[0]!r} that its schema does not have" if more else f"no column {fewer[0]!r}"
-        why = f"it has {list_names(sorted(columns))}, and {list_names([each.name for each in schema])} may leave"
+        what = f"a column {more[0]!r} that is not in its schema" if more else f"no column {fewer[0]!r}"
+        why = f"it has {list_names(sorted(columns))}, but the schema has {list_names([each.name for each in schema])}"
         raise _differs(f"the dataset has {what}", where, why)
     counts = set()
     for each in schema:
@@ -69,10 +69,10 @@ def check_columns(schema: Schema, columns: Columns, where: str) -> int:
         found = STRING if array.dtype == object and all(isinstance(text, bytes) for text in array.flat) else ""
         found = found or array.dtype.name
         if found != each.dtype or array.shape[1:] != each.shape:
-            why = f"a row of it is {found}{list(array.shape[1:])}, and the schema has {each}; nothing is cast"
-            raise _differs(f"column {each.name!r} is another than its schema says", where, why)
+            why = f"a row of it is {found}{list(array.shape[1:])}, but the schema has {each}; nothing is cast"
+            raise _differs(f"column {each.name!r} does not match its schema", where, why)
         if each.dtype == STRING and any(len(text) > LONGEST_TEXT for text in array.flat):
-            raise _differs(f"a text of column {each.name!r} is too long", where, f"{LONGEST_TEXT} bytes at most")
+            raise _differs(f"a text of column {each.name!r} is too long", where, f"the limit is {LONGEST_TEXT} bytes")
         counts.add(len(array))
     if len(counts) != 1:
         raise _differs("the columns have different numbers of rows", where, f"{sorted(counts)}")
@@ -80,7 +80,7 @@ def check_columns(schema: Schema, columns: Columns, where: str) -> int:
 
 
 def _differs(what: str, where: str, why: str) -> InterfaceError:
-    return InterfaceError(what, where=where, why=why, mend="mend the transformation, or publish another schema")
+    return InterfaceError(what, where=where, why=why, mend="fix the transformation, or publish a different schema")
 
 
 # ---------------------------------------------------------------------- bytes
@@ -128,14 +128,14 @@ def decode_columns(schema: Schema, rows: int, data: memoryview) -> dict[str, Any
             values, at = _cut_texts(data, values, at)
         found[each.name] = values.reshape((rows, *each.shape))
     if at != len(data):
-        raise ValueError(f"{len(data)} bytes, and {at} are those of the rows")
+        raise ValueError(f"{len(data)} bytes, but the rows have {at}")
     return found
 
 
 def _cut_texts(data: memoryview, lengths: Any, at: int) -> tuple[Any, int]:
     ends = at + np.cumsum(lengths, dtype=np.int64)
     if len(ends) and (int(ends[-1]) > len(data) or int(lengths.max()) > LONGEST_TEXT):
-        raise ValueError("a text that ends behind the rows")
+        raise ValueError("a text ends after the data")
     texts = np.empty(len(lengths), object)
     for number, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
         texts[number] = bytes(data[end - length : end])
@@ -148,17 +148,17 @@ def write_schema(schema: Schema) -> list[list[Any]]:
     return [[each.name, each.dtype, list(each.shape)] for each in schema]
 
 
-def read_schema(said: Any) -> Schema:
+def read_schema(message: Any) -> Schema:
     """Parse the schema in a message; `ValueError` if it is invalid."""
     found = []
-    for row in said if isinstance(said, Sequence) else ():
+    for row in message if isinstance(message, Sequence) else ():
         name, dtype, shape = row
         right = isinstance(name, str) and dtype in DTYPES and isinstance(shape, list) and len(shape) <= 8
         if not right or not all(type(axis) is int and 0 < axis < 1 << 31 for axis in shape):
-            raise ValueError("a column that is none")
+            raise ValueError("invalid column")
         found.append(Column(name, dtype, tuple(shape)))
     if not found or len({each.name for each in found}) != len(found):
-        raise ValueError("no columns, or two of one name")
+        raise ValueError("no columns, or duplicate columns")
     return tuple(found)
 
 
@@ -173,43 +173,43 @@ class Frame(NamedTuple):
     """A frame: its kind, its JSON, and its bytes."""
 
     kind: int
-    said: dict[str, Any]
+    message: dict[str, Any]
     data: memoryview
 
 
-def write_frame(line: ssl.SSLSocket, kind: int, said: dict[str, Any], parts: Sequence[memoryview] = ()) -> None:
+def write_frame(line: ssl.SSLSocket, kind: int, message: dict[str, Any], parts: Sequence[memoryview] = ()) -> None:
     """Send a frame."""
-    text = json.dumps(said).encode()
+    text = json.dumps(message).encode()
     line.sendall(_HEADER.pack(_MAGIC, kind, len(text), sum(part.nbytes for part in parts)) + text)
     for part in parts:
         line.sendall(part)
 
 
 def read_frame(line: ssl.SSLSocket, most_data: int = 0, most_json: int = MOST_JSON) -> Frame:
-    """Read the next frame; `EOFError` at the end of the line, `AccessError` for an invalid or too large one."""
+    """Read the next frame; `EOFError` at the end of the connection, `AccessError` for an invalid or too large frame."""
     magic, kind, text, data = _HEADER.unpack(_read(line, _HEADER.size))
     if magic != _MAGIC or text > most_json or data > most_data:
         raise AccessError(
-            "the other end of this line of data sends something that is not a frame",
-            why=f"kind {kind}, {text} and {data} bytes, of {most_json} and {most_data} at most",
+            "the other end of this data connection sent an invalid frame",
+            why=f"kind {kind}, {text} and {data} bytes; the limits are {most_json} and {most_data}",
             mend="run the same version of this library at both ends",
         )
     try:
-        said = json.loads(bytes(_read(line, text)))
+        message = json.loads(bytes(_read(line, text)))
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise AccessError("the other end of this line of data sends what is not a JSON object")
-    return Frame(kind, said, _read(line, data))
+        message = None
+    if not isinstance(message, dict):
+        raise AccessError("the other end of this data connection sent text that is not a JSON object")
+    return Frame(kind, message, _read(line, data))
 
 
 def _read(line: ssl.SSLSocket, size: int) -> memoryview:
     """Read exactly `size` bytes."""
-    whole = memoryview(np.empty(size, np.uint8).data)
+    buffer = memoryview(np.empty(size, np.uint8).data)
     at = 0
     while at < size:
-        found = line.recv_into(whole[at:], size - at)
+        found = line.recv_into(buffer[at:], size - at)
         if not found:
             raise EOFError
         at += found
-    return whole
+    return buffer

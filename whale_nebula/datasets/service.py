@@ -95,7 +95,7 @@ class DataServer(TlsServer):
         """Record a handshake that failed."""
         why = getattr(error, "verify_message", "") or error.reason or ""
         if "certificate" in str(error).lower() or why:
-            what = NotAllowedError(f"no certificate of this owner's: {str(why)[:100]}")
+            what = NotAllowedError(f"no certificate of this owner: {str(why)[:100]}")
             self.guard.refuse(Reader("", f"address {address}"), "", what)
 
     def identify(self, line: ssl.SSLSocket) -> Peer:
@@ -104,7 +104,7 @@ class DataServer(TlsServer):
         peer = self.trust.check(files.certificate(shown, "who reads"))
         if peer.identity.role not in (WORKER, AUDITOR) or not peer.account:
             mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
-            what = f"the certificate of {peer.identity.worker} names no account that may read"
+            what = f"the certificate of {peer.identity.worker} has no account that may read"
             raise NotAllowedError(what, mend=mend)
         return peer
 
@@ -113,7 +113,7 @@ class DataServer(TlsServer):
         """Count a connection of an account, and close it with the server."""
         with self._counting:
             if self._of_account.get(account, 0) >= _OF_ACCOUNT:
-                what = f"account {account!r} has {_OF_ACCOUNT} connections already"
+                what = f"account {account!r} already has {_OF_ACCOUNT} connections"
                 raise AccessError(what, mend="read in fewer processes")
             self._of_account[account] = self._of_account.get(account, 0) + 1
             self._streams.add(line)
@@ -125,7 +125,7 @@ class DataServer(TlsServer):
                 self._streams.discard(line)
 
     def server_close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self.over.set()
         super().server_close()
         with self._counting:
@@ -161,58 +161,58 @@ class _Handler(BaseRequestHandler):
         while True:
             frame = read_frame(line)
             number += 1
-            if frame.kind != ASK or frame.said.get("nonce") != nonce or frame.said.get("request") != number:
-                why = "it does not bear the number of this connection and of its next request"
-                raise AccessError("this request was made before, or for somebody else", why=why)
+            if frame.kind != ASK or frame.message.get("nonce") != nonce or frame.message.get("request") != number:
+                why = "it does not have the nonce of this connection and the number of its next request"
+                raise AccessError("this request was replayed, or is for another connection", why=why)
             check_live(self.server.trust, peer)
             try:
-                self._answer(peer, frame.said)
+                self._answer(peer, frame.message)
             except NebulaError as error:
                 _refuse(line, error)
 
-    def _answer(self, peer: Peer, said: dict[str, Any]) -> None:
-        with self._note_refusals(peer, said):
-            if said.get("ask") == "report":
-                write_frame(self.request, ANSWER, {}, [memoryview(self._make_report(peer, said))])
+    def _answer(self, peer: Peer, message: dict[str, Any]) -> None:
+        with self._note_refusals(peer, message):
+            if message.get("ask") == "report":
+                write_frame(self.request, ANSWER, {}, [memoryview(self._make_report(peer, message))])
                 return
             if peer.identity.role != WORKER:
-                what = f"the certificate of {peer.identity.worker} is good for the audit report alone"
+                what = f"the certificate of {peer.identity.worker} is valid only for the audit report"
                 raise NotAllowedError(what, mend=f"whale-nebula login --cluster {peer.identity.cluster} --account NAME")
-            if said.get("ask") != "read":
-                write_frame(self.request, ANSWER, self._answer_shortly(peer, said))
+            if message.get("ask") != "read":
+                write_frame(self.request, ANSWER, self._answer_shortly(peer, message))
                 return
-            reader, wish = _parse_reader(peer, said), _parse_wish(said)
+            reader, wish = _parse_reader(peer, message), _parse_wish(message)
         self._read(peer, reader, wish)
 
     @contextlib.contextmanager
-    def _note_refusals(self, peer: Peer, said: dict[str, Any]) -> Iterator[None]:
+    def _note_refusals(self, peer: Peer, message: dict[str, Any]) -> Iterator[None]:
         """Log refusals before those of the guard, which logs its own."""
         try:
             yield
         except NebulaError as error:
-            name = _REPORT if said.get("ask") == "report" else escape_foreign_text(said.get("dataset", ""), 64)
+            name = _REPORT if message.get("ask") == "report" else escape_foreign_text(message.get("dataset", ""), 64)
             self.server.guard.refuse(Reader(peer.account, peer.identity.uri), name, error)
             raise
 
-    def _answer_shortly(self, peer: Peer, said: dict[str, Any]) -> dict[str, Any]:
+    def _answer_shortly(self, peer: Peer, message: dict[str, Any]) -> dict[str, Any]:
         grants = self.server.guard.grants
-        if said.get("ask") == "list":
+        if message.get("ask") == "list":
             return {"datasets": [_describe(each) for each in grants.list_datasets() if _is_open(each)]}
-        if said.get("ask") != "request":
+        if message.get("ask") != "request":
             raise _no_request_error()
-        dataset, purpose = (_text(said, part) for part in ("dataset", "purpose"))
+        dataset, purpose = (_text(message, part) for part in ("dataset", "purpose"))
         if not self.server.requests.take(peer.account)[1]:
-            raise AccessError(f"account {peer.account!r} asks too often", mend="try again in a minute")
+            raise AccessError(f"account {peer.account!r} sends too many requests", mend="try again in a minute")
         made = grants.ask(peer.account, dataset, purpose)
         return {"number": made.number, "state": made.state}
 
-    def _make_report(self, peer: Peer, said: dict[str, Any]) -> bytes:
+    def _make_report(self, peer: Peer, message: dict[str, Any]) -> bytes:
         """The access report of a period for an auditor, which is recorded first."""
         server = self.server
         self._check_auditor(peer)
-        since, until = (parse_moment(_text(said, part), part) for part in ("since", "until"))
+        since, until = (parse_moment(_text(message, part), part) for part in ("since", "until"))
         if not server.reports.take(peer.account)[1] or not server.reporting.acquire(blocking=False):
-            raise AccessError("too many reports are asked for", mend="try again in a minute")
+            raise AccessError("too many reports are requested", mend="try again in a minute")
         try:
             registry, period = server.desk.registry, Period(since, until)
             registry.note("report", peer.account, "allow", "", since=format_time(since), until=format_time(until))
@@ -224,23 +224,24 @@ class _Handler(BaseRequestHandler):
         ]  # auditors need not know the owner's folders
         found = json.dumps(encode_report(report, named)).encode()
         if len(found) > report_files.MOST_BYTES:
-            why = f"it has {len(found)} bytes, and {report_files.MOST_BYTES} at most are sent"
-            raise AccessError("the report of this period is too large", why=why, mend="a shorter one: --since, --until")
+            why = f"it has {len(found)} bytes, and the limit is {report_files.MOST_BYTES}"
+            mend = "choose a shorter period: --since, --until"
+            raise AccessError("the report of this period is too large", why=why, mend=mend)
         return found
 
     def _check_auditor(self, peer: Peer) -> None:
-        """Refuse who is not an auditor, by the certificate and by the registry as it is now."""
+        """Refuse readers that are not auditors according to the certificate and the current registry."""
         registry, why = self.server.desk.registry, refusal(peer.identity, Call.REPORT, self.server.identity)
         with registry.look():
             account = registry.look_up(peer.account)
         if not why and (account is None or account.state != ENABLED or account.role != AUDITOR):
-            why = "there is no such account of an auditor, or it is disabled"
+            why = "the account does not exist, is not an auditor's, or is disabled"
         if why:
             mend = "ask the owner: whale-nebula accounts add NAME --role auditor"
             raise NotAllowedError(f"{peer.account} may not read the audit report", why=why, mend=mend)
 
     def _read(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
-        """Send batches until the last one; access is decided anew for each."""
+        """Send batches until the last one; access is decided again for each."""
         guard = self.server.guard
         opened = guard.open(reader, wish.dataset)
         about = {"schema": write_schema(opened.interface.schema), "count": opened.count, "edition": opened.edition}
@@ -286,10 +287,10 @@ class _Wish(NamedTuple):
     edition: str
 
 
-def _parse_wish(said: dict[str, Any]) -> _Wish:
-    number, first, last, batch = (_read_number(said, part) for part in ("number", "first", "last", "batch"))
-    seed = None if said.get("seed") is None else _read_number(said, "seed")
-    found = _Wish(_text(said, "dataset"), seed, number, first, last, batch, _text(said, "edition"))
+def _parse_wish(message: dict[str, Any]) -> _Wish:
+    number, first, last, batch = (_read_number(message, part) for part in ("number", "first", "last", "batch"))
+    seed = None if message.get("seed") is None else _read_number(message, "seed")
+    found = _Wish(_text(message, "dataset"), seed, number, first, last, batch, _text(message, "edition"))
     if not 0 < found.batch <= MOST_ROWS:
         raise _no_request_error()
     return found
@@ -299,21 +300,21 @@ def _no_request_error() -> AccessError:
     return AccessError("this is not a request for data", mend="run the same version of this library at both ends")
 
 
-def _parse_reader(peer: Peer, said: dict[str, Any]) -> Reader:
-    purpose = None if said.get("purpose") is None else _text(said, "purpose")
-    run, program, versions = (_text(said, part) for part in ("run", "program", "versions"))
+def _parse_reader(peer: Peer, message: dict[str, Any]) -> Reader:
+    purpose = None if message.get("purpose") is None else _text(message, "purpose")
+    run, program, versions = (_text(message, part) for part in ("run", "program", "versions"))
     return Reader(peer.account, peer.identity.uri, run, program, purpose, versions)
 
 
-def _text(said: dict[str, Any], part: str) -> str:
-    value = said.get(part)
+def _text(message: dict[str, Any], part: str) -> str:
+    value = message.get(part)
     if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
         raise _no_request_error()
     return value
 
 
-def _read_number(said: dict[str, Any], part: str) -> int:
-    value = said.get(part)
+def _read_number(message: dict[str, Any], part: str) -> int:
+    value = message.get(part)
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise _no_request_error()
     return value
@@ -330,8 +331,8 @@ def _describe(dataset: Dataset) -> dict[str, Any]:
 
 def _refuse(line: ssl.SSLSocket, error: NebulaError) -> None:
     with contextlib.suppress(*_GOODBYE):
-        said = {part: str(getattr(error, part))[:1000] for part in ("code", "what", "why", "mend")}
-        write_frame(line, REFUSED, said)
+        message = {part: str(getattr(error, part))[:1000] for part in ("code", "what", "why", "mend")}
+        write_frame(line, REFUSED, message)
 
 
 @contextlib.contextmanager

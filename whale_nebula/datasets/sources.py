@@ -1,10 +1,10 @@
 """The sources of a dataset, on its owner's machine: files of text, TFRecord, CSV or Parquet, or a Python factory; and
-the transformations of their rows before any of them leaves.
+the transformations of their rows before any row is sent.
 
 A source has a number of rows, and returns requested rows by their numbers, as columns. The files that match a pattern
 of an interface are opened inside its folder, or refused: a pattern cannot name a parent folder, and a file is checked
-once it is open, as one may lie outside by a symbolic link or be replaced meanwhile. Each transformation maps columns to
-columns with the same number of rows; an aggregate computes one table of all rows, once.
+after it is opened, as it may be outside because of a symbolic link, or be replaced meanwhile. Each transformation maps
+columns to columns with the same number of rows; an aggregate computes one table of all rows, once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Records:
 
 # ---------------------------------------------------------------------- files
 def open_text(folder: Path, pattern: str, column: str) -> Source:
-    """The lines of files, as texts without their ends; only a line feed ends a line."""
+    """The lines of files, as texts without line ends; only a line feed ends a line."""
 
     def find_lines(data: Any) -> Any:
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
@@ -122,8 +122,8 @@ def _find_records(data: Any) -> Any:
     places, at = [], 0
     while at < len(data):
         length = int.from_bytes(data[at : at + 8], "little")
-        said = int.from_bytes(data[at + 8 : at + 12], "little")
-        if at + length + 16 > len(data) or said != _mask(value(bytes(data[at : at + 8]))):
+        checksum = int.from_bytes(data[at + 8 : at + 12], "little")
+        if at + length + 16 > len(data) or checksum != _mask(value(bytes(data[at : at + 8]))):
             raise InterfaceError("this is not a TFRecord file, or a truncated one", why=f"at byte {at}")
         places.append((at + 12, at + 12 + length))
         at += length + 16
@@ -157,7 +157,7 @@ def open_csv(folder: Path, pattern: str, columns: Mapping[str, str]) -> Source:
                 reader = csv.DictReader(text, strict=True)
                 if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
                     why = f"its first line has {', '.join(reader.fieldnames or ())}"[:300]
-                    raise InterfaceError(f"there is no column {missing[0]!r}", where=str(path), why=why)
+                    raise InterfaceError(f"missing column {missing[0]!r}", where=str(path), why=why)
                 for row in reader:
                     for name, kept in texts.items():
                         kept.append(row[name] or "")
@@ -177,7 +177,7 @@ def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
             return np.array([_TRUTHS[text.strip().lower()] for text in texts], bool)
         return np.array([text.strip() for text in texts], "U").astype(dtype)
     except KeyError as error:
-        why = f"{error.args[0][:64]!r} is none of {', '.join(_TRUTHS)}"
+        why = f"{error.args[0][:64]!r} is not one of {', '.join(_TRUTHS)}"
         raise InterfaceError(
             f"column {name!r} contains values that are not bool", why=why, mend=f"{name}: {STRING}"
         ) from None
@@ -192,7 +192,7 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        why = "files of Parquet are read by pyarrow, which is not installed"
+        why = "Parquet files are read with pyarrow, which is not installed"
         raise InterfaceError("this source cannot be read here", why=why, mend="pip install pyarrow") from None
     parts: dict[str, list[Any]] = {name: [] for name in columns}
     for path in find_files(folder, pattern):
@@ -206,7 +206,9 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
                         make_text_column([_to_bytes(each) for each in values]) if texts else _from_arrow(table, name)
                     )
             except (ValueError, KeyError, TypeError, OSError) as error:
-                raise InterfaceError("this Parquet does not read", where=str(path), why=str(error)[:300]) from None
+                raise InterfaceError(
+                    "this Parquet file cannot be read", where=str(path), why=str(error)[:300]
+                ) from None
     return Arrays({name: np.concatenate(kept) for name, kept in parts.items()})
 
 
@@ -226,24 +228,27 @@ def load_function(name: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
-        raise InterfaceError(f"{module} cannot be imported", why=str(error)[:300], mend="install it here") from None
+        raise InterfaceError(
+            f"{module} cannot be imported", why=str(error)[:300], mend="install it on this host"
+        ) from None
     if not callable(found):
         raise InterfaceError(f"{module} has no function {function!r}", mend="module:function")
-    made: Callable[..., Any] = found
-    return made
+    function_found: Callable[..., Any] = found
+    return function_found
 
 
 def open_factory(name: str) -> Source:
     """The result of a factory function: a dict of arrays, one a column, or an object with `count` and `read(rows)`."""
-    made = load_function(name)()
-    if isinstance(made, Mapping):
-        if len({len(each) for each in made.values()}) != 1:
-            raise InterfaceError(f"{name} gives columns of different lengths, or none")
-        return Arrays(made)
-    if not hasattr(made, "read") or not isinstance(getattr(made, "count", None), int):
-        why = f"it gave a {type(made).__name__}"
-        raise InterfaceError(f"{name} gives no rows", why=why, mend="a dict of arrays, or count and read(rows)")
-    source: Source = made
+    found = load_function(name)()
+    if isinstance(found, Mapping):
+        if len({len(each) for each in found.values()}) != 1:
+            raise InterfaceError(f"{name} returned columns of different lengths, or none")
+        return Arrays(found)
+    if not hasattr(found, "read") or not isinstance(getattr(found, "count", None), int):
+        why = f"it returned a {type(found).__name__}"
+        mend = "return a dict of arrays, or an object with count and read(rows)"
+        raise InterfaceError(f"{name} returned no source", why=why, mend=mend)
+    source: Source = found
     return source
 
 
@@ -276,8 +281,7 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
         raise _outside(pattern, folder, why)
     found = sorted(folder.glob(pattern))
     if not found:
-        why = "no file is called so"
-        raise InterfaceError(f"{pattern!r} finds nothing", where=str(folder), why=why, mend=f"ls {folder}")
+        raise InterfaceError(f"no file matches {pattern!r}", where=str(folder), mend=f"ls {folder}")
     for path in found:
         with open_inside(folder, path):
             pass
@@ -300,7 +304,7 @@ def open_inside(folder: Path, path: Path) -> BinaryIO:
         raise InterfaceError(f"{path.name} is not a regular file", where=str(path))
     if os.path.commonpath([root, real]) != root:
         file.close()
-        raise _outside(path.name, folder, "by a link in its path it lies elsewhere")
+        raise _outside(path.name, folder, "a link in its path leads to another folder")
     return file
 
 
@@ -370,7 +374,9 @@ class Function(NamedTuple):
         def apply(columns: Columns) -> dict[str, Any]:
             found = function(dict(columns))
             if not isinstance(found, dict) or not all(isinstance(each, np.ndarray) for each in found.values()):
-                raise InterfaceError(f"{self.name} gives no columns", mend="a dict of NumPy arrays, one a column")
+                raise InterfaceError(
+                    f"{self.name} returned no columns", mend="return a dict of NumPy arrays, one per column"
+                )
             return found
 
         return apply
@@ -387,14 +393,16 @@ class Aggregate:
     count: str = ""
 
     def make_table(self, columns: Columns) -> dict[str, Any]:
-        """The table, a row for each group that is large enough, in the order of the grouping columns."""
+        """The table, with a row for each group that is large enough, in the order of the grouping column."""
         keys, where, sizes = np.unique(_take(columns, self.by), return_inverse=True, return_counts=True)
         kept = sizes >= self.least
         found: dict[str, Any] = {self.by: keys[kept]}
         for name in dict.fromkeys((*self.mean, *self.sum)):
             values = _take(columns, name)
             if values.ndim != 1 or not np.issubdtype(values.dtype, np.number):
-                raise InterfaceError(f"column {name!r} is not of numbers", mend="aggregate numbers, one a row")
+                raise InterfaceError(
+                    f"column {name!r} is not numeric", mend="aggregate columns with one number per row"
+                )
             total = np.bincount(where.reshape(-1), values.astype(np.float64), len(keys))[kept]
             found |= {f"{name}_sum": total} if name in self.sum else {}
             found |= {f"{name}_mean": total / sizes[kept]} if name in self.mean else {}
@@ -406,7 +414,7 @@ Step = Tokenise | Select | Function | Aggregate
 
 def _take(columns: Columns, name: str) -> Any:
     if name not in columns:
-        what = f"a step takes column {name!r}, and there is none"
+        what = f"a step needs column {name!r}, which does not exist"
         raise InterfaceError(what, why=f"the columns are {list_names(sorted(columns))}")
     return columns[name]
 
@@ -441,8 +449,8 @@ def apply_steps(columns: dict[str, Any], steps: Sequence[Apply]) -> dict[str, An
         after = {len(each) for each in columns.values()}
         if after != before:
             raise InterfaceError(
-                "a step gives another number of rows than it was given",
-                why=f"{sorted(after)} for {sorted(before)}",
-                mend="a row for each row; to leave rows out, do it in the source",
+                "a step changed the number of rows",
+                why=f"it returned {sorted(after)} rows for {sorted(before)}",
+                mend="return one row for each row; omit rows in the source instead",
             )
     return columns

@@ -91,8 +91,8 @@ class Identity:
             fault = repr(error)
         if fault:
             raise ConfigError(
-                f"the environment variable {VARIABLE} cannot be read: {fault}",
-                why="it is written by the launcher for each worker that it starts, and by nobody else",
+                f"invalid environment variable {VARIABLE}: {fault}",
+                why="only the launcher sets it, for each worker that it starts",
                 mend=f"start workers with 'whale-nebula run', or unset {VARIABLE}",
             )
         return found
@@ -100,14 +100,14 @@ class Identity:
     def _find_fault(self) -> str:
         """The first inconsistency of the fields, or "". No missing field may disable certificates."""
         if self.listen is not None and (self.security is None) != (self.insecure is True):
-            return "a worker that listens has certificates, or is told to be insecure: one of the two"
+            return "a worker that listens needs either certificates or insecure=true"
         if self.listen is None and self.peers:
-            return "peers have addresses, and this worker has none"
+            return "the worker has peers, but no address to listen on"
         if self.peers.keys() != self.addresses.keys():
-            return "each peer has an address"
+            return "peers and addresses name different workers"
         if type(self.epoch) is not int or self.epoch < 0:
-            return f"{self.epoch!r} is not an epoch"
-        return f"{self.worker!r} is its own peer" if self.worker in self.peers else ""
+            return f"epoch {self.epoch!r} is not a non-negative integer"
+        return f"{self.worker!r} is listed as its own peer" if self.worker in self.peers else ""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class Identity:
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """All workers of the config, as links number them, including those that the run does without."""
+        """All workers of the config, as links number them, including those without which the run continues."""
         return tuple(sorted((*self.workers, *self.absent)))
 
     @property
@@ -157,8 +157,7 @@ class Attachment(Identity):
 @functools.cache
 def attach() -> Attachment | None:
     """The attachment of this process to its launcher, or None without a launcher; cached.
-
-    From the first call on the process ends when its launcher has ended: no worker outlives its run. If the launcher
+    From the first call on, this process exits when its launcher has exited: no worker outlives its run. If the launcher
     monitors heartbeats, they are sent until Python's exit handlers are done.
 
     >>> attach() is None
@@ -170,9 +169,9 @@ def attach() -> Attachment | None:
     identity = Identity.from_json(text)
     if os.getppid() != identity.launcher:
         raise ConfigError(
-            f"this process is not the worker '{identity.worker}' that {VARIABLE} speaks of",
+            f"this process is not worker '{identity.worker}', which {VARIABLE} identifies",
             why="that worker, or its launcher, has ended, or this process was started by the worker",
-            mend=f"start processes of your own without {VARIABLE} in their environment",
+            mend=f"remove {VARIABLE} from the environment of processes that you start",
         )
     heart = None if identity.pulse is None else Heart(identity.pulse)
     os.set_inheritable(identity.leash, False)

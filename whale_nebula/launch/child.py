@@ -1,7 +1,7 @@
 """`python -m whale_nebula.launch.child script.py ...`: run a script as a worker, seeded before it builds anything.
 
 Processes of one run must start from the same weights, so each sets the run's seed before the script's first line. A
-script that ends by an error announces that to the other workers, which would otherwise wait for it.
+script that fails announces that to the other workers, which would otherwise wait for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _say(worker: str, path: str, kind: type[BaseException], failure: BaseExcepti
 
 
 def _note_code(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
-    """Give the launcher the exit code and our error's code beforehand, in case it must kill this process."""
+    """Send the launcher the exit code and the error's code beforehand, in case it must kill this process."""
     heart = None if attachment is None else attachment.heart
     if heart is not None:
         heart.code = code
@@ -69,7 +69,7 @@ def _note_code(attachment: Attachment | None, code: int | None, failure: BaseExc
 
 
 def exit_code(failure: BaseException) -> int | None:
-    """The exit code of Python after an uncaught error; None if the process ends by a signal.
+    """The exit code of Python after an uncaught error; None if a signal ends the process.
 
     >>> ends = ValueError(), SystemExit(75), SystemExit(), SystemExit("no"), KeyboardInterrupt()
     >>> [exit_code(each) for each in ends]
@@ -81,7 +81,7 @@ def exit_code(failure: BaseException) -> int | None:
 
 
 def _report(failure: BaseException, attachment: Attachment | None) -> None:
-    """Tell other processes that this one has ended, unless they leave together with it."""
+    """Report to other processes that this one has failed, unless they leave together with it."""
     if isinstance(failure, Leaving) and attachment is not None:
         sys.stderr.write(f"whale-nebula: worker {attachment.worker} leaves: {failure}\n")
         if departure.agreed:

@@ -1,7 +1,7 @@
 """The launcher's local control socket: status, metrics and commands by HTTP, for users that may open the socket.
 
 `curl --unix-socket PATH http://run/status`, and there `/metrics`, `-X POST .../resize?npu=1`, `-X POST .../preempt`.
-The socket is a file that only this user may open; nothing listens on a network.
+The socket is a file that only this user may open; no network port is opened.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Handler(Handler):
         action = actions.get(asked.path)
         if action is None:
             known = [*(f"GET {path}" for path in self.server.get), *(f"POST {path}" for path in self.server.post)]
-            self._send(404, {"error": f"there is {', '.join(known)}"})
+            self._send(404, {"error": f"unknown request; available: {', '.join(known)}"})
             return
         try:
             self._send(200, action(dict(parse_qsl(asked.query))))
@@ -72,7 +72,7 @@ def listen_locally(path: str, get: Mapping[str, Action], post: Mapping[str, Acti
         server = _Server(path, _Handler)
     except OSError as error:
         raise ConfigError(
-            "the launcher's socket cannot be opened", where=path, why=error.strerror, mend="--control run.sock"
+            "cannot open the control socket", where=path, why=error.strerror, mend="--control run.sock"
         ) from None
     finally:
         os.umask(before)
@@ -88,5 +88,5 @@ def listen_locally(path: str, get: Mapping[str, Action], post: Mapping[str, Acti
 def read_sizes(given: Mapping[str, str]) -> dict[str, int]:
     """The numbers of workers in a request: `npu=1&gpu=2`."""
     if not given or not all(count.isdecimal() for count in given.values()):
-        raise OptionError("resize takes clusters and their numbers of workers", mend="POST /resize?npu=1")
+        raise OptionError("resize needs clusters and their numbers of workers", mend="POST /resize?npu=1")
     return {cluster: int(count) for cluster, count in given.items()}

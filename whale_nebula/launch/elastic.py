@@ -53,18 +53,18 @@ class Sizes:
         leaving = next((name for name, limits in self.config.elastic.items() if not limits.least), None)
         if leaving is not None and self.config.private:
             raise ConfigError(
-                f"cluster {leaving!r} may leave a run in which clusters have inputs, results or weights of their own",
+                f"elastic cluster {leaving!r} has min: 0 in a run with private inputs, results or weights",
                 where=f"elastic.{leaving}.min",
-                why="what it alone has nobody else can train with",
-                mend=f"elastic: {{{leaving}: {{min: 1}}}}, or leave 'inputs', 'results' and 'weights' out",
+                why="without it, no other cluster could continue with what only this cluster has",
+                mend=f"elastic: {{{leaving}: {{min: 1}}}}, or remove 'inputs', 'results' and 'weights'",
             )
         for name, limits in self.config.elastic.items():
             listed = self.listed.get(name, 0)
             if limits.most > listed:
                 raise ConfigError(
-                    f"cluster {name!r} may have {limits.most} workers, and {listed} are listed",
+                    f"elastic cluster {name!r} has max: {limits.most}, but {listed} workers are listed",
                     where=f"elastic.{name}",
-                    why="every worker that may come has an address",
+                    why="every worker that may join needs an address",
                     mend=f"elastic: {{{name}: {{min: {limits.least}, max: {listed}}}}}, or list more workers",
                 )
 
@@ -73,20 +73,20 @@ class Sizes:
         torn = next((c for c in self.config.elastic if 0 < self._count_here(c) < self.listed.get(c, 0)), None)
         if torn is not None:
             raise NotYetError(
-                f"workers of one cluster, {torn!r}, that are started by several launchers, and come and go",
+                f"elastic cluster {torn!r} with workers of several launchers",
                 where=f"elastic.{torn}",
-                why="one launcher says how many workers there are of a cluster",
-                mend=f"start all workers of {torn!r} by one command, or leave it out of 'elastic'",
+                why="a single launcher decides how many workers a cluster has",
+                mend=f"start all workers of {torn!r} with one command, or remove it from 'elastic'",
             )
         limits = self.config.elastic
         has_others = self.own != self.listed.keys()
         if limits and has_others and not any(c not in limits or limits[c].least for c in self.listed):
             first = next(iter(self.listed))
             raise ConfigError(
-                "every cluster may leave a run whose clusters have launchers of their own",
+                "all clusters have min: 0 in a run with several launchers",
                 where="elastic",
-                why="those that lose each other would go on as two runs, each without the other",
-                mend=f"elastic: {{{first}: {{min: 1}}}}: that cluster stays, and who loses it waits",
+                why="clusters that lose their connection would continue as separate runs",
+                mend=f"elastic: {{{first}: {{min: 1}}}}: that cluster always runs, and clusters that lose it wait",
             )
 
     def _count_here(self, cluster: str) -> int:
@@ -98,7 +98,7 @@ class Sizes:
             self._check_asked(cluster, count)
         with self._lock:
             if not any({**self.asked, **self.wished, **counts}.values()):
-                raise OptionError("no worker would be left in any cluster", mend=f"{next(iter(counts))}=1")
+                raise OptionError("the request leaves no worker in any cluster", mend=f"{next(iter(counts))}=1")
             self.wished = {**self.wished, **counts}
             if self.own == self.listed.keys():
                 self.asked = {**self.asked, **counts}
@@ -130,20 +130,20 @@ class Sizes:
 
     def describe_change(self) -> str:
         """A sentence on the numbers of workers of the next start, if they change."""
-        return "" if self.asked == self.now else f"the run goes on with {list_counts(self.asked)}"
+        return "" if self.asked == self.now else f"the run continues with {list_counts(self.asked)}"
 
     def _check_asked(self, cluster: str, count: int) -> None:
         limits = self.config.elastic.get(cluster)
         if limits is None:
             known = list_names(self.config.elastic) if self.config.elastic else "none"
             raise OptionError(
-                f"the number of workers of {cluster!r} is not to change",
+                f"the number of workers of {cluster!r} cannot change",
                 why=f"clusters whose number may change: {known}",
                 mend=f"elastic: {{{cluster}: {{min: 1, max: {max(1, self.now.get(cluster, 1))}}}}} in the config",
             )
         if not limits.least <= count <= limits.most:
             raise OptionError(
-                f"cluster {cluster!r} has {limits.least} to {limits.most} workers, and {count} are asked for",
+                f"{count} workers requested for cluster {cluster!r}, which may have {limits.least} to {limits.most}",
                 mend=f"{cluster}={min(max(count, limits.least), limits.most)}",
             )
 
@@ -168,8 +168,8 @@ class Sizes:
         self._failed = []
         with self._lock:
             self.asked[cluster] = left
-        words = f"{cluster} goes on with {left}" if left else f"it goes on without {cluster}"
-        return f"{worker} does not come back: {words}"
+        words = f"{cluster} continues with {left}" if left else f"the run continues without {cluster}"
+        return f"{worker} did not recover: {words}"
 
     def select(self) -> Placement:
         """The workers of the next start: of each cluster the first ones."""

@@ -1,11 +1,11 @@
-"""How a worker ends: with all others on request, or by an error that its launcher prints.
+"""How a worker exits: together with all others on request, or with an error that its launcher prints.
 
-On SIGTERM, SIGINT or SIGHUP all workers leave together between two steps. A worker that was asked announces it with its
-next step. After that step all have received it, and each leaves before its next step: so all have taken the same steps.
-A process that has not begun its steps leaves at once.
+On SIGTERM, SIGINT or SIGHUP, all workers exit together between two steps. A worker that receives a signal announces it
+with its next step. After that step all workers know, and each exits before its next step, so all have taken the same
+steps. A process that has not begun its steps exits at once.
 
-A worker that ends by an error writes a line with its name, then the traceback. Its launcher holds back the text of our
-own error (what, where, why, mend) and prints it once, after the output of all other workers.
+A worker that fails writes a line with its name, then the traceback. Its launcher holds back the text of an error of
+this library (what, where, why, mend) and prints it once, after the output of all other workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.errors.text import LIMIT, list_counts, remove_folders
 
 EXIT_LEFT = 75
-"""EX_TEMPFAIL of sysexits.h: the run is to be started again."""
+"""EX_TEMPFAIL of sysexits.h: the run can be started again."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -61,7 +61,7 @@ class Departure:
     >>> departure.begin()  # the next one
     Traceback (most recent call last):
     ...
-    whale_nebula.launch.ending.Leaving: gpu/0 was asked to end: SIGTERM
+    whale_nebula.launch.ending.Leaving: gpu/0 was asked to stop: SIGTERM
     """
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ class Departure:
         return bool(self._settled)
 
     def ask(self, why: str) -> None:
-        """Leave after the next step that all take, at once before the first one. Safe to call in a signal handler."""
+        """Leave after the next step that all take; before the first step, leave at once. Safe in a signal handler."""
         self.asked = why
         if not self._stepping:
-            raise Leaving(f"it was asked to end before its first step: {why}")
+            raise Leaving(f"it was asked to stop before its first step: {why}")
 
     def note_arrival(self, counts: Mapping[str, int]) -> None:
         """Record that absent workers are available again: leave after a step, to be restarted with them."""
@@ -120,15 +120,15 @@ class Departure:
         {'npu': 1}
         """
         reasons = []
-        for worker, said in sorted((worker, str(said)) for worker, said in asked.items() if said):
-            words = (_COUNT.fullmatch(word) for word in said[:_LONGEST_WORD].split(" "))
+        for worker, text in sorted((worker, str(text)) for worker, text in asked.items() if text):
+            words = (_COUNT.fullmatch(word) for word in text[:_LONGEST_WORD].split(" "))
             counts = {found[1]: int(found[2]) for found in words if found is not None}
             if counts:
                 self.counts.update(counts)
-                reasons.append(f"{worker} asks to go on with {list_counts(counts)}")
+                reasons.append(f"{worker} requests to continue with {list_counts(counts)}")
             else:  # a peer's word is printed on a terminal: only these are accepted
-                why = next((number.name for number in _SIGNALS if said == number.name), "a signal")
-                reasons.append(f"{worker} was asked to end: {why}")
+                why = next((number.name for number in _SIGNALS if text == number.name), "a signal")
+                reasons.append(f"{worker} was asked to stop: {why}")
         self._settled = self._settled or "; ".join(reasons)
 
 
@@ -141,7 +141,7 @@ def leave_on_signals() -> None:
     have no effect.
 
     Some platforms signal both the launcher and the workers, and the launcher forwards its signals. A second signal to
-    the launcher kills the workers. A forked process, such as one that reads data, ends by a signal as usual.
+    the launcher kills the workers. A forked process, such as one that reads data, is ended by a signal as usual.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
@@ -162,10 +162,9 @@ _USUAL: Mapping[signal.Signals, Any] = {
 
 
 def heed_signal(number: signal.Signals, ask: Callable[[str], None]) -> bool:
-    """Let SIGTERM or SIGINT call `ask` with its name, in this process; returns whether it does. A handler of the user's
-    is kept.
-
-    A forked process, such as one of a process pool, ends by the signal.
+    """Let SIGTERM or SIGINT call `ask` with its name, in this process; returns whether it does. A handler that the user
+    has set is kept.
+    A forked process, such as one of a process pool, is ended by the signal.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(number) is not _USUAL[number]:
@@ -230,16 +229,16 @@ _CODE = re.compile(r"NB-\d{3} ")
 
 
 def ends_by(worker: str) -> str:
-    """The line above the traceback of the error that ends a worker.
+    """The line above the traceback of the error with which a worker fails.
 
     >>> ends_by("gpu/0")
-    'whale-nebula: worker gpu/0 ends by an error'
+    'whale-nebula: worker gpu/0 failed with an error'
     """
-    return f"whale-nebula: worker {worker} ends by an error"
+    return f"whale-nebula: worker {worker} failed with an error"
 
 
 class Kept:
-    r"""Filter of the lines that a launcher holds back: the error of this library by which the worker ends.
+    r"""Filter of the lines that a launcher holds back: the error of this library with which the worker fails.
 
     >>> kept = Kept("gpu/0")
     >>> lines = [ends_by("gpu/0"), "Traceback", "whale_nebula.errors.StateError: NB-305 no", "  mend: x", "after"]
@@ -260,7 +259,7 @@ class Kept:
 
 
 def last_sentence(errors: str) -> str:
-    r"""The last message of a process with its reason and mend, which are the indented lines below it.
+    r"""The last message of a process with its reason and fix, which are the indented lines below it.
 
     >>> print(last_sentence("Traceback ...\nConfigError: NB-500 no\n  why: so\n       it is\n  mend: look\ngone\n"))
     NB-500 no
@@ -290,8 +289,8 @@ def last_word(errors: str) -> str:
 def is_same_cause(errors: str, other: str) -> bool:
     r"""Whether the last word of a worker only repeats that of another worker.
 
-    It was either received from that one, without folders and truncated, or is the same finding: of a difference between
-    two workers, each names itself first.
+    The text was either received from that worker, without folders and truncated, or describes the same difference
+    between two workers, in which each worker names itself first.
 
     >>> message = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
     >>> is_same_cause(message, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
@@ -314,8 +313,8 @@ _PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
 def select_own_lines(error: BaseException, path: str) -> str:
     """The part of a traceback that begins in the script at `path`; frames of this library above are removed.
 
-    Our own errors contain the location and reason; of their tracebacks only the user's lines are kept. If there are
-    none, as when the script only calls another library, all lines are kept.
+    Errors of this library contain the location and reason, so only the user's lines of their tracebacks are kept. If
+    there are none, as when the script only calls another library, all lines are kept.
 
     >>> print(select_own_lines(ValueError("no"), "train.py"), end="")
     ValueError: no

@@ -31,7 +31,7 @@ _LOCK = "in-use"
 
 @contextlib.contextmanager
 def make_private_folder(home: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A fresh folder that only this user can enter, removed at the end; `home` is where it is made.
+    """A fresh folder in `home` that only this user can enter, removed at the end.
 
     Leftovers of killed runs there are removed first.
 
@@ -84,7 +84,7 @@ def remove_abandoned(home: Path) -> None:
 
 
 def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, Files]:
-    """The files that the config names for each worker, or their usual names beside it; none if it is insecure."""
+    """The certificate files in the config for each worker, or the default ones next to it; none if it is insecure."""
     if config.security.insecure:
         return {}
     run, base = config.run_name, find_base(path)
@@ -107,11 +107,11 @@ def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
     if len(tenants) > 1:
         (one, first), (other, second), *_ = tenants.items()
         if one is not None and other is not None and one.mark == other.mark:
-            why, mend = "the owner has changed its limits in between", "whale-nebula login for all of them"
+            why, mend = "the owner has changed its limits in between", "run whale-nebula login for all of them"
         else:
-            why = f"{first} is of {one or 'no account'}, and {second} of {other or 'none'}"
-            mend = f"start each by itself: --worker {first.rpartition('/')[2]}"
-        raise AccountError("the workers of one start are not of one account", why=why, mend=mend)
+            why = f"{first} belongs to {one or 'no account'}, and {second} to {other or 'no account'}"
+            mend = f"start each one separately: --worker {first.rpartition('/')[2]}"
+        raise AccountError("the workers of one start belong to different accounts", why=why, mend=mend)
     return next(iter(tenants), None)
 
 
@@ -126,8 +126,8 @@ def listen_here(config: Config, placement: Placement, report: Callable[[str], No
         if listen != address and config.security.insecure:
             raise ConfigError(
                 f"{address} is not an address of this host, so worker {worker} cannot listen there",
-                why="it would listen everywhere, and with insecure: true to everybody",
-                mend="start it on its own host, or use certificates: leave out security.insecure",
+                why="it would listen on all interfaces, and with insecure: true anyone could connect",
+                mend="start it on its own host, or use certificates: remove security.insecure",
             )
         if listen != address:
             report(f"{address} is not an address of this host: worker {worker} listens at {listen}")
@@ -172,10 +172,10 @@ def check(config: Config, cluster: str) -> None:
     others = [each.name for each in config.clusters.values() if each.gateway is not None]
     if own is not None and own.gateway is None and others:
         raise ConfigError(
-            f"cluster {cluster!r} has no gateway, and {' and '.join(map(repr, others))} "
+            f"cluster {cluster!r} has no gateway, but {' and '.join(map(repr, others))} "
             f"{'has' if len(others) == 1 else 'have'} one",
-            why="every cluster has one, or none has: workers behind a gateway are reached through gateways only",
-            mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}; or take "gateway" out of the others',
+            why="all clusters need a gateway, or none: workers behind a gateway can be reached only through gateways",
+            mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}; or remove "gateway" from the others',
         )
 
 
@@ -273,8 +273,8 @@ class Watched:
             while self.process.poll() is None:
                 if self._over.wait(_LOOK_SECONDS):
                     return
-            again = f"restart {number + 1} of {self._restarts.most} of it begins"
-            self._report(f"gateway {self.name} has ended; {again}, its workers wait for it")
+            again = f"restart {number + 1} of {self._restarts.most} begins"
+            self._report(f"gateway {self.name} has exited; {again}, and its workers wait for it")
             _close_pipes(self.process)
             if self._over.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
                 return
@@ -287,15 +287,15 @@ class Watched:
 
 def _await(name: str, process: subprocess.Popen[bytes]) -> None:
     """Wait for the line that a gateway prints once it listens."""
-    said = process.stdout
-    if said is None:
+    output = process.stdout
+    if output is None:
         return
     with selectors.DefaultSelector() as selector:
-        selector.register(said, selectors.EVENT_READ)
+        selector.register(output, selectors.EVENT_READ)
         ready = selector.select(_START_SECONDS)
-    if not ready or not os.read(said.fileno(), 4096):
-        why = "it has said why" if ready else f"it said nothing for {_START_SECONDS:g} s"
-        mend = "look at its address in the config, and at what else listens there"
+    if not ready or not os.read(output.fileno(), 4096):
+        why = "it has printed the reason" if ready else f"it printed nothing for {_START_SECONDS:g} s"
+        mend = "check its address in the config, and whether another program listens there"
         raise TransportError(f"the gateway '{name}' did not start", why=why, mend=mend)
 
 

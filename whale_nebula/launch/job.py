@@ -88,7 +88,7 @@ class Result:
                 f"worker '{outcome.worker}' ended with exit code {outcome.code}", why=outcome.err[-2000:] or None
             )
         if self.late:
-            raise DeadlineError("the workers did not end in time", where=", ".join(self.outcomes))
+            raise DeadlineError("the workers did not exit in time", where=", ".join(self.outcomes))
         return self
 
 
@@ -162,10 +162,10 @@ class Job:
         if self._processes[worker].poll() is not None:
             return
         if self._ward.statuses[worker].ends:
-            still = f"its process has stood still for {self._ending:g} s since"
-            self._notice(f"worker {worker} has ended, and {still}: it is killed")
+            still = f"its process has not exited for {self._ending:g} s"
+            self._notice(f"worker {worker} has ended, but {still}: killing it")
         else:
-            self._notice(f"worker {worker} is frozen (no heartbeat for {self._silence:g} s): it is killed")
+            self._notice(f"worker {worker} is frozen (no heartbeat for {self._silence:g} s): killing it")
             self._frozen.add(worker)
         self._signal([self._processes[worker]], signal.SIGKILL)
 
@@ -178,7 +178,7 @@ class Job:
                 excess = keeper.find_excess(workers) if workers else ""
             if excess:
                 self._excess = excess
-                self._notice(f"{excess}: they are killed")
+                self._notice(f"{excess}: killing them")
                 started = [each for worker in workers for each in descendants(worker)]
                 self.kill_now()
                 kill_each(started)
@@ -236,8 +236,8 @@ class Job:
         """The exit code of a worker; the one that it announced, if it was killed afterwards."""
         code = self._processes[name].returncode
         code = -signal.SIGKILL if code is None else code
-        said = self._ward.statuses[name].code if code in _BY_US else None
-        return code if said is None else said
+        announced = self._ward.statuses[name].code if code in _BY_US else None
+        return code if announced is None else announced
 
     def kill(self, *, gently: bool = False) -> None:
         """Kill all running workers and their descendants: with SIGKILL, if `gently` after SIGTERM."""

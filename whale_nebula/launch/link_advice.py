@@ -19,8 +19,8 @@ DIRECT, THROUGH = "direct", "through the gateways"
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Tensors of one size on the line: bytes a second from the first worker to the second (`there`) and `back`, each
-    alone and then both ways at once.
+    """Throughput of a link for tensors of one size: bytes per second from the first worker to the second (`there`) and
+    `back`, each alone and then both ways at once.
     """
 
     size: int
@@ -32,7 +32,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class LineFound:
-    """Measurement of the line between two workers. Times are in seconds; `clock` is the offset of the second one's
+    """Measurement of the link between two workers. Times are in seconds; `clock` is the offset of the second worker's
     clock, `sheets` describe both ends, `broken` counts reconnections; `when` is the local time.
 
     >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 7.0e6)
@@ -55,12 +55,12 @@ class LineFound:
 
     @property
     def clusters(self) -> tuple[str, str]:
-        """The two clusters that the line joins."""
+        """The two clusters that the link connects."""
         return cluster_of(self.first), cluster_of(self.second)
 
     @property
     def bits(self) -> float:
-        """The rate of the line in bits a second, as `links` in the config has it: of the slower direction, for large
+        """The rate of the link in bits per second, as in `links` of the config: of the slower direction, for large
         tensors.
         """
         largest = max(self.crossings, key=lambda each: each.size)
@@ -68,7 +68,7 @@ class LineFound:
 
     @property
     def delay(self) -> float:
-        """One way, as `links` in the config has it: half of the shortest round trip."""
+        """The delay of one direction, as in `links` of the config: half of the shortest round trip."""
         return self.least_round_trip / 2
 
     def to_json(self) -> str:
@@ -79,10 +79,10 @@ class LineFound:
     def from_json(cls, text: str) -> LineFound:
         """Parse JSON of `to_json`; ValueError for anything else."""
         try:
-            said = json.loads(text)
-            return cls(**{**said, "crossings": tuple(Crossing(**each) for each in said["crossings"])})
+            fields = json.loads(text)
+            return cls(**{**fields, "crossings": tuple(Crossing(**each) for each in fields["crossings"])})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is not a measurement of a line: {error!r}") from None
+            raise ValueError(f"this is not a link measurement: {error!r}") from None
 
     def document(self) -> dict[str, Any]:
         """The measurement and its consequences, for programs."""
@@ -90,7 +90,7 @@ class LineFound:
 
 
 def path_of(config: str | os.PathLike[str], a: str, b: str) -> Path:
-    """The file of the last measurement between two clusters, in a folder beside the config.
+    """The file of the last measurement between two clusters, in a folder next to the config.
 
     >>> path_of("/srv/clusters.yaml", "npu", "gpu").as_posix()
     '/srv/line/gpu-npu.json'
@@ -115,7 +115,7 @@ def save(found: LineFound, path: Path) -> None:
         path.write_text(found.to_json() + "\n", "utf-8")
     except OSError as error:
         raise TransportError(
-            "the measurement cannot be kept", where=str(path), why=error.strerror, mend=f"ls -ld {path.parent}"
+            "cannot save the measurement", where=str(path), why=error.strerror, mend=f"ls -ld {path.parent}"
         ) from None
 
 
@@ -140,30 +140,30 @@ class Advice(NamedTuple):
     write: str = ""
 
 
-def advise(found: LineFound, said: Line) -> Advice:
+def advise(found: LineFound, line: Line) -> Advice:
     """Compare a measurement between two clusters with the config.
 
-    A rate in the config also paces the gateways, so a faster line cannot be measured through them. A correct value is
+    A rate in the config also paces the gateways, so a faster link cannot be measured through them. A correct value is
     left unchanged: a measured rate is slightly lower, so copying it each time would lower it repeatedly.
     """
-    why, rate, delay = [], str(Line(said.rate)), str(Line(delay=said.delay))
-    near = said.rate is not None and abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate
-    if said.rate is None or not (near or _is_paced(found, said.rate)):
-        configured, rate = rate if said.rate is not None else "no rate", rate_text(found.bits)
-        why.append(f"the config says {configured}, and it is {rate}")
-    if abs(found.delay - said.delay) > max(_DELAY_SLACK, _DELAY_TOLERANCE * said.delay):
-        configured, delay = delay if said.delay else "no delay", delay_text(found.delay)
-        why.append(f"the config says {configured}, and it is {delay}")
+    why, rate, delay = [], str(Line(line.rate)), str(Line(delay=line.delay))
+    near = line.rate is not None and abs(found.bits - line.rate) <= _RATE_TOLERANCE * line.rate
+    if line.rate is None or not (near or _is_paced(found, line.rate)):
+        configured, rate = rate if line.rate is not None else "no rate", rate_text(found.bits)
+        why.append(f"the config has {configured}, but the measured rate is {rate}")
+    if abs(found.delay - line.delay) > max(_DELAY_SLACK, _DELAY_TOLERANCE * line.delay):
+        configured, delay = delay if line.delay else "no delay", delay_text(found.delay)
+        why.append(f"the config has {configured}, but the measured delay is {delay}")
     if not why:
-        paced = ", as the gateways pace it: they hide a faster line" if found.path == THROUGH else ""
-        return Advice(True, f"the config says {said}, and so it is{paced}")
+        paced = "; a faster link would not show, because the gateways limit the rate" if found.path == THROUGH else ""
+        return Advice(True, f"the config has {line}, which matches the measurement{paced}")
     delay = delay if delay != str(Line()) else delay_text(found.delay)
     a, b = found.clusters
     return Advice(False, "; ".join(why), f"links: [{{between: [{a}, {b}], rate: {rate}, delay: {delay}}}]")
 
 
 def _is_paced(found: LineFound, rate: float) -> bool:
-    """Whether the measured rate is the gateways' own limit, at least once in each direction: then the line has that
+    """Whether the measured rate reached the gateways' limit, at least once in each direction: then the link has that
     rate.
     """
     there = max(max(each.there, each.both_there) for each in found.crossings)
@@ -172,7 +172,7 @@ def _is_paced(found: LineFound, rate: float) -> bool:
 
 
 def rate_text(bits: float) -> str:
-    """A rate in the config's syntax, rounded down so that a paced sender does not overflow the line.
+    """A rate in the config's syntax, rounded down so that a paced sender does not overflow the link.
 
     >>> rate_text(57.38e6), rate_text(3_456e6), rate_text(940e3)
     ('57mbit', '3450mbit', '0.94mbit')
@@ -184,7 +184,7 @@ def rate_text(bits: float) -> str:
 
 
 def delay_text(seconds: float) -> str:
-    """A delay as the config has it, to a tenth of a millisecond.
+    """A delay in the config's syntax, to a tenth of a millisecond.
 
     >>> delay_text(0.02013), delay_text(0.00052), delay_text(0.1234)
     ('20ms', '0.5ms', '123ms')

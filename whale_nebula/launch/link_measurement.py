@@ -30,7 +30,7 @@ from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.message import SESSION, build_message
 
 FIRST_BYTES = 256 << 10
-MOST_BYTES = 1 << 30  # of one burst: enough for one second of the fastest line
+MOST_BYTES = 1 << 30  # of one burst: enough for one second of the fastest link
 LEAST_TENSORS = 4
 _GROWTH = 4
 _WORTH = 1 / 8  # of the requested time: a burst that took so long suffices to estimate the rate
@@ -38,7 +38,7 @@ _WARM_UP = 4  # the first of so many parts is not counted: connections start slo
 
 
 def rate(arrivals: Sequence[float], size: int) -> float:
-    """Bytes a second, computed from the times at which tensors of one size arrived; their first quarter is not counted.
+    """Bytes per second, computed from the arrival times of tensors of one size; the first quarter is not counted.
 
     >>> rate([0.0, 5.0, 6.0, 7.0, 8.0], 1000)
     1000.0
@@ -49,7 +49,7 @@ def rate(arrivals: Sequence[float], size: int) -> float:
 
 
 def full_count(found: float, size: int, seconds: float) -> int:
-    """The number of tensors that take about `seconds` at a measured rate in bytes a second.
+    """The number of tensors that take about `seconds` at a measured rate in bytes per second.
 
     >>> full_count(7.5e6, 1 << 20, seconds=4.0), full_count(100e3, 1 << 20, seconds=4.0)
     (28, 4)
@@ -61,9 +61,9 @@ SIZES = (64 << 10, 1 << 20)
 _BENCH = "bench link"
 _ROUNDS = 20
 _PROGRAM = 1
-_FAST = 40e6  # bytes a second, above which small tensors are no measure of a line
+_FAST = 40e6  # bytes per second, above which small tensors do not measure a link
 _AGAIN_SECONDS = 10.0
-_MOST_BURSTS = 16  # of one size and way: each is `_GROWTH` times the one before, up to `MOST_BYTES`, and the last
+_MOST_BURSTS = 16  # of one size and direction: each is `_GROWTH` times the previous one, up to `MOST_BYTES`
 _MOST_CONNECTIONS = 64
 _TENSOR = Bound("uint8", (max(SIZES),), due=0)  # all are requested in the order in which they are sent
 
@@ -75,11 +75,11 @@ def expect_tensor(key: Key) -> Bound | None:
 
 
 def _refuse(there: str, why: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"worker '{there}' measures the line in a way of its own", why=why)
+    return RemoteProtocolError(f"worker '{there}' does not follow the measurement protocol", why=why)
 
 
 class Way(NamedTuple):
-    """One burst of tensors: bytes a second as measured by the receiver, and its duration."""
+    """One burst of tensors: bytes per second as measured by the receiver, and its duration."""
 
     rate: float
     seconds: float
@@ -94,8 +94,7 @@ class RoundTrips(NamedTuple):
 
 
 class End:
-    """One end of the measurement. One of the two `leads`: it comes first in everything that is not done by both at
-    once.
+    """One end of the measurement. The end that `leads` goes first in everything that the two do not do at once.
 
     `seconds` is the approximate duration of each burst, `patience` the timeout of each message of the other end.
     `report` is called with a line on each stage of the measurement. `kind` and `program` are those of the keys of
@@ -126,15 +125,15 @@ class End:
     def meet(self, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
         """Exchange greetings with the other end; a worker that runs a script is refused.
 
-        If the other end is still measuring another line, this waits for it and reports that.
+        If the other end is still measuring a different link, this waits for it and reports that.
         """
         for_a_script = {"results": _BENCH, "seed": None}  # so that it ends at once with a reason
         self._link.post(build_message(SESSION, "HELLO", bench=_BENCH, **for_a_script, **sheet))
         theirs = self._take_first_word()
         if theirs.get("bench") != _BENCH:
-            why = "both ends must measure, and a run must not go on meanwhile"
+            why = "both ends must measure, and no run may be active at the same time"
             mend = "wait until the run has ended, then start bench link at both ends"
-            raise RunError(f"worker '{self._link.there}' runs a script, and measures no line", why=why, mend=mend)
+            raise RunError(f"worker '{self._link.there}' runs a script instead of a measurement", why=why, mend=mend)
         self.met = True
         return theirs
 
@@ -148,7 +147,7 @@ class End:
                 waited = time.monotonic() - started
                 if waited >= limit or time.monotonic() - asked < seconds:  # earlier, the error is the link's own
                     raise
-                why = "it is connected, and measures another line first, or something else"
+                why = "it is connected, but still busy, for example with another measurement"
                 self._report(str(Wait(f"worker '{self._link.there}'", "", why, waited, limit)))
 
     def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LineFound:
@@ -160,12 +159,12 @@ class End:
         here, there = self._link.here, self._link.there
         ends = (here, there) if self._leads else (there, here)
         sheets = {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}}
-        said = theirs.get("connections")
-        connections = max(int(sheet["connections"]), said if type(said) is int and said <= _MOST_CONNECTIONS else 1)
+        count = theirs.get("connections")
+        connections = max(int(sheet["connections"]), count if type(count) is int and count <= _MOST_CONNECTIONS else 1)
         return LineFound(*ends, path, *trips, crossings, sheets, connections, 0, when)
 
     def probe(self, path: str, when: float) -> LineFound:
-        """Measure round trips, and each way alone, of a link whose ends have met; in large tensors if it is fast."""
+        """Measure round trips and each direction alone, after the ends have met; with large tensors on a fast link."""
         trips, found = self._round_trips(), []
         for turn in (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send):
             slow = turn(SIZES[0])
@@ -181,7 +180,7 @@ class End:
                 if (asked := self._link.take("PING", self._patience))["last"]:
                     return RoundTrips(*map(float, self._take_found(asked.get("found", ()))))
                 self._link.post(build_message("PONG", clock=time.time()))
-            raise _refuse(self._link.there, f"it asks for the round trip more than {_ROUNDS} times")
+            raise _refuse(self._link.there, f"it requests more than {_ROUNDS} round trips")
         seen = [self._ping() for _ in range(_ROUNDS)]
         took = [each[0] for each in seen]
         found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
@@ -190,7 +189,7 @@ class End:
 
     def _take_found(self, found: Sequence[float]) -> Sequence[float]:
         if len(found) != len(RoundTrips._fields):
-            raise _refuse(self._link.there, f"{len(found)} numbers came for a round trip")
+            raise _refuse(self._link.there, f"it sent {len(found)} numbers for a round trip")
         return found
 
     def _ping(self) -> tuple[float, float]:
@@ -207,15 +206,15 @@ class End:
         turns = (self._send, self._receive_bursts) if self._leads else (self._receive_bursts, self._send)
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
-        with ThreadPoolExecutor(1, "nebula-line") as beside:
-            receiving = beside.submit(self._receive_burst, size)
+        with ThreadPoolExecutor(1, "nebula-link") as pool:
+            receiving = pool.submit(self._receive_burst, size)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
             both = (sent, receiving.result()[1]) if self._leads else (receiving.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
         return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate)
 
     def _send(self, size: int) -> Way:
-        """Probe the line with bursts of growing size, then send for the requested time."""
+        """Probe the link with bursts of growing size, then send for the requested time."""
         count = max(2, FIRST_BYTES // size)
         seen = self._burst(size, count, last=False)
         while seen.seconds < _WORTH * self._seconds and _GROWTH * count * size <= MOST_BYTES:
@@ -246,12 +245,12 @@ class End:
 
     def _receive_burst(self, size: int) -> tuple[bool, Way]:
         """Receive one burst; whether it is the last of its size, and its rate. It must be of this size, of `MOST_BYTES`
-        at most, and arrive within the time that the slowest supported line takes.
+        at most, and arrive within the time that the slowest supported link takes.
         """
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
         count, step = int(announced["count"]), int(announced["step"])
         if announced["size"] != size or not 2 <= count <= MOST_BYTES // size:
-            raise _refuse(self._link.there, f"{count} tensors of {announced['size']} bytes are announced")
+            raise _refuse(self._link.there, f"it announced {count} tensors of {announced['size']} bytes")
         arrivals: list[float] = []
         limit = time.monotonic() + LEAST_TENSORS * self._patience + 2 * self._seconds
         for slot in range(count):
@@ -270,7 +269,7 @@ class End:
 
 
 def _format_rate(rate: float) -> str:
-    """A rate in bytes a second as text in bits a second, as usual for lines.
+    """A rate in bytes per second as text in bits per second, as usual for links.
 
     >>> _format_rate(7.5e6)
     '60 Mbit/s'
@@ -279,11 +278,11 @@ def _format_rate(rate: float) -> str:
 
 
 ALIKE = ("whale_nebula", "code", "tensorflow", "keras", "python")
-"""Versions that must be the same at both ends of a run; of Python only the minor version."""
+"""Versions that must be identical at both ends of a run; of Python only the minor version."""
 
 
 def versions() -> dict[str, str | None]:
-    """Versions that must agree for programs to be traced alike; None for a package that is not installed."""
+    """Versions that must agree for identical traced programs; None for a package that is not installed."""
     return {
         "whale_nebula": whale_nebula.__version__,
         "code": code_digest(),
@@ -317,7 +316,7 @@ def _version(package: str) -> str | None:
 
 
 def measure(place: Place, *, seconds: float, patience: float, report: Callable[[str], None]) -> Iterator[LineFound]:
-    """Measure the lines to all peers of a place, one after the other in an order that is the same at all ends.
+    """Measure the links to all peers of a place, one after the other in an order that is the same at all ends.
 
     `report` is also called with the peer that is waited for; no wait is longer than `patience`.
     """
@@ -339,18 +338,18 @@ def _measure_link(
     try:
         found = end.measure(sheet(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
-        raise _add_command(error, link.there, path, came=end.met) from None
+        raise _add_command(error, link.there, path, met=end.met) from None
     return replace(found, broken=max(0, link.state().connections - 1))
 
 
-def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
+def _add_command(error: NebulaError, there: str, path: str, *, met: bool) -> NebulaError:
     """Add the command to start the other end to an error, if that end has never connected."""
-    if came:
+    if met:
         return error
     command = f"whale-nebula bench link --config clusters.yaml --cluster {cluster_of(there)}"
     gateways = "start the gateways of both clusters, and " if path == THROUGH else ""
     return type(error)(
-        error.what, where=error.where, why=error.why, mend=f"{gateways}run there, at the same time: {command}"
+        error.what, where=error.where, why=error.why, mend=f"{gateways}at the same time, run there: {command}"
     )
 
 
@@ -395,14 +394,16 @@ def table(found: LineFound) -> str:
 
 def notes(found: LineFound) -> list[str]:
     """Warnings of a measurement: clock offsets, reconnections, different versions."""
-    said = []
+    lines = []
     if abs(found.clock) > _CLOCK_SECONDS:
-        late = "ahead" if found.clock > 0 else "behind"
-        said.append(f"the clock of {found.second} is {abs(found.clock):.1f} s {late} of that of {found.first}")
+        late = "ahead of" if found.clock > 0 else "behind"
+        lines.append(f"the clock of {found.second} is {abs(found.clock):.1f} s {late} the clock of {found.first}")
     if found.broken:
-        said.append(f"the connection broke {found.broken} times meanwhile")
+        lines.append(f"the connection broke {found.broken} times during the measurement")
     sheets = [found.sheets.get(worker, {}) for worker in (found.first, found.second)]
     for name, versions in find_differences(*sheets).items():
         first, second = map(escape_foreign_text, versions)
-        said.append(f"{name} differs: {first} at {found.first}, {second} at {found.second}; a run would refuse that")
-    return said
+        lines.append(
+            f"{name} differs: {first} at {found.first}, {second} at {found.second}; a run would refuse to start"
+        )
+    return lines

@@ -63,7 +63,7 @@ def identities(
     """The identity of each worker of this host, without the fields that depend on its process.
 
     `security` has the certificate files of each, or is empty if the config is insecure; `listen` has the addresses of
-    those that do not listen at their own; `path` is the config's; `others` are fields that all of them have alike.
+    those that do not listen at their own; `path` is the config's; `others` are fields that are the same for all.
     """
     return {
         worker: Identity(
@@ -100,7 +100,7 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a new process (no fork) in a process group of its own, so that it can be killed as a whole. Files that a
+    """Start a new process (no fork) in its own process group, so that it can be killed with its children. Files that a
     worker of an account writes are readable by its user only.
     """
     return subprocess.Popen(

@@ -46,8 +46,8 @@ class Placement:
 
     def __post_init__(self) -> None:
         chosen = {worker: address for worker, address in self.addresses.items() if address != ANY}
-        for _, said in find_shared_addresses(chosen):
-            raise ConfigError(said, why=PORTS, mend=OTHER_PORT)
+        for _, conflict in find_shared_addresses(chosen):
+            raise ConfigError(conflict, why=PORTS, mend=OTHER_PORT)
 
     @property
     def clusters(self) -> tuple[str, ...]:
@@ -83,23 +83,23 @@ def choose_cluster(config: Config, asked: Asked) -> str:
             )
         return asked.cluster
     if len(names) > 1:
-        why = f"the config has {', '.join(names)}"
+        why = f"the config has several clusters: {', '.join(names)}"
         mend = f"--cluster {names[0]}; or --all, to start all of them on this machine"
-        raise ConfigError("which cluster is this host in?", why=why, mend=mend)
+        raise ConfigError("cannot determine the cluster of this host", why=why, mend=mend)
     return names[0] if names else "local"
 
 
-def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *, said: str = "") -> int:
-    """The index of the requested worker in a cluster, otherwise the one in environment variables,
-    which `said` names.
-    """
+def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *, variables: str = "") -> int:
+    """The index of the requested worker in a cluster, otherwise the one of the environment variables in `variables`."""
     number = asked.worker if asked.worker is not None else otherwise
     if number is None or not 0 <= number < count:
-        what = "which worker is this?" if number is None else f"cluster {cluster!r} has no worker {number}"
+        what = f"cluster {cluster!r} has no worker {number}"
+        what = "cannot determine which worker this is" if number is None else what
         choice = "--worker 0" if count == 1 else f"--worker 0 ... --worker {count - 1}"
-        variables = said if asked.worker is None else ""
+        variables = variables if asked.worker is None else ""
         mend = f"set them as the platform does, or {choice}" if variables else choice
-        raise ConfigError(what, where=variables, why=f"cluster {cluster!r} has {count}", mend=mend)
+        why = f"cluster {cluster!r} has {count} worker{'s' * (count != 1)}"
+        raise ConfigError(what, where=variables, why=why, mend=mend)
     return number
 
 
@@ -110,9 +110,9 @@ def add_other_clusters(config: Config, cluster: str, own: Mapping[str, str]) -> 
         if each.name == cluster:
             found |= own
         elif not each.workers:
-            why = f"this host is in {cluster!r}, and must know them"
+            why = f"workers of {cluster!r} need their addresses"
             mend = f'clusters: {{{each.name}: {{workers: ["host:{PORT}"]}}}}'
-            raise ConfigError(f"nothing says where the workers of cluster {each.name!r} are", why=why, mend=mend)
+            raise ConfigError(f"the config lists no workers of cluster {each.name!r}", why=why, mend=mend)
         else:
             found |= {f"{each.name}/{number}": worker.address for number, worker in enumerate(each.workers)}
     return found or dict(own)
@@ -132,9 +132,9 @@ def everything(config: Config, clusters: Sequence[str], local: Callable[[str], b
     _check_names(clusters)
     known = config.clusters or {name: Cluster(name) for name in clusters}
     if not known:
-        why = "a script's scopes name them, but only when it runs"
+        why = "the clusters in a script's scopes are known only when it runs"
         mend = "--all --clusters gpu,npu, or --all --config clusters.yaml"
-        raise ConfigError("which clusters are there?", why=why, mend=mend)
+        raise ConfigError("no clusters are specified", why=why, mend=mend)
     addresses: dict[str, str] = {}
     for cluster in known.values():
         given = [worker.address for worker in cluster.workers] or [ANY]
@@ -152,12 +152,12 @@ def _check_names(clusters: Sequence[str]) -> None:
             raise ConfigError(
                 f"{each!r} is not a valid cluster name",
                 where="--clusters",
-                why="letters, digits, '.', '_' and '-', a letter or digit first",
+                why="a name consists of letters, digits, '.', '_' and '-', and begins with a letter or digit",
                 mend=f"--clusters {','.join([*clusters[:number], meant, *clusters[number + 1 :]])}",
             )
         if each in clusters[:number]:
             mend = f"--clusters {','.join(dict.fromkeys(clusters))}"
-            raise ConfigError(f"cluster {each!r} is named twice", where="--clusters", mend=mend)
+            raise ConfigError(f"duplicate cluster {each!r}", where="--clusters", mend=mend)
 
 
 _LOOPBACK = "127.0.0.1"
@@ -184,7 +184,7 @@ def is_local(host: str) -> bool:
 
 
 def settle_ports(placement: Placement) -> Placement:
-    """The placement with a free port for every address that has none yet, no two the same."""
+    """The placement with a different free port for every address that has none yet."""
     found = {
         worker: f"{_LOOPBACK}:{free_port()}" if address == ANY else address
         for worker, address in placement.addresses.items()
@@ -196,8 +196,8 @@ def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
     """The address at which each worker of this host listens: its own, or all interfaces if no interface has it.
 
     All interfaces are needed behind address translation, where a host is reached by an address that it does not have. A
-    port in use is reported now; a worker would report it only after loading TensorFlow. So is a host name that does not
-    resolve, if a user has `written` it; one that a platform provides may resolve seconds later.
+    port in use is reported now; a worker would report it only after loading TensorFlow. A host name that does not
+    resolve is also reported if a user has `written` it; one that a platform provides may resolve seconds later.
     """
     return {worker: _listening(worker, placement.addresses[worker], written) for worker in placement.here}
 
@@ -209,9 +209,9 @@ def _listening(worker: str, address: str, written: bool) -> str:
     except socket.gaierror as error:
         if written:
             raise ConfigError(
-                f"worker {worker} cannot listen at {address}: {host!r} means nothing on this host",
+                f"worker {worker} cannot listen at {address}: {host!r} does not resolve on this host",
                 why=error.strerror,
-                mend=f"write its number instead of {host} in the config, or mend /etc/hosts or the name server",
+                mend=f"replace {host} by its IP address in the config, or fix /etc/hosts or the name server",
             ) from None
     problem = _try_to_listen(host, port)
     if problem == errno.EADDRNOTAVAIL:
@@ -219,8 +219,8 @@ def _listening(worker: str, address: str, written: bool) -> str:
         address, problem = f"[::]:{port}" if host == "::" else f"{host}:{port}", _try_to_listen(host, port)
     if problem is None:
         return address
-    why = "another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None
-    mend = "end it, or give the worker another port in the config"
+    why = "another program or a worker of an earlier run listens there" if problem == errno.EADDRINUSE else None
+    mend = "stop that process, or give the worker a different port in the config"
     raise ConfigError(f"worker {worker} cannot listen at {address}: {os.strerror(problem)}", why=why, mend=mend)
 
 
@@ -277,7 +277,9 @@ def free_port() -> int:
                 _release(next(iter(_HELD)))
             return port
         sign.close()
-    raise ConfigError("this machine has no free port", mend="end what listens at so many")
+    raise ConfigError(
+        "this machine has no free port", mend=f"stop programs that use ports {_FIRST} to {_FIRST + _COUNT - 1}"
+    )
 
 
 @contextlib.contextmanager

@@ -112,7 +112,7 @@ class Relay:
     """Forwards a process's standard output and standard error, and retains the end of the latter.
 
     The text of our error by which the process ends is held back: the supervisor prints it at the end of the run. If
-    gRPC reports why a TLS handshake failed, a line of our own explains it, once for each reason.
+    gRPC reports why a TLS handshake failed, an additional line explains it, once for each reason.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Relay:
                 sink.write(b"\n")  # on a terminal the next line may be another worker's
 
     def _explain(self, line: bytes, sink: Sink) -> None:
-        meant = read_refusal(line.decode(errors="replace"))
-        if meant is not None and meant not in self._explained:
-            self._explained.add(meant)
-            sink.write(f"whale-nebula: worker {self._worker}: {meant}\n".encode())
+        reason = read_refusal(line.decode(errors="replace"))
+        if reason is not None and reason not in self._explained:
+            self._explained.add(reason)
+            sink.write(f"whale-nebula: worker {self._worker}: {reason}\n".encode())
 
 
 _END = b"\0"
@@ -159,8 +159,8 @@ _CHUNK = 1 << 16
 class Picture:
     """The worker's end: draws into the pipe `fd`, in the current size of the launcher's `terminal`.
 
-    It never blocks. The rest of an incompletely written picture is written at the next call, whose own picture is
-    skipped.
+    It never blocks. The rest of an incompletely written picture is written at the next call; the picture of that call
+    is skipped.
     """
 
     def __init__(self, fd: int, terminal: int) -> None:

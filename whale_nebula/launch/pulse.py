@@ -72,7 +72,7 @@ class Heart:
 class WorkerStatus:
     """Status that a worker has sent: its exit code and error if it is ending, the error code of another worker that
     caused it, the worker that it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first
-    step ended; the newest saved step; whether it is `saving` as it ends by an error; the requested numbers of workers
+    step ended; the newest saved step; whether it is `saving` after an error; the requested numbers of workers
     by cluster, if they change; and the clusters that it needs and continued without.
     """
 
@@ -240,17 +240,17 @@ class Ward:
         now = vitals(pid)
         if now is None:
             return False
-        said = self._read(worker)
-        self._heartbeats[worker] = heartbeat = listen(self._heartbeats[worker], passed, said, now)
+        beat = self._read(worker)
+        self._heartbeats[worker] = heartbeat = listen(self._heartbeats[worker], passed, beat, now)
         return is_frozen(
             heartbeat, partial(runnable, pid), self._ending if self.statuses[worker].ends else self._silence
         )
 
     def _read(self, worker: str) -> bool:
-        """Read from a worker's pipe; returns whether anything came. An end of file does not count."""
-        said = b""
+        """Read from a worker's pipe; returns whether anything was received. An end of file does not count."""
+        received = b""
         with suppress(BlockingIOError):
             while some := os.read(self._pulses[worker], 4096):
-                said += some
-        self._rest[worker] = read_words(self._rest[worker] + said, self.statuses[worker], time.monotonic())
-        return bool(said)
+                received += some
+        self._rest[worker] = read_words(self._rest[worker] + received, self.statuses[worker], time.monotonic())
+        return bool(received)

@@ -56,9 +56,9 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
     if "JOBSET_NAME" in missing:
         return Declined("JOBSET_NAME is not set")
     if missing:
-        why = "the manifest hands the labels of a pod on as variables, all of them"
-        mend = "take the block 'env' of deploy/jobset/gpu.yaml"
-        raise ConfigError(f"JOBSET_NAME is set, and {missing[0]} is not", why=why, mend=mend)
+        why = "the manifest must pass all of these labels of the pod as environment variables"
+        mend = "copy the block 'env' of deploy/jobset/gpu.yaml"
+        raise ConfigError(f"JOBSET_NAME is set, but {missing[0]} is not", why=why, mend=mend)
     cluster = choose_cluster(config, asked)
     name, job = environ["JOBSET_NAME"], environ["JOBSET_REPLICATED_JOB"]
     jobs, pods = _count(environ, "JOBSET_REPLICAS", 1), _count(environ, "JOBSET_PODS", 1)
@@ -69,8 +69,8 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
         for pod in range(pods)
     }
     at = _count(environ, "JOBSET_JOB_INDEX") * pods + _count(environ, "JOB_COMPLETION_INDEX")
-    said = {name: environ.get(name) for name in _NUMBERS if environ.get(name)}
-    number = one_worker(cluster, asked, len(own), at, said=", ".join(f"{name}={text}" for name, text in said.items()))
+    variables = ", ".join(f"{name}={environ[name]}" for name in _NUMBERS if environ.get(name))
+    number = one_worker(cluster, asked, len(own), at, variables=variables)
     return Placement((f"{cluster}/{number}",), add_other_clusters(config, cluster, own))
 
 
@@ -90,7 +90,7 @@ def from_config(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
     Placement(here=('npu/0',), addresses={'gpu/0': 'a:7101', 'npu/0': 'b:7101'})
     """
     if not any(cluster.workers for cluster in config.clusters.values()):
-        return Declined("there is no config that lists workers" if config.clusters else "there is no config")
+        return Declined("the config lists no workers" if config.clusters else "no config is given")
     name = choose_cluster(config, asked)
     cluster = config.clusters[name]
     if not cluster.workers:
@@ -106,9 +106,9 @@ def _list_local(cluster: Cluster, asked: Asked) -> list[int]:
         return [one_worker(cluster.name, asked, count, 0)]
     found = [number for number, worker in enumerate(cluster.workers) if asked.local(host_of(worker.address))]
     if not found:
-        why = f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of it"
+        why = f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of this host"
         mend = f"--worker 0 ... --worker {count - 1}"
-        raise ConfigError(f"which worker of {cluster.name!r} is on this host?", why=why, mend=mend)
+        raise ConfigError(f"cannot determine which worker of {cluster.name!r} runs on this host", why=why, mend=mend)
     return found
 
 
@@ -116,7 +116,7 @@ VARIABLE = "TF_CONFIG"
 WORKERS = ("chief", "master", "worker")
 """The jobs of TensorFlow that compute, in the order in which they are numbered. Other job names are our clusters."""
 _EXAMPLE = f'{VARIABLE}=\'{{"cluster": {{"worker": ["host:7101"]}}, "task": {{"type": "worker", "index": 0}}}}\''
-_REFUSED = {"ps": "there are no parameter servers here", "evaluator": "evaluation is part of the script here"}
+_REFUSED = {"ps": "parameter servers are not supported", "evaluator": "evaluation is part of the training script"}
 
 
 def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
@@ -133,14 +133,14 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     job, index = _task_of_config(place, jobs)
     names = [job for job in WORKERS if job in jobs]
     if names and set(names) != set(jobs):
-        why = f"{', '.join(names)} would be one cluster, by a name that is not given"
+        why = f"{', '.join(names)} would form one cluster, which has no name here"
         mend = '{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}'
-        raise place.key("cluster").wrong("jobs of TensorFlow stand beside clusters", why=why, mend=mend)
+        raise place.key("cluster").wrong("TensorFlow jobs and clusters are mixed", why=why, mend=mend)
     if not names:
         if asked.cluster not in (None, job):
             raise place.key("task").wrong(
-                f"--cluster {asked.cluster} is asked for, and {VARIABLE} says {job!r}",
-                mend=f"leave one of the two out: unset {VARIABLE}",
+                f"--cluster {asked.cluster} contradicts {VARIABLE}, which has {job!r}",
+                mend=f"remove --cluster, or unset {VARIABLE}",
             )
         everyone = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
         return Placement((f"{job}/{one_worker(job, asked, len(jobs[job]), index)}",), everyone)
@@ -157,15 +157,15 @@ def _read(text: str) -> Place:
     try:
         value: Any = json.loads(text)
     except ValueError:
-        raise place.wrong(f"{VARIABLE} is not JSON", mend=f"mend it, or unset {VARIABLE}") from None
+        raise place.wrong(f"{VARIABLE} is not JSON", mend=f"fix it, or unset {VARIABLE}") from None
     if not isinstance(value, dict):
-        raise place.wrong(f"{VARIABLE} is {value!r:.80}, and no object", mend=_EXAMPLE)
+        raise place.wrong(f"{VARIABLE} is {value!r:.80}, not an object", mend=_EXAMPLE)
     table = Place(value, source=VARIABLE).table()
     if not table.key("cluster").entries():
         raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
     for job, hosts in table.key("cluster").entries().items():
         if job in _REFUSED:
-            mend = f"leave {job!r} out, or unset {VARIABLE}"
+            mend = f"remove {job!r}, or unset {VARIABLE}"
             raise hosts.wrong(f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=mend)
     return table
 
@@ -237,9 +237,9 @@ def tasks(text: str) -> list[int]:
 
 
 def _unread(text: str, example: str = "gpu[01-04,07]") -> ConfigError:
-    why = f"it is written like {example}"
+    why = f"the expected form is {example}"
     mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
-    return ConfigError(f"Slurm's {text[:80]!r} cannot be read", why=why, mend=mend)
+    return ConfigError(f"cannot parse Slurm's {text[:80]!r}", why=why, mend=mend)
 
 
 def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
@@ -253,7 +253,7 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
         return Declined("SLURM_JOB_ID is not set")
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not listed:
-        return Declined("Slurm names no nodes: SLURM_JOB_NODELIST is not set")
+        return Declined("SLURM_JOB_NODELIST is not set")
     cluster = choose_cluster(config, asked)
     addresses = [
         f"{node}:{asked.port + number}"
@@ -263,10 +263,10 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
     if "SLURM_STEP_NODELIST" not in environ and len(addresses) > 1 and asked.worker is None:
         why = "a batch script runs on its first node only"
         mend = "srun whale-nebula run ..."
-        raise ConfigError(f"this job has {len(addresses)} tasks, and this is none of them", why=why, mend=mend)
+        raise ConfigError(f"this process is not one of the job's {len(addresses)} tasks", why=why, mend=mend)
     own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
-    task, said = environ.get("SLURM_PROCID", "0"), f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
-    number = one_worker(cluster, asked, len(own), int(task) if task.isdecimal() else None, said=said)
+    task, variables = environ.get("SLURM_PROCID", "0"), f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
+    number = one_worker(cluster, asked, len(own), int(task) if task.isdecimal() else None, variables=variables)
     return Placement((f"{cluster}/{number}",), add_other_clusters(config, cluster, own))
 
 
@@ -276,7 +276,7 @@ def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[in
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
     counts = tasks(text) if text else [1] * len(names)
     if len(counts) != len(names):
-        what = f"Slurm names {len(names)} nodes, and tasks for {len(counts)}"
+        what = f"Slurm lists {len(names)} nodes, but tasks for {len(counts)}"
         mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
         raise ConfigError(what, where=f"{listed}, {text}", mend=mend)
     return names, counts
@@ -302,14 +302,14 @@ class Resolved(NamedTuple):
         """The same as lines of text.
 
         >>> print(resolve(Config(), {}, Asked()).explain())
-        config: no, there is no config
+        config: no, no config is given
         TF_CONFIG: no, TF_CONFIG is not set
         Slurm: no, SLURM_JOB_ID is not set
         Kubernetes JobSet: no, JOBSET_NAME is not set
-        localhost: yes, it says where the workers are
+        localhost: yes, it provides the addresses of the workers
         """
         lines = [f"{name}: no, {why}" for name, why in self.declined.items()]
-        return "\n".join([*lines, f"{self.source}: yes, it says where the workers are"])
+        return "\n".join([*lines, f"{self.source}: yes, it provides the addresses of the workers"])
 
 
 def resolve(config: Config, environ: Mapping[str, str], asked: Asked) -> Resolved:
@@ -321,7 +321,7 @@ def resolve(config: Config, environ: Mapping[str, str], asked: Asked) -> Resolve
             return Resolved(found, name, declined)
         declined[name] = found.why
     raise ConfigError(
-        "nothing says where the workers are",
+        "cannot determine the addresses of the workers",
         why="\n".join(f"{name}: {why}" for name, why in declined.items()),
         mend='clusters: {gpu: {workers: ["10.77.0.1:7101"]}, npu: {workers: ["10.77.0.2:7101"]}}',
     )

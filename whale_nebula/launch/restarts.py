@@ -68,7 +68,7 @@ def find_failure(result: Result) -> Failure | None:
 
 
 def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:
-    """Whether a worker has failed by itself: the launcher did not end it, and it missed no other one."""
+    """Whether a worker has failed by itself: the launcher did not end it, and it did not lose another worker."""
     by_signal = outcome.code < 0 and outcome is not first and outcome.worker not in result.frozen
     return not by_signal and outcome.status.error not in _AWAY
 
@@ -91,7 +91,7 @@ def find_first(result: Result) -> Outcome | None:
 
 
 def describe(result: Result, outcome: Outcome) -> str:
-    """How a worker ended, in words."""
+    """How a worker exited, in words."""
     if outcome.worker in result.frozen:
         return "it was frozen, and was killed"
     if outcome.code < 0 and result.excess:
@@ -141,9 +141,9 @@ class Rule:
 
     >>> rule, killed = Rule(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
     >>> [rule.judge(killed).wait for _ in range(3)], rule.judge(killed).why
-    ([1.0, 2.0, 4.0], 'restarts are used up: 3 of 3 were made')
+    ([1.0, 2.0, 4.0], 'no restarts left: 3 of 3 were used')
     >>> rule.judge(Failure("npu/0", "exit code 1: NB-500 no", recurring="NB-500")).why
-    'it is not started again: NB-500 would come again'
+    'not restarted: NB-500 would recur'
     """
 
     def __init__(self, allowed: Restarts, patience: float = PATIENCE_SECONDS) -> None:
@@ -164,11 +164,11 @@ class Rule:
         if not most:
             return Verdict(False)
         if failure.recurring:
-            return Verdict(False, why=f"it is not started again: {failure.recurring} would come again")
+            return Verdict(False, why=f"not restarted: {failure.recurring} would recur")
         if self._is_repeated(failure):
-            return Verdict(False, why="it is not started again: it has failed so twice before its first step")
+            return Verdict(False, why="not restarted: the same failure occurred twice before the first step")
         if self._made >= most:
-            return Verdict(False, why=f"restarts are used up: {self._made} of {most} were made", used_up=True)
+            return Verdict(False, why=f"no restarts left: {self._made} of {most} were used", used_up=True)
         wait = min(self.allowed.wait * 2.0**self._made, self._longest)
         self._made += 1
         return Verdict(True, wait, self._made)
@@ -256,7 +256,7 @@ class Attempts:
             self._report(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
             for other in result.outcomes.values():
                 if other.worker != failure.worker and other.code not in (0, EXIT_LEFT) and last_word(other.err):
-                    self._report(f"worker {other.worker} ended after it: {describe(result, other)}")
+                    self._report(f"worker {other.worker} ended afterwards: {describe(result, other)}")
             if lost:
                 self._report(lost)
             if not self._rest(verdict.wait):

@@ -19,9 +19,7 @@ from typing import Any
 
 
 def seed_all(seed: int) -> None:
-    """Do what `keras.utils.set_random_seed` does: at once for libraries that are loaded, for others as soon as they
-    are.
-    """
+    """Do what `keras.utils.set_random_seed` does: at once for loaded libraries, for others once they are loaded."""
     random.seed(seed)
     call_when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
     call_when_loaded("keras", lambda: _seed_keras(seed))
@@ -90,7 +88,7 @@ class _Waiting(MetaPathFinder):
         finally:
             self._asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader, self._note_load)
+            spec.loader = _NotifyingLoader(spec.loader, self._note_load)
         return spec
 
     def _note_load(self) -> None:
@@ -99,7 +97,7 @@ class _Waiting(MetaPathFinder):
             self._do()
 
 
-class _Telling(Loader):
+class _NotifyingLoader(Loader):
     """A loader that loads a module by another loader, and then calls a function."""
 
     def __init__(self, loader: Any, do: Callable[[], object]) -> None:
@@ -107,8 +105,8 @@ class _Telling(Loader):
         self._do = do
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:

@@ -32,7 +32,7 @@ class Others(NamedTuple):
 
 
 class Starts:
-    """One start, recorded beside the others in a folder of the account.
+    """One start, recorded next to the others in a folder of the account.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ _LOOKED_AT = ("memory", "processes")
 _SCAN_SECONDS, _SCAN_SHARE = 0.5, 0.05  # at most this share of a core is used to look for new processes
 _WAITED = 8  # polls for which a start waits until a later one has ended
 _PERIOD = 100_000  # microseconds, for CPUs
-_LEAST_QUOTA = 1000  # microseconds: the kernel takes no less
+_LEAST_QUOTA = 1000  # microseconds: the kernel accepts no less
 _TRIES = 3
 _MAPPED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 _SHARED = re.compile(r"^(?:Pss_Anon|Pss_Shmem):\s+(\d+)", re.MULTILINE)
@@ -189,7 +189,7 @@ class Limits:
             if self.group is not None and self.held == held:
                 failure = _enter(self.group, process)
         if failure is not None or self.group is None:
-            what = f"the workers of {self.tenant} cannot be held to what it may use"
+            what = f"cannot apply the limits of {self.tenant} to its workers"
             why = None if failure is None else failure.strerror
             raise AccountError(what, where=str(group), why=why, mend=f"rmdir {group}")
         moved = {process}
@@ -210,7 +210,7 @@ class Limits:
     def explain_kill(self) -> str:
         """Why the kernel has killed one of these processes, if it has."""
         killed, self._kills = self._count_kills() > self._kills, self._count_kills()
-        return self._describe("memory", "would have used more") if killed else ""
+        return self._describe("memory", "tried to use more") if killed else ""
 
     def close(self) -> None:
         """Remove the group, unless another start of the account is in it."""
@@ -254,7 +254,7 @@ class Limits:
         if "processes" in looked:
             count = sum(int(found[1]) for text in statuses.values() if (found := _THREADS.search(text)))
             if count > limits["processes"]:
-                return self._describe("processes", f"are {count}")
+                return self._describe("processes", f"have {count}")
         if "memory" in looked and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
             exact = dict(_read_all(statuses, "smaps_rollup"))  # slower; a process can make it unreadable
             hidden = [text for each, text in statuses.items() if each not in exact]
@@ -266,14 +266,14 @@ class Limits:
     def _describe(self, name: str, found: str) -> str:
         limit = self.tenant.allowance.limits[name]
         most = f"{limit:g} processes and threads" if name == "processes" else f"{format_bytes(limit)} of {name}"
-        return f"{self.tenant} may have {most} on a host, and its workers {found}"
+        return f"{self.tenant} is limited to {most} per host, and its workers {found}"
 
     def list_unheld(self) -> Iterator[str]:
         """The limits that the kernel does not enforce, in words."""
         left = [name for name in self.wanted if name not in self.held]
         looked = [name for name in left if name in _LOOKED_AT]
         if looked:
-            yield f"{' and '.join(looked)}: looked at four times a second"
+            yield f"{' and '.join(looked)}: checked four times a second"
         if "cpus" in left:
             yield "cpus: not limited"
 
@@ -359,10 +359,10 @@ class Tenancy:
         self._note("end run", "deny" if excess else "", excess, codes=dict(codes), epoch=epoch)
 
     def _note(self, action: str, decision: str, reason: str = "", **more: Any) -> None:
-        said = {"account": self.tenant.account, "limits": self.tenant.allowance.limits, **more}
+        details = {"account": self.tenant.account, "limits": self.tenant.allowance.limits, **more}
         self.log.record(
             action, actor=self.log.identity, decision=decision, reason=reason, durable=True,
-            held=list(self.limits.held), **said,
+            held=list(self.limits.held), **details,
         )  # fmt: skip
 
 
@@ -391,8 +391,8 @@ def open_tenancy(
             )  # fmt: skip
             raise
         allowed = replace(tenant.allowance, line=None)
-        may = f", and may use {allowed} on this host" * bool(allowed)
-        report(f"{tenant}: its folder is {home}{may}")
+        may = f"; limits on this host: {allowed}" * bool(allowed)
+        report(f"{tenant}: folder {home}{may}")
         for each in list_unisolated(home, limits):
             report(f"not isolated: {each}")
         yield Tenancy(tenant, home, limits, log)
@@ -405,11 +405,11 @@ def list_unisolated(home: Path, limits: Limits) -> Iterator[str]:
     """Isolation that this account lacks on this host."""
     unheld = list(limits.list_unheld())
     if unheld:
-        yield f"{'; '.join(unheld)} (there is no control group, version 2, that this user can make)"
+        yield f"{'; '.join(unheld)} (this user cannot create a version 2 control group)"
     near = [each for each in home.parent.parent.glob("*/*") if each != home and _is_own(each)]
     if near:
         names = ", ".join(sorted(f"{each.name} of {each.parent.name}" for each in near))
-        yield f"{names} and this account are the same user of this host, and one's script can read the other's files"
+        yield f"{names} and this account run as the same user, so their scripts can read each other's files"
 
 
 def _is_own(path: Path) -> bool:

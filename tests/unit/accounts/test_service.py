@@ -141,9 +141,9 @@ def test_certificates_say_what_the_account_may_use(site: Site) -> None:
 @pytest.mark.parametrize(
     ("scope", "wanted", "said"),
     [
-        (Scope("worker"), worker(1, role=OPERATOR), "not good for gpu/operator-1"),
-        (Scope(first=1, last=1), worker(0), "not good for gpu/0"),
-        (Scope("worker", 1, 1, 2.0), worker(1), "not good for certificates of 3 hours"),
+        (Scope("worker"), worker(1, role=OPERATOR), "not valid for gpu/operator-1"),
+        (Scope(first=1, last=1), worker(0), "not valid for gpu/0"),
+        (Scope("worker", 1, 1, 2.0), worker(1), "not valid for certificates of 3 hours"),
         (Scope("worker", 1, 1, 3.0), worker(1), ""),
     ],
     ids=["a role", "a number", "hours", "within"],
@@ -214,7 +214,7 @@ def test_two_services_of_one_registry_give_no_more_than_the_quota(site: Site) ->
     errors = at_once(site.desk.folder, *(partial(d.log_in, w) for d, w in zip([site.desk, other], wanted, strict=True)))
     other.registry.close()
     assert len(site.desk.registry.certificates("bob")) == 1
-    assert [each.what for each in errors] == ["the account may have 1 at a time, and would have 2"]
+    assert [each.what for each in errors] == ["the account may have 1 at a time, but would have 2"]
 
 
 def test_an_account_that_is_disabled_during_its_login_has_nothing(site: Site) -> None:
@@ -257,14 +257,14 @@ REFUSED: dict[str, Refusal] = {
     "too many in turn": (
         lambda s: s.ask(worker(0), worker(1)), {}, [worker(2)], AccountError, "may have 2 at a time"
     ),
-    "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "held by another account"),
+    "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "belongs to another account"),
     "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "already has a certificate"),
-    "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "a gateway it may not be"),
-    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "an operator it may not be"),
-    "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role .* is auditor"),
-    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer, and an auditor"),
+    "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "certificate of a gateway"),
+    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "certificate of an operator"),
+    "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role auditor"),
+    "an auditor by a trainer": (lambda s: None, {}, [worker(0, role=AUDITOR)], AccountError, "trainer .* auditor"),
     "an auditor by an owner": (
-        become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner, and an auditor"
+        become(OWNER), {"account": "bob"}, [worker(0, role=AUDITOR)], AccountError, "owner .* of an auditor"
     ),
     "another owner's cluster": (lambda s: None, {}, [worker(0, "npu")], AccountError, ", not npu"),
     "another run": (lambda s: None, {}, [worker(0, run="other")], AccountError, "not for run 'other'"),
@@ -368,7 +368,7 @@ def test_a_service_that_is_somebody_else_learns_no_password(site: Site, tmp_path
             thread = threading.Thread(target=accept)
             thread.start()
             asked = Asked("ana", PASSWORD, GOOD, [])
-            with pytest.raises(AccountError, match="does not prove that it is gpu/operator-0"):
+            with pytest.raises(AccountError, match="did not prove that it is gpu/operator-0"):
                 replace(site, port=listening.getsockname()[1]).service.log_in(asked)
             thread.join(10)
     assert heard == [b"", b""]
@@ -383,14 +383,14 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert main([*given, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
     (folder / "ca.pem").write_bytes(site.ca)
     assert main([*given, "--token-file", str(secret), "--count", "2"]) == 0
-    assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, good until ")
+    assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, valid until ")
     assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
     assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
-    assert "gpu-worker-0.pem is of account ana, and this is a login of bob" in capsys.readouterr().err
+    assert "gpu-worker-0.pem belongs to account ana, not to bob" in capsys.readouterr().err
     secret.chmod(0o644)
     assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by other users" in capsys.readouterr().err
     assert main([*given, "--token-file", str(tmp_path / "gone")]) == 1
-    assert "--token-file FILE: the file in which you keep the token" in capsys.readouterr().err
+    assert "--token-file FILE: the file that contains the token" in capsys.readouterr().err
 
 
 def test_a_login_that_is_kept_renews_and_brings_the_deny_lists(site: Site, tmp_path: Path) -> None:
@@ -434,4 +434,4 @@ def test_a_service_that_is_away_is_waited_for(site: Site, tmp_path: Path, capsys
         port = taken.getsockname()[1]
     login, left = Login(given, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
     assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(left), files.now) == DONE
-    assert capsys.readouterr().err.count("it goes on with what there is") == 1
+    assert capsys.readouterr().err.count("continuing with the existing files") == 1

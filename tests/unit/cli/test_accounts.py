@@ -15,16 +15,16 @@ BROKEN = "\udcff"
 """What a byte on a command line becomes that is not a character."""
 AT = ("--cluster", "gpu", "--at", "127.0.0.1:1")
 WRONG: dict[str, tuple[Sequence[str], int, str]] = {
-    "a name that cannot be written": (("accounts", "show", BROKEN), 1, "no account is called"),
-    "a name of another kind": (("accounts", "disable", "Ana"), 1, "no account is called 'Ana'"),
+    "a name that cannot be written": (("accounts", "show", BROKEN), 1, "unknown account"),
+    "a name of another kind": (("accounts", "disable", "Ana"), 1, "unknown account 'Ana'"),
     "a host that cannot be one": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
     "another cluster": (("accounts", "serve", "--cluster", "npu", "--listen", "127.0.0.1:0"), 1, ", not npu"),
     "a service that is not a host": (
-        ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "cannot be asked"
+        ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "is unreachable"
     ),
     "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "valid certif"),
     "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "valid certificate"),
-    "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 cannot be asked"),
+    "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 is unreachable"),
 }  # fmt: skip
 
 
@@ -56,6 +56,6 @@ def test_a_token_says_what_it_is_good_for(
         with pytest.raises(SystemExit, match="2"):
             main(["accounts", "token", "ana", *words])
     assert main(["accounts", "token", "ana", "--for", "worker", "--count", "2", "--hours", "1.5"]) == 0
-    assert "good for worker 0 to 1, 1.5 hours at most" in capsys.readouterr().out
+    assert "valid for worker 0 to 1, at most 1.5 hours" in capsys.readouterr().out
     assert main(["accounts", "show", "ana"]) == 0
-    assert "Z, for worker 0 to 1, 1.5 hours at most" in capsys.readouterr().out
+    assert "Z, for worker 0 to 1, at most 1.5 hours" in capsys.readouterr().out

@@ -360,10 +360,10 @@ def test_nothing_is_signed_unless_somebody_says_so(
     monkeypatch.chdir(site)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert main([*given, "--record", "found.json"]) == 1
-    assert "there is nobody to ask: --yes signs" in capsys.readouterr().err
+    assert "there is no terminal to ask for confirmation: --yes signs" in capsys.readouterr().err
     edit("helper.py", "3", "5")(site)
     assert main([*given, "--record", "found.json", "--yes"]) == 1
-    assert "train.py is not the program that was found: nothing is signed (helper)" in capsys.readouterr().err
+    assert "train.py differs from the examined program: nothing is signed (helper)" in capsys.readouterr().err
     assert sorted((site / "approved").iterdir()) == before
     assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
     assert "seen" in capsys.readouterr().out
@@ -387,7 +387,7 @@ def test_a_script_does_not_run_where_the_key_is(
     )
     monkeypatch.chdir(site)
     assert main(["train.py", "--config", "clusters.yaml", "--yes"]) == 1
-    assert "is not the program that was found: nothing is signed (the script)" in capsys.readouterr().err
+    assert "differs from the examined program: nothing is signed (the script)" in capsys.readouterr().err
     state, by = Path("/proc", (site / "started").read_text(), "stat"), time.monotonic() + 10
     while state.exists() and state.read_text().split()[2] not in "ZX":
         assert time.monotonic() < by
@@ -398,15 +398,15 @@ def test_a_script_does_not_run_where_the_key_is(
     ("words", "said"),
     [
         ([], "a script to approve, --list, or --withdraw"),
-        (["--list", "--withdraw", "1f"], "one of these"),
-        (["train.py", "--days", "many"], "--days takes a number"),
-        (["train.py", "--steps", "0"], "--steps takes a number"),
+        (["--list", "--withdraw", "1f"], "exactly one is required"),
+        (["train.py", "--days", "many"], "--days needs a number"),
+        (["train.py", "--steps", "0"], "--steps needs a number"),
         (["train.py", "--folder", "nowhere"], "there is no authority in this folder"),
         (["train.py", "--days", "0"], "is not a valid certificate lifetime"),
-        (["missing.py"], "there is no file 'missing.py'"),
+        (["missing.py"], "file 'missing.py' does not exist"),
         (["train.py", "--record", "missing.json"], "the record missing.json cannot be read"),
-        (["train.py", "--record", "train.py"], "train.py holds no record of a program"),
-        (["--withdraw", "zz"], "no approval of this authority begins with the serial 'zz'"),
+        (["train.py", "--record", "train.py"], "train.py is not the record of a program"),
+        (["--withdraw", "zz"], "no approval of this authority has a serial that begins with 'zz'"),
         (["train.py", "--config", "clusters.yml"], "the config cannot be read"),
     ],
 )

@@ -57,9 +57,9 @@ def test_a_whole_log(logs: Path, capsys: Capture) -> None:
     held = f"--heads {logs}/from-npu/npu-gateway.heads.jsonl --ca {logs}/ca.pem"
     code, out, _ = run(f"verify {logs}/audit/gpu-gateway.jsonl {held}", capsys)
     assert code == arguments.DONE
-    assert "254 records, each as it was written" in out
+    assert "254 records, all unchanged" in out
     assert "3 heads" in out and "by a certificate of this authority" in out
-    assert "the peer's heads agree up to record 252" in out
+    assert "the peer's heads match up to record 252" in out
     code, out, _ = run(f"verify --json {logs}/audit/gpu-gateway.jsonl", capsys)
     said = json.loads(out)
     assert (code, said["ok"], said["records"], said["closed"]) == (0, True, 254, True)
@@ -68,17 +68,17 @@ def test_a_whole_log(logs: Path, capsys: Capture) -> None:
 
 def test_what_was_not_looked_at_is_said(logs: Path, capsys: Capture) -> None:
     out = run(f"verify {logs}/audit/gpu-gateway.jsonl", capsys)[1]
-    assert "check with --ca" in out
+    assert "verify it with --ca" in out
     assert "peer's heads agree" not in out
     code, out, _ = run(f"verify {logs}/cut/gpu-gateway.jsonl", capsys)
-    assert (code, "only a peer's heads can tell" in out) == (arguments.DONE, True)
+    assert (code, "only a peer's heads can show" in out) == (arguments.DONE, True)
 
 
 @pytest.mark.parametrize(("name", "bad"), [("changed", 151), ("cut", 230)])
 def test_a_log_that_is_not_whole(logs: Path, capsys: Capture, name: str, bad: int) -> None:
     line = f"verify {logs}/{name}/gpu-gateway.jsonl --heads {logs}/from-npu/npu-gateway.heads.jsonl"
     code, out, _ = run(line, capsys)
-    assert (code, f"record {bad} is the first that is wrong" in out) == (arguments.FAILED, True)
+    assert (code, f"record {bad} is the first invalid one" in out) == (arguments.FAILED, True)
     code, out, _ = run(f"{line} --json", capsys)
     said = json.loads(out)
     assert (code, said["ok"], said["bad"]) == (arguments.FAILED, False, bad)
@@ -113,9 +113,9 @@ def test_the_deny_list_counts_wherever_it_lies(tmp_path: Path, capsys: Capture, 
     (certs / "revoked.json").rename(tmp_path / place)
     given = "" if place.startswith("certs") else f" --revoked {tmp_path / place}"
     code, out, _ = run(log + given, capsys)
-    assert (code, "record 0 is the first that is wrong" in out, "revoked" in out) == (arguments.FAILED, True, True)
+    assert (code, "record 0 is the first invalid one" in out, "revoked" in out) == (arguments.FAILED, True, True)
     code, out, _ = run(f"{log}{given} --heads {tmp_path}/from-npu/npu-gateway.heads.jsonl", capsys)
-    assert (code, "the peer's heads agree up to record 252" in out) == (arguments.DONE, True)
+    assert (code, "the peer's heads match up to record 252" in out) == (arguments.DONE, True)
 
 
 @pytest.mark.parametrize("options", ["", "--json"])
@@ -134,7 +134,7 @@ def test_a_log_that_somebody_forged_with_odd_parts(logs: Path, tmp_path: Path, c
     if options:
         assert (json.loads(out)["ok"], json.loads(out)["bad"]) == (False, 0)
     else:
-        assert "record 0 is the first that is wrong" in out and "the head at record 100 is invalid" in out
+        assert "record 0 is the first invalid one" in out and "the head at record 100 is invalid" in out
 
 
 def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -144,7 +144,7 @@ def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: Cap
     )
     AuditLog(path, Identity("mt", "gpu", "gateway"), None).close()
     out = run(f"verify {path}", capsys)[1]
-    assert "once a crash tore the last line: 6 bytes were set aside, and the log says so" in out
+    assert "a crash cut the last line once: 6 bytes were set aside, as the log records" in out
     assert json.loads(run(f"verify {path} --json", capsys)[1])["torn_bytes"] == 6
 
 

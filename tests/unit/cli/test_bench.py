@@ -48,7 +48,7 @@ def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: Cap
     assert first["crossings"] == second["crossings"] and (first["first"], first["second"]) == ("gpu/0", "npu/0")
     assert first["config"]["agrees"] is False
     assert first["config"]["write"].startswith("links: [{between: [gpu, npu], rate: ")
-    assert "npu/0 measures the line to gpu/0" in err and "gpu/0 -> npu/0, tensors of 64 KiB" in err
+    assert "npu/0 measures the link to gpu/0" in err and "gpu/0 -> npu/0, tensors of 64 KiB" in err
     kept = load_measurement(path_of(config, "gpu", "npu"))
     assert kept is not None and kept.first == "gpu/0"
 
@@ -90,18 +90,18 @@ clusters:
 
     def test_measures_one_line_if_that_is_asked_for(self, path: str) -> None:
         assert list(bench_ends.find_origin(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
-        with pytest.raises(ConfigError, match="nobody at the other end") as caught:
+        with pytest.raises(ConfigError, match="the link has no other end") as caught:
             bench_ends.find_origin(load(path), path, "gpu", "npuu")
         assert "did you mean 'npu'" in caught.value.mend
 
     def test_listens_everywhere_for_nobody_who_proves_nothing(self, path: str) -> None:
         Path(path).write_text(re.sub(r', gateway: "[^"]*"', "", Path(path).read_text()))
-        with pytest.raises(ConfigError, match="no address of this host"):
+        with pytest.raises(ConfigError, match="is not an address of this host"):
             bench_ends.find_origin(load(path), path, "tpu", None)
 
     def test_is_nowhere_where_only_the_others_have_gateways(self, path: str) -> None:
         Path(path).write_text(Path(path).read_text().replace(', gateway: "192.0.2.4:27300"', ""))
-        with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, and 'gpu' and 'npu' have one"):
+        with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, but 'gpu' and 'npu' have one"):
             bench_ends.find_origin(load(path), path, "tpu", None)
 
     def test_needs_its_certificates(self, path: str) -> None:
@@ -123,4 +123,4 @@ def test_a_line_that_says_nothing_is_refused(line: str) -> None:
 
 def test_one_end_is_no_line(capsys: Capture) -> None:
     assert bench.main(["link", "--all", "--clusters", "gpu"]) == arguments.CONFIG
-    assert "a line has two ends" in capsys.readouterr().err
+    assert "a link connects two clusters" in capsys.readouterr().err

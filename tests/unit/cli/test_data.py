@@ -37,19 +37,19 @@ def run(line: str, capsys: Capture) -> tuple[int, str, str]:
 def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None:  # noqa: F811
     path, folder = owner.home / "files/corpus.yaml", f"--folder {owner.home}/certs"
     path.write_text(INTERFACE)
-    assert run(f"list {folder}", capsys)[1].startswith("there are no datasets")
+    assert run(f"list {folder}", capsys)[1].startswith("no datasets")
     code, out, _ = run(f"publish {path} {folder}", capsys)
     assert (code, out.splitlines()) == (
         0,
         [
             "published corpus: 100 rows, until 2999-01-01T00:00:00Z",
-            "  leaves: age int64[]",
-            "  an account at most: 1000 rows in all, 1000000000 bytes a run, 100mbit",
+            "  schema: age int64[]",
+            "  limits per account: 1000 rows in total, 1000000000 bytes per run, 100mbit",
             "  about: ages of people",
         ],
     )
     assert run(f"list {folder}", capsys)[1].split()[:2] == ["corpus", "published"]
-    assert "nobody has asked" in run(f"grants {folder}", capsys)[1]
+    assert "no requests" in run(f"grants {folder}", capsys)[1]
     asked = owner.grants.ask("ana", "corpus", "study")
     assert asked.number in run(f"grants {folder}", capsys)[1]
     code, out, _ = run(f"grants --grant {asked.number} --days 7 {folder} --json", capsys)
@@ -63,17 +63,17 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("", 2, "which of publish"),
+        ("", 2, "missing command: one of publish"),
         ("publsh", 2, "did you mean 'publish'"),
-        ("publish", 2, "One FILE"),
-        ("publish a b", 2, "One FILE"),
-        ("list a", 2, "options alone"),
-        ("grants --grant 1 --deny 2 {folder}", 2, "one of these"),
-        ("grants --grant 1 {folder}", 1, "no request has the number"),
-        ("grants --grant 1 --days x {folder}", 2, "takes a number"),
-        ("grants --grant 1 --days -1 {folder}", 1, "no life of a grant"),
+        ("publish", 2, "exactly one FILE"),
+        ("publish a b", 2, "exactly one FILE"),
+        ("list a", 2, "only options"),
+        ("grants --grant 1 --deny 2 {folder}", 2, "cannot be combined"),
+        ("grants --grant 1 {folder}", 1, "unknown request"),
+        ("grants --grant 1 --days x {folder}", 2, "needs a number"),
+        ("grants --grant 1 --days -1 {folder}", 1, "not a valid duration of a grant"),
         ("publish no.yaml {folder}", arguments.CONFIG, "cannot be read"),
-        ("show corpus {folder}", 1, "no dataset is called"),
+        ("show corpus {folder}", 1, "unknown dataset"),
         ("list --folder nowhere", 1, "no authority in this folder"),
     ],
 )
@@ -86,9 +86,9 @@ def test_what_does_not_work_is_not_published(owner: Owner, tmp_path: Path, capsy
     path, folder = owner.home / "files/corpus.yaml", f"--folder {owner.home}/certs"
     path.write_text(INTERFACE.replace("age: int64", "wage: int64"))
     code, _, err = run(f"publish {path} {folder}", capsys)
-    assert (code, "there is no column 'wage'" in err) == (1, True)
+    assert (code, "missing column 'wage'" in err) == (1, True)
     path.write_text(INTERFACE.replace("2999", "2020"))
-    assert "ended at" in run(f"publish {path} {folder}", capsys)[2]
+    assert "expired at" in run(f"publish {path} {folder}", capsys)[2]
     assert owner.grants.list_datasets() == []
 
 
@@ -106,12 +106,12 @@ def test_two_services_of_a_cluster_and_a_port_that_is_taken(owner: Owner, capsys
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("request gpu://corpus --purpose x", 2, "where? --at"),
+        ("request gpu://corpus --purpose x", 2, "missing data service: --at"),
         ("request corpus --at a:1 --purpose x", 2, "gpu://corpus"),
-        ("request gpu://corpus --at a:1", 1, "no certificate of an account"),
-        ("list --at a:1", 2, "of whom? --cluster gpu"),
-        ("list --at a:1 --cluster gpu --folder {certs}", 1, "no certificate of an account"),
-        ("serve --listen nowhere --folder {certs}", 2, "--listen takes HOST:PORT"),
+        ("request gpu://corpus --at a:1", 1, "missing certificate of an account"),
+        ("list --at a:1", 2, "missing cluster: --cluster gpu"),
+        ("list --at a:1 --cluster gpu --folder {certs}", 1, "missing certificate of an account"),
+        ("serve --listen nowhere --folder {certs}", 2, "--listen needs HOST:PORT"),
     ],
 )
 def test_what_is_asked_of_a_service(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811

@@ -32,7 +32,7 @@ def test_this_machine_is_well(capsys: Capture) -> None:
     assert all(
         name in told for name in ("Python", "TensorFlow", "Keras", "gRPC", "oneDNN", "CPU threads", "free memory")
     )
-    assert told.endswith("everything that is needed is there\n")
+    assert told.endswith("all requirements are met\n")
 
 
 def test_json(capsys: Capture) -> None:
@@ -77,7 +77,7 @@ def test_a_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, cap
     assert doctor.main([]) == 1
     told = capsys.readouterr().out
     assert "BAD   Keras" in told and 'mend: pip install "keras>=4.0"' in told
-    assert "1 of" in told and "must be mended" in told
+    assert "1 of" in told and "must be fixed" in told
 
 
 def test_what_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +157,13 @@ def test_it_knows_what_a_run_would_go_on_from(tmp_path: Path) -> None:
     config, saved = tmp_path / "clusters.yaml", tmp_path / "saved"
     config.write_text(f"checkpoint: {saved}\n")
     assert [(each.state, each.why) for each in config_checks(str(config))[1:]] == [
-        ("ok", "0 checkpoints; a run begins anew")
+        ("ok", "0 checkpoints; a run starts from the beginning")
     ]
     folder = Folder(str(saved))
     for step in (4, 8):
         os.makedirs(folder.step_path(step))
         folder.commit(Manifest(Position(step), {"local/0": "x"}))
-    assert config_checks(str(config))[1].why == "2 checkpoints; a run goes on from step 8"
+    assert config_checks(str(config))[1].why == "2 checkpoints; a run resumes from step 8"
     start = Start("token", ("gpu/0", "npu/0"))
     os.makedirs(folder.worker_path(9, "gpu/0"))
     write_document(folder.worker_path(9, "gpu/0"), Written(Part("gpu/0", {}), {}, Manifest(Position(9)), start))

@@ -117,7 +117,7 @@ class TestAPeerThatRuns:
     def test_is_reached_over_tls(self, site: Site, gpu: GrpcLinks) -> None:
         code, found = site.doctor()
         assert code == 0
-        assert found["npu/0 to gpu/0"]["why"].startswith("mutual TLS stands; ")
+        assert found["npu/0 to gpu/0"]["why"].startswith("mutual TLS works; ")
         assert found["port of npu/0"]["why"] == "free"
         assert found["certificate of npu/0"]["state"] == found["authority"]["state"] == "ok"
         assert found["key of npu/0"]["found"] == "0600"
@@ -125,14 +125,14 @@ class TestAPeerThatRuns:
 
     def test_keys_of_nobody_here_are_warned_of(self, site: Site, gpu: GrpcLinks) -> None:
         code, found = site.doctor()
-        assert (code, found["keys beside npu/0"]["state"]) == (0, "warning")
-        assert found["keys beside npu/0"]["why"].startswith("gpu-worker-0.key in ")
+        assert (code, found["keys next to npu/0"]["state"]) == (0, "warning")
+        assert found["keys next to npu/0"]["why"].startswith("gpu-worker-0.key in ")
         (site.home.folder / "gpu-worker-0.key").unlink()
-        assert "keys beside npu/0" not in site.doctor()[1]
+        assert "keys next to npu/0" not in site.doctor()[1]
 
     def test_has_its_own_port(self, site: Site, gpu: GrpcLinks) -> None:
         code, found = site.doctor("gpu")
-        assert (code, found["port of gpu/0"]["why"]) == (0, "gpu/0 runs, and listens there")
+        assert (code, found["port of gpu/0"]["why"]) == (0, "gpu/0 is running and listens there")
 
     def test_is_another_than_the_config_says(self, site: Site, gpu: GrpcLinks) -> None:
         site.addresses["gpu"], site.addresses["npu"] = site.addresses["npu"], site.addresses["gpu"]
@@ -140,7 +140,7 @@ class TestAPeerThatRuns:
         code, found = site.doctor()
         assert code == 1
         assert found["port of npu/0"]["state"] == "bad"
-        assert "cannot be had" in found["port of npu/0"]["found"]
+        assert "is not available" in found["port of npu/0"]["found"]
 
     def test_does_not_know_the_authority_of_this_one(self, site: Site, gpu: GrpcLinks, tmp_path: Path) -> None:
         other = Home.at(tmp_path / "other").files(NPU)
@@ -175,7 +175,7 @@ class TestTheConfig:
         site.write(gateway=free_address())
         code, found = site.doctor("gpu")
         assert (code, found["gateways"]["state"]) == (1, "bad")
-        assert found["gateways"]["found"] == "cluster 'gpu' has no gateway, and 'npu' has one"
+        assert found["gateways"]["found"] == "cluster 'gpu' has no gateway, but 'npu' has one"
         assert site.doctor("npu")[1]["gateways"]["state"] == "note"
 
     def test_a_host_that_nobody_knows_has_no_free_port(self, site: Site) -> None:
@@ -273,7 +273,7 @@ class TestTheHost:
             self.of("npu")
         with pytest.raises(ConfigError, match="no cluster 'gpuu'"):
             self.of("gpuu")
-        with pytest.raises(ConfigError, match="'tpu' names no gateway"):
+        with pytest.raises(ConfigError, match="'tpu' has no gateway"):
             self.of("tpu", gateway=True)
 
     def test_reaches_others_through_its_gateway(self) -> None:
@@ -295,7 +295,7 @@ class TestTheHost:
     def test_a_name_that_means_nothing(self) -> None:
         config = load({"clusters": {"gpu": {"workers": ["gpu.invalid:7101"]}, "npu": {"workers": ["localhost:7101"]}}})
         checks = list(name_checks(host(config, "clusters.yaml", "npu")))
-        assert [(each.state, each.found) for each in checks] == [("bad", "gpu.invalid is unknown")]
+        assert [(each.state, each.found) for each in checks] == [("bad", "gpu.invalid does not resolve")]
 
 
 class TestTheNetwork:
@@ -319,18 +319,18 @@ class TestTheLine:
         return {check.name: check for check in network.line_checks(found)}
 
     def test_is_as_the_config_says_or_not(self, site: Site) -> None:
-        said = self.said(site)["line to gpu"]
+        said = self.said(site)["link to gpu"]
         assert said.state == "note" and "bench link --config" in said.mend and "--cluster npu" in said.mend
         self.keep(site)
         found = self.said(site)
-        assert list(found) == ["versions here", "line to gpu", "clock of gpu", "versions at gpu"]
+        assert list(found) == ["versions here", "link to gpu", "clock of gpu", "versions at gpu"]
         assert {check.state for check in found.values()} == {"ok"}
         self.keep(site, least_round_trip=0.2)
-        said = self.said(site)["line to gpu"]
+        said = self.said(site)["link to gpu"]
         assert said.state == "warning"
         assert said.mend == "links: [{between: [gpu, npu], rate: 60mbit, delay: 100ms}]"
         self.keep(site, when=time.time() - 30 * 86400)
-        said = self.said(site)["line to gpu"]
+        said = self.said(site)["link to gpu"]
         assert said.state == "note" and "measured 30 days ago" in said.why
 
     @pytest.mark.parametrize(("ahead", "state", "text"), [(5.0, "warning", "5.0 s behind"), (-400.0, "bad", "ahead")])

@@ -77,7 +77,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as ended:
         main(["shw"])
     assert ended.value.code == 2
-    assert "there is no command 'shw'; did you mean 'show'?" in capsys.readouterr().err
+    assert "unknown command 'shw'; did you mean 'show'?" in capsys.readouterr().err
 
 
 OPTIONS = {"--json": (None, ""), "--links": ("LINE", ""), "--html": ("FILE", "")}
@@ -111,7 +111,7 @@ def test_a_misspelt_option_is_told_and_nothing_is_abbreviated(
     with pytest.raises(SystemExit) as ended:
         Parser("it", "", OPTIONS).read([word, "10mbit"])
     assert ended.value.code == 2
-    assert f"there is no option '{word}'; did you mean '{meant}'?" in capsys.readouterr().err
+    assert f"unknown option '{word}'; did you mean '{meant}'?" in capsys.readouterr().err
 
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text()

@@ -120,10 +120,10 @@ def test_a_step_with_scopes_is_planned_as_they_say(call: Call) -> None:
 WRONG: list[tuple[str, tuple[str, ...], int, str]] = [
     (FIT, ("--memory", "16Gi"), arguments.USAGE, "did you mean '16GiB'?"),
     (FIT, ("--micro-batch", "0"), arguments.USAGE, "micro_batch=0 is not a valid count"),
-    (FIT, ("--micro-batch", "many"), arguments.USAGE, "takes a number"),
+    (FIT, ("--micro-batch", "many"), arguments.USAGE, "needs a number"),
     (FIT, ("--clusters", "gpu,gpu"), arguments.USAGE, "has one twice"),
     (FIT, ("--memory", "1MB"), arguments.FAILED, "no plan fits: "),
-    (MODEL, (), arguments.NOTHING, "made no step, so there is nothing to plan"),
+    (MODEL, (), arguments.NOTHING, "ran no step, so there is nothing to plan"),
     (MODEL + "raise KeyError(3)", (), arguments.FAILED, "raised KeyError before its first step\n"),
 ]
 
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_said(text: str, words: tuple[str, ...], status: int, s
     assert shown.status == status and said in shown.err
 
 
-@pytest.mark.parametrize(("words", "said"), [([], "which script?"), (["plan.json"], "is not a script")])
+@pytest.mark.parametrize(("words", "said"), [([], "missing script"), (["plan.json"], "is not a script")])
 def test_a_script_is_wanted(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         plan.main(words)

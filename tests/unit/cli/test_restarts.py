@@ -74,7 +74,7 @@ def test_restarts_that_are_used_up_have_an_exit_code_and_the_first_failure_is_na
     path = script("train()\nif me.cluster == 'npu': sys.exit(7) if me.epoch else die()\ntime.sleep(0.3)")
     assert main(["run", "--all", "--config", config, "--restarts", "1", path]) == arguments.USED_UP
     assert capfd.readouterr().err.splitlines()[-2:] == [
-        "whale-nebula: restarts are used up: 1 of 1 were made; in epoch 0 worker npu/0 failed first: ended by SIGKILL",
+        "whale-nebula: no restarts left: 1 of 1 were used; in epoch 0 worker npu/0 failed first: ended by SIGKILL",
         "whale-nebula: worker npu/0 failed first: exit code 7",
     ]
 
@@ -83,7 +83,7 @@ def test_what_would_come_again_is_not_tried(script: Callable[[str], str], config
     """Whatever else ends a run or does not: tests/unit/launch/test_restarts.py."""
     path = script("import whale_nebula as nb\nraise nb.errors.ConfigError('not so')")
     assert main(["run", "--all", "--config", config, path]) == 1
-    assert "NB-500 would come again" in capfd.readouterr().err
+    assert "NB-500 would recur" in capfd.readouterr().err
 
 
 def test_the_option_goes_before_the_config(script: Callable[[str], str], config: str, capfd: Capture) -> None:
@@ -106,8 +106,8 @@ def test_a_signal_between_two_starts_ends_the_command(script: Callable[[str], st
         process.communicate(timeout=SOON)
     assert process.returncode == arguments.LEFT
     assert err.splitlines() == [
-        "whale-nebula: SIGTERM: no other start",
-        "whale-nebula: no worker was running, and none is started again; the run can be started again",
+        "whale-nebula: SIGTERM: no restart",
+        "whale-nebula: no worker was running, and none is restarted; the run can be started again",
     ]
 
 
@@ -141,5 +141,5 @@ if me.cluster == "gpu":
 """
     assert main(["run", "--all", "--config", str(path), script(code)]) == arguments.DONE
     said = capfd.readouterr().err
-    assert "gpu/gateway and npu/gateway run here, too; their audit logs go with the run" in said
-    assert "/gateway has ended; restart 1 of 1 of it begins, its workers wait for it" in said
+    assert "gpu/gateway and npu/gateway run here, too; their audit logs are deleted after the run" in said
+    assert "/gateway has exited; restart 1 of 1 begins, and its workers wait for it" in said

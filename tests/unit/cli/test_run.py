@@ -85,8 +85,8 @@ class TestWhatWouldBeStarted:
         assert capsys.readouterr().out.splitlines() == [
             f"run 'mt' of {path} --lr 1, seed 3",
             "  gpu/0  starts here   10.77.0.1:7101, behind gateway 10.77.0.9:7100",
-            "  npu/0  is elsewhere  10.77.0.2:7101",
-            "certificates as the config says; config says where the workers are",
+            "  npu/0  elsewhere     10.77.0.2:7101",
+            "certificates of the config; addresses of the workers from config",
         ]
 
     def test_as_json(self, script: Callable, config: Callable, capsys: Capture) -> None:
@@ -110,7 +110,7 @@ class TestWhatWouldBeStarted:
         monkeypatch.setenv("SLURM_JOB_ID", "1")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         assert main(["run", "--explain"]) == arguments.DONE
-        assert capsys.readouterr().out.splitlines()[-1] == "Slurm: yes, it says where the workers are"
+        assert capsys.readouterr().out.splitlines()[-1] == "Slurm: yes, it provides the addresses of the workers"
         assert main(["run", "--explain", "--json"]) == arguments.DONE
         found = json.loads(capsys.readouterr().out)
         assert (found["answered"], list(found["declined"])) == ("Slurm", ["config", "TF_CONFIG"])
@@ -120,12 +120,12 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("words", "why"),
         [
-            ([], "which script?"),
-            (["--all", "--cluster", "gpu", "t.py"], "without --cluster and --worker"),
-            (["--clusters", "gpu,npu", "t.py"], "--clusters goes with --all"),
-            (["--all", "--clusters", "gpu", "--config", "c", "t.py"], "stands for a config"),
-            (["--worker", "one", "t.py"], "--worker takes a number"),
-            (["--insecure", "t.py"], "there is no option '--insecure'"),
+            ([], "missing script"),
+            (["--all", "--cluster", "gpu", "t.py"], "cannot be combined with --cluster or --worker"),
+            (["--clusters", "gpu,npu", "t.py"], "--clusters needs --all"),
+            (["--all", "--clusters", "gpu", "--config", "c", "t.py"], "replaces --config"),
+            (["--worker", "one", "t.py"], "--worker needs a number"),
+            (["--insecure", "t.py"], "unknown option '--insecure'"),
             (["--confg", "c.yaml", "t.py"], "did you mean '--config'?"),
         ],
     )
@@ -138,7 +138,7 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("options", "text", "said"),
         [
-            ("--cluster npu --dry-run", PAIR, "cluster 'npu' has no gateway, and 'gpu' has one"),
+            ("--cluster npu --dry-run", PAIR, "cluster 'npu' has no gateway, but 'gpu' has one"),
             ("--cluster gpu --dry-run", PAIR.replace("run: mt", "run: lo op"), "'lo op' is not a valid run name"),
             ("--all --dry-run", PAIR.replace("npu", "n/pu"), "'n/pu' is not a valid cluster name"),
             ("--cluster gpu", PAIR, "NB-428"),  # its certificates are not there
@@ -217,7 +217,7 @@ refuse()
         path = script("if me.cluster == 'npu': raise ValueError('no such thing')")
         assert main(["run", *BOTH, path]) == arguments.FAILED
         lines = capfd.readouterr().err.splitlines()
-        assert lines[0] == "whale-nebula: worker npu/0 ends by an error"
+        assert lines[0] == "whale-nebula: worker npu/0 failed with an error"
         assert lines[1] == "Traceback (most recent call last):"
         assert lines[2].startswith(f'  File "{path}", line ')
 
@@ -241,7 +241,7 @@ refuse()
         assert main(["run", "--config", path, script("print(me.security)")]) == arguments.DONE
         out, err = capfd.readouterr()
         assert out == "None\n"
-        assert f"insecure: true in {path}: links are not encrypted" in err
+        assert f"insecure: true in {path}: connections are neither encrypted nor authenticated" in err
 
     def test_a_script_finds_the_modules_beside_it(self, script: Callable, tmp_path: Path, capfd: Capture) -> None:
         (tmp_path / "beside_it.py").write_text("HERE = 'beside it'")
@@ -320,9 +320,9 @@ for step in range(10**6):
             process.send_signal(number)
             _, err = process.communicate(timeout=SOON)
         assert process.returncode == arguments.LEFT
-        assert f"whale-nebula: {number.name}: the workers leave after their next step" in err
-        assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to end: {number.name}" in err
-        assert err.splitlines()[-1] == "whale-nebula: the workers left, and can be started again"
+        assert f"whale-nebula: {number.name}: the workers exit after their next step" in err
+        assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to stop: {number.name}" in err
+        assert err.splitlines()[-1] == "whale-nebula: the workers exited on request; the run can be started again"
 
     def test_a_worker_without_steps_leaves_at_once(self, script: Callable) -> None:
         with running([*BOTH, script("print(1, flush=True); time.sleep(300)")], lines=2) as process:
@@ -333,7 +333,7 @@ for step in range(10**6):
         with running([*BOTH, script(self.DEAF + "print(1, flush=True); time.sleep(300)")], lines=2) as process:
             workers = psutil.Process(process.pid).children()
             process.terminate()
-            assert process.stderr is not None and "again ends them now" in process.stderr.readline()
+            assert process.stderr is not None and "repeat it to kill them" in process.stderr.readline()
             process.terminate()
             assert process.wait(SOON) == 143
         assert len(workers) == 2 and not any(worker.is_running() for worker in workers)
@@ -345,7 +345,7 @@ for step in range(10**6):
             process.terminate()
             _, err = process.communicate(timeout=SOON)
         assert process.returncode == 137
-        assert "did not leave in time, and were killed: gpu/0" in err
+        assert "killed, because they did not exit in time: gpu/0" in err
 
     def test_a_command_that_is_killed_leaves_nobody(self, script: Callable) -> None:
         code = "import subprocess\nsubprocess.Popen(['sleep', '300'])\nprint(1, flush=True)\ntime.sleep(300)"

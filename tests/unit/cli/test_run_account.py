@@ -39,18 +39,16 @@ def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.Capture
     home = tmp_path / "accounts/gpu/ana"
     assert run(tmp_path, mib=1, long=0) == arguments.DONE
     told = capfd.readouterr().err
-    assert (
-        f"account ana of gpu: its folder is {home}, and may use memory 200 MiB, cpus 1, disk 1 GiB on this host" in told
-    )
-    assert "not isolated: memory: looked at four times a second; cpus: not limited" in told
+    assert f"account ana of gpu: folder {home}; limits on this host: memory 200 MiB, cpus 1, disk 1 GiB" in told
+    assert "not isolated: memory: checked four times a second; cpus: not limited" in told
     assert (home / "note").read_text() == "gpu/0 ana" and (home / "note").stat().st_mode & 0o777 == 0o600
     assert run(tmp_path, mib=400, long=300) == 137  # and three restarts would not help
-    assert "failed first: it was killed: account ana of gpu may have 200 MiB of memory" in capfd.readouterr().err
+    assert "failed first: it was killed: account ana of gpu is limited to 200 MiB of memory" in capfd.readouterr().err
     log = [json.loads(line) for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines()]
     said = [(each["action"], each["decision"]) for each in log if each["action"].endswith("run")]
     assert said == [("start run", "allow"), ("end run", ""), ("start run", "allow"), ("end run", "deny")]
     assert [each["reason"] for each in log if each["action"] == "end run"][1].startswith(
-        "account ana of gpu may have 200 MiB"
+        "account ana of gpu is limited to 200 MiB"
     )
     (home / "much").write_bytes(b"a" * (1 << 20))
     certify(owner, "ana", tmp_path / "certs", allowance=Allowance(disk=1 << 20))

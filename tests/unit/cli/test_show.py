@@ -163,7 +163,7 @@ report.save_trace({str(tmp_path / "trace.json")!r})
 
 def test_untrained_weights_are_never_saved(show: Show, tmp_path: Path) -> None:
     shown = show(FIT + f"\nmodel.save_weights({str(tmp_path / 'w.weights.h5')!r})\nprint('saved')", "--all")
-    said = "the script was about to save by Model.save_weights, with nothing trained: it was ended here"
+    said = "the script was about to save with Model.save_weights, although nothing is trained: stopped here"
     assert shown.status == arguments.DONE and said in shown.err
     assert list(tmp_path.glob("*.h5")) == []
     import keras
@@ -238,7 +238,7 @@ def test_an_error_of_ours_comes_with_the_scripts_lines_alone(show: Show) -> None
     assert show(code, "--json").document["code"] == "NB-101"
 
 
-EARLY, NOTHING = "before its first step with scopes", "made no step with scopes, so there is nothing to show"
+EARLY, NOTHING = "before its first step with scopes", "ran no step with scopes, so there is nothing to show"
 UNSCOPED = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
 
 
@@ -252,7 +252,7 @@ UNSCOPED = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
         ("print('nothing')", arguments.NOTHING, NOTHING),
         ("import sys; sys.exit(0)", arguments.NOTHING, NOTHING),
         ("import whale_nebula as nb\n@nb.function\ndef f(x):\n    return x\nf(1.0)", arguments.NOTHING, NOTHING),
-        (UNSCOPED, arguments.NOTHING, "critic has no scopes, and was about to be trained"),
+        (UNSCOPED, arguments.NOTHING, "critic has no scopes and was about to be trained"),
     ],
 )
 def test_scripts_that_make_no_step(code: str, status: int, said: str, show: Show) -> None:
@@ -281,7 +281,7 @@ print("trained")
 def test_a_model_without_scopes_predicts_but_is_not_trained(own: bool, show: Show) -> None:
     shown = show(PLAIN.format(own=own), "--json")
     assert shown.status == arguments.NOTHING and "rows 3" in shown.err and "trained" not in shown.err
-    assert shown.document["why"] == "plain has no scopes, and was about to be trained"
+    assert shown.document["why"] == "plain has no scopes and was about to be trained"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_what_is_no_script_is_not_run(
     Path(name).write_text(text)
     assert main([name]) == arguments.NO_DATA
     told = capsys.readouterr().err
-    assert f"{name} is not a script: it holds no Python" in told and mend in told
+    assert f"{name} is not a script: it contains no Python code" in told and mend in told
     assert "Traceback" not in told
 
 
@@ -391,4 +391,4 @@ def test_what_is_no_report_says_so(tmp_path: Path, capsys: Capture) -> None:
     assert "contains no report" in capsys.readouterr().err
     assert main(["--report", "nothing.jsonl"]) == arguments.NO_FILE
     said = capsys.readouterr().err
-    assert "there is no file 'nothing.jsonl'" in said and "show --report FILE reads what a run has left" in said
+    assert "file 'nothing.jsonl' does not exist" in said and "show --report FILE reads a file of a run" in said

@@ -30,7 +30,7 @@ def test_quantities(read: Any, text: object, number: float) -> None:
 
 @pytest.mark.parametrize(("read", "kind", "text"), [(read, kind, each) for read, kind, all_ in WRONG for each in all_])
 def test_what_is_no_quantity(read: Any, kind: str, text: object) -> None:
-    with pytest.raises(ConfigError, match=f"is no {kind}"):
+    with pytest.raises(ConfigError, match=f"is not a {kind}"):
         read(Place(text))
 
 
@@ -48,7 +48,7 @@ def test_a_rate_in_bytes_is_refused_with_what_it_is_in_bits() -> None:
     for refused in (lambda: rate(Place("60MB/s")), lambda: parse_links("60MB/s,20ms")):
         with pytest.raises(ConfigError) as caught:
             refused()
-        assert caught.value.why == "a rate is in bits a second, and B is a byte of 8 bits: 60MB/s are 480mbit"
+        assert caught.value.why == "rates are in bits per second, and B is a byte of 8 bits: 60MB/s is 480mbit"
         assert "480mbit" in caught.value.mend
 
 
@@ -92,7 +92,7 @@ def test_texts_that_are_no_line(text: str) -> None:
         ("60mbit,20msec", 'did you mean "20ms"?'),
         ("60mbit;20ms", '"60mbit,20ms"'),
         ("60", '"60mbit,20ms"'),
-        (60, 'say in what: "60mbit", "60ms" ...'),
+        (60, 'add a unit: "60mbit", "60ms" ...'),
     ],
 )
 def test_what_a_line_was_probably_meant_to_be(text: Any, mend: str) -> None:
@@ -112,14 +112,14 @@ def test_a_rate_of_the_config_too() -> None:
 
 def test_ends_of_links_are_clusters_that_are_known() -> None:
     assert parse_links({("gpu", "npu"): "free"}, ["gpu", "npu"]).names == ("gpu", "npu")
-    with pytest.raises(ConfigError, match="no cluster is called 'nup'") as caught:
+    with pytest.raises(ConfigError, match="unknown cluster 'nup'") as caught:
         parse_links({("gpu", "nup"): "free"}, ["gpu", "npu"], "train.py:3")
     assert (caught.value.mend, caught.value.where) == ("did you mean 'npu'?", "train.py:3: links")
 
 
 @pytest.mark.parametrize("value", [60, True, ["60mbit"], b"60mbit"])
 def test_values_that_are_no_line(value: Any) -> None:
-    with pytest.raises(ConfigError, match="is not a line"):
+    with pytest.raises(ConfigError, match="is not a link"):
         parse_links(value)
 
 
@@ -132,7 +132,7 @@ def test_pairs_hold_for_both_directions_unless_both_are_given() -> None:
 
 @pytest.mark.parametrize("pair", ["gpu", ("gpu",), ("gpu", "gpu"), ("gpu", 3), ("a", "b", "c"), None])
 def test_what_is_no_pair(pair: Any) -> None:
-    with pytest.raises(ConfigError, match="no pair of clusters"):
+    with pytest.raises(ConfigError, match="is not a pair of clusters"):
         parse_links({pair: "60mbit"})
 
 

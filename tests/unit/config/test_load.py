@@ -116,23 +116,27 @@ def test_parts_may_be_empty() -> None:
 
 BAD: list[tuple[Any, str, str]] = [
     ({"clutsers": {}}, "clutsers", "did you mean 'clusters'"),
-    ({3: 4}, "", "is not a word"),
+    ({3: 4}, "", "is not a string"),
     ({"run": 3}, "run", "is not a string"),
     ({"clusters": ["gpu"]}, "clusters", "is not a mapping"),
     ({"clusters": {"gpu": {"wrokers": []}}}, "clusters.gpu.wrokers", "did you mean 'workers'"),
-    ({"clusters": {"a->b": {}}}, "clusters.a->b", "no name of a cluster"),
+    ({"clusters": {"a->b": {}}}, "clusters.a->b", "not a valid cluster name"),
     ({"clusters": {"site/gpu": {}}}, "clusters.site/gpu", "clusters: {site-gpu: {}}"),
     ({"clusters": {"gpu": {"workers": ["h:1", "h:2", "h:1"]}}}, "clusters.gpu.workers[2]", "gpu/0 and gpu/2 have"),
-    ({"clusters": {"a": {"workers": ["h:1"]}, "b": {"workers": ["h:1"]}}}, "clusters.b.workers[0]", "another port"),
+    ({"clusters": {"a": {"workers": ["h:1"]}, "b": {"workers": ["h:1"]}}}, "clusters.b.workers[0]", "a different port"),
     ({"clusters": {"gpu": {"workers": "h:1"}}}, "clusters.gpu.workers", "workers: [h:1]"),
     ({"clusters": {"gpu": {"workers": 2}}}, "clusters.gpu.workers", "workers: [10.77.0.2:7101]"),
     ({"clusters": {"gpu": {"workers": ["h:1", "h:2"], "gateway": "h:2"}}}, "clusters.gpu.gateway", "same address, h:2"),
-    ({"clusters": {"gpu": {"workers": ["host"]}}}, "clusters.gpu.workers[0]", "no address"),
-    ({"clusters": {"gpu": {"workers": ["h:1", "h:70000"]}}}, "clusters.gpu.workers[1]", "no address"),
-    ({"clusters": {"gpu": {"workers": ["fd00::7:7101"]}}}, "clusters.gpu.workers[0]", "no address"),
+    ({"clusters": {"gpu": {"workers": ["host"]}}}, "clusters.gpu.workers[0]", "is not an address"),
+    ({"clusters": {"gpu": {"workers": ["h:1", "h:70000"]}}}, "clusters.gpu.workers[1]", "is not an address"),
+    ({"clusters": {"gpu": {"workers": ["fd00::7:7101"]}}}, "clusters.gpu.workers[0]", "is not an address"),
     ({"clusters": {"gpu": "h:1"}}, "clusters.gpu", "clusters.gpu: {workers: ...}"),
     ({"clusters": {"gpu": {"workers": [7101]}}}, "clusters.gpu.workers[0]", "workers[0]: {address: ...}"),
-    ({"clusters": {"gpu": {"workers": [{"device": "/GPU:0"}]}}}, "clusters.gpu.workers[0].address", "no address"),
+    (
+        {"clusters": {"gpu": {"workers": [{"device": "/GPU:0"}]}}},
+        "clusters.gpu.workers[0].address",
+        "is not an address",
+    ),
     (
         {"clusters": {"gpu": {"workers": [{"address": "h:1", "sped": 2}]}}},
         "clusters.gpu.workers[0].sped",
@@ -143,66 +147,66 @@ BAD: list[tuple[Any, str, str]] = [
     ({"clusters": {"gpu": {"memory": "16G"}}}, "clusters.gpu.memory", "memory: 16GiB"),
     ({"clusters": {"gpu": {"memory": "0.5B"}}}, "clusters.gpu.memory", "powers of 1024"),
     ({"clusters": {"gpu": {"flops": 5}}}, "clusters.gpu.flops", "5T"),
-    ({"clusters": {"gpu": {"flops": "0T"}}}, "clusters.gpu.flops", "above zero"),
+    ({"clusters": {"gpu": {"flops": "0T"}}}, "clusters.gpu.flops", "positive number"),
     ({"clusters": {"gpu": {"price": "2.5 EUR"}}}, "clusters.gpu.price", "at least 0"),
     ({"clusters": {"gpu": {"kind": "npu"}}}, "clusters.gpu.kind", "kind: gpu, or kind: cpu"),
-    ({"clusters": {"gpu": {"cores": 0}}}, "clusters.gpu.cores", "whole number"),
-    ({"clusters": {"gpu": {"memory_rate": "20gbit"}}}, "clusters.gpu.memory_rate", "in bytes a second"),
+    ({"clusters": {"gpu": {"cores": 0}}}, "clusters.gpu.cores", "not an integer"),
+    ({"clusters": {"gpu": {"memory_rate": "20gbit"}}}, "clusters.gpu.memory_rate", "bytes per second"),
     ({"clusters": {"gpu": {"memory_rate": 20}}}, "clusters.gpu.memory_rate", "20GB/s"),
     ({"clusters": {"gpu": {"memoryrate": "20GB/s"}}}, "clusters.gpu.memoryrate", "did you mean 'memory_rate'"),
     (
         {"clusters": {"gpu": {"workers": [{"address": "h:1", "device": "CPU", "kind": "gpu"}]}}},
         "clusters.gpu.workers[0].kind",
-        "kind: cpu, or leave it out",
+        "kind: cpu, or remove kind:",
     ),
     ({"clusters": {"gpu": {"inside": "10gbit"}}}, "clusters.gpu.inside", "is not a mapping"),
-    ({"clusters": {"gpu": {"inside": {"loss": 0.1}}}}, "clusters.gpu.inside.loss", "no key"),
+    ({"clusters": {"gpu": {"inside": {"loss": 0.1}}}}, "clusters.gpu.inside.loss", "unknown key"),
     (
         {"clusters": {"gpu": {"workers": [{"address": "h:1", "flops": "5TB"}]}}},
         "clusters.gpu.workers[0].flops",
         "flops: 5T",
     ),
     ({"links": [{"between": ["a", "b"], "cost": -1}]}, "links[0].cost", "at least 0"),
-    ({"clusters": {"gpu": {"gateway": "gate"}}}, "clusters.gpu.gateway", "no address"),
+    ({"clusters": {"gpu": {"gateway": "gate"}}}, "clusters.gpu.gateway", "is not an address"),
     ({"links": {"gpu": "npu"}}, "links", "is not a list"),
-    ({"links": [{"between": ["gpu"]}]}, "links[0].between", "no pair"),
-    ({"links": [{"between": ["gpu", "gpu"]}]}, "links[0].between", "no pair"),
-    ({"links": [{"rate": "60mbit"}]}, "links[0].between", "no pair"),
+    ({"links": [{"between": ["gpu"]}]}, "links[0].between", "is not a pair"),
+    ({"links": [{"between": ["gpu", "gpu"]}]}, "links[0].between", "is not a pair"),
+    ({"links": [{"rate": "60mbit"}]}, "links[0].between", "is not a pair"),
     (
         {"clusters": {"gpu": {}, "npu": {}}, "links": [{"between": ["gpu", "npuu"]}]},
         "links[0].between",
         "did you mean 'npu'",
     ),
-    ({"links": [{"between": ["a", "b"]}, {"between": ["b", "a"]}]}, "links[1]", "joined twice"),
+    ({"links": [{"between": ["a", "b"]}, {"between": ["b", "a"]}]}, "links[1]", "duplicate link"),
     ({"links": [{"between": ["a", "b"], "rate": 60}]}, "links[0].rate", "60mbit"),
     ({"links": [{"between": ["a", "b"], "rate": "60mbps"}]}, "links[0].rate", "is not a rate"),
-    ({"links": [{"between": ["a", "b"], "rate": "0mbit"}]}, "links[0].rate", "above zero"),
+    ({"links": [{"between": ["a", "b"], "rate": "0mbit"}]}, "links[0].rate", "positive number"),
     ({"links": [{"between": ["a", "b"], "delay": "20"}]}, "links[0].delay", "is not a time"),
     ({"links": [{"between": ["a", "b"], "loss": 1}]}, "links[0].loss", "loss: 0.01"),
     ({"checkpoint": {"folder": "a", "overhead": 2}}, "checkpoint.overhead", "overhead: 0.01"),
-    ({"checkpoint": {"folder": "a", "overhead": 0}}, "checkpoint.overhead", "take no time"),
+    ({"checkpoint": {"folder": "a", "overhead": 0}}, "checkpoint.overhead", "overhead is zero"),
     ({"links": [{"between": ["a", "b"], "latency": "1ms"}]}, "links[0].latency", "choose one of"),
     ({"security": {"insecure": "no"}}, "security.insecure", "neither true nor false"),
     ({"security": {"revoke": "none"}}, "security.revoke", "did you mean 'revoked'"),
     ({"security": {"certs": "x"}}, "security.certs", "did you mean 'cert'"),
-    ({"inputs": {"x": {}}}, "inputs.x", "without a shape"),
+    ({"inputs": {"x": {}}}, "inputs.x", "missing shape"),
     ({"inputs": {"x": {"shape": 64}}}, "inputs.x.shape", "is not a list"),
-    ({"inputs": {"x": {"shape": [-1, 64]}}}, "inputs.x.shape[0]", "whole number"),
+    ({"inputs": {"x": {"shape": [-1, 64]}}}, "inputs.x.shape[0]", "not an integer"),
     ({"inputs": {"x": {"shape": [None], "dtype": "flaot32"}}}, "inputs.x.dtype", "did you mean 'float32'"),
     ({"results": "here"}, "results", "choose one of 'everywhere', 'owner'"),
     ({"weights": "mine"}, "weights", "choose one of 'everywhere', 'own'"),
     ({"patience": 120}, "patience", "120s"),
-    ({"patience": "0s"}, "patience", "patience of nothing"),
+    ({"patience": "0s"}, "patience", "patience is zero"),
     ({"restarts": -1}, "restarts", "restarts: 1"),
-    ({"restarts": True}, "restarts", "no whole number"),
-    ({"restarts": "3"}, "restarts", "no whole number"),
+    ({"restarts": True}, "restarts", "not an integer"),
+    ({"restarts": "3"}, "restarts", "not an integer"),
     ({"restarts": {"mots": 3}}, "restarts.mots", "did you mean 'most'"),
     ({"restarts": {"wait": "1s"}}, "restarts", "{most: 3, wait: 1s}"),
     ({"restarts": {"most": 3, "wait": 1}}, "restarts.wait", "1s"),
-    ({"seed": "seven"}, "seed", "whole number"),
-    ({"seed": -1}, "seed", "whole number"),
-    ({"seed": 2**32}, "seed", "whole number"),
-    ({"seed": True}, "seed", "whole number"),
+    ({"seed": "seven"}, "seed", "not an integer"),
+    ({"seed": -1}, "seed", "not an integer"),
+    ({"seed": 2**32}, "seed", "not an integer"),
+    ({"seed": True}, "seed", "not an integer"),
     (["clusters"], "", "is not a mapping"),
     (3, "", "is not a mapping"),
 ]
@@ -281,13 +285,13 @@ def test_a_mistake_in_a_file_names_the_line(written: Callable[[str], Path], text
 @pytest.mark.parametrize(
     ("text", "where", "said"),
     [
-        ("clusters: {gpu: [", ":1:18", "is not YAML"),
-        ("run: a\nrun: b\n", ":2", "the key 'run' is given twice"),
-        ("clusters:\n  gpu: {}\n  gpu: {}\n", ":3", "given twice"),
-        ("links: [{rate: 1mbit, rate: 2mbit}]", ":1", "given twice"),
+        ("clusters: {gpu: [", ":1:18", "is not valid YAML"),
+        ("run: a\nrun: b\n", ":2", "duplicate key 'run'"),
+        ("clusters:\n  gpu: {}\n  gpu: {}\n", ":3", "duplicate key"),
+        ("links: [{rate: 1mbit, rate: 2mbit}]", ":1", "duplicate key"),
         ("- a\n- b\n", "", "the config is not a mapping"),
-        ("run: !!python/object/apply:os.system ['true']", ":1:6", "is not YAML"),
-        ("\x00", "", "is not YAML"),
+        ("run: !!python/object/apply:os.system ['true']", ":1:6", "is not valid YAML"),
+        ("\x00", "", "is not valid YAML"),
     ],
 )
 def test_files_that_cannot_be_read(written: Callable[[str], Path], text: str, where: str, said: str) -> None:
@@ -307,7 +311,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "clusters.yaml"
     path.write_bytes(b"\xff\xfe\x00run")
-    with pytest.raises(ConfigError, match="no UTF-8"):
+    with pytest.raises(ConfigError, match="not UTF-8"):
         load(path)
 
 
@@ -332,7 +336,7 @@ def test_data_is_read_at_the_gateway_where_nothing_else_is_said() -> None:
     clusters = {"gpu": {"gateway": "10.0.0.1:7100"}, "npu": {"gateway": "10.0.0.2:7100"}, "tpu": {}}
     found = load({"clusters": clusters, "data": said}).data
     assert [found[name].at for name in said] == ["10.0.0.1:7100", None, "10.0.0.9:7300"]
-    with pytest.raises(ConfigError, match="nothing says where data of 'tpu' is read"):
+    with pytest.raises(ConfigError, match="missing address of the data service of 'tpu'"):
         load({"clusters": clusters, "data": {"tpu": {"folder": "of-tpu"}}})
 
 

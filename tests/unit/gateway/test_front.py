@@ -250,7 +250,7 @@ def test_a_service_that_is_another_one_learns_nothing(place: Place) -> None:
     place.made.gateways["gpu"]._listener._front._services[LOGIN] = socket_path(site.services, DATA, "gpu")  # type: ignore
     with pytest.raises(AccountError) as refused:
         place.log_in()
-    assert "is another service of gpu" in str(refused.value) and place.logins() == []
+    assert "is a different service of gpu" in str(refused.value) and place.logins() == []
 
 
 # ---------------------------------------------------------------------- who it is, how many, how long
@@ -338,7 +338,7 @@ def test_commands_that_are_ended_and_started_again(
 
         def begin() -> subprocess.Popen[bytes]:
             process = stack.enter_context(started(site))
-            assert "logins and data go to the services in " in listens(process)
+            assert "logins and data are forwarded to the services in " in listens(process)
             return process
 
         gateway = begin()
@@ -347,7 +347,7 @@ def test_commands_that_are_ended_and_started_again(
             accounts.kill()
             accounts.wait(SOON)
         assert main([*words, "--token-file", str(token)]) == FAILED
-        assert "its owner starts it: whale-nebula accounts serve" in capsys.readouterr().err
+        assert "its owner starts it with: whale-nebula accounts serve" in capsys.readouterr().err
         with (
             serving("accounts", certs, "--services", str(apart)) as accounts,
             serving("data", certs, "--services", str(apart)) as data,
@@ -388,9 +388,9 @@ def test_without_services_it_is_said(place: Place, files: dict[str, Files], tmp_
     with town(tmp_path / "empty", files) as made:
         made.start("gpu", services=tmp_path / "empty")
         other = Place(made, place.owner, tmp_path, int(made.sites["gpu"].listen.rpartition(":")[2]))
-        with pytest.raises(AccountError, match=r"the service of logins behind the gateway at .* is not there"):
+        with pytest.raises(AccountError, match=r"the service of logins behind the gateway at .* is not running"):
             other.log_in()
-        with pytest.raises(AccountError, match=r"the service of data behind the gateway at .* is not there"):
+        with pytest.raises(AccountError, match=r"the service of data behind the gateway at .* is not running"):
             other.read()
         until(lambda: other.refused("no service for logins is running: No such file") and other.refused("for data"))
         held = made.gateways["gpu"]._listener._front

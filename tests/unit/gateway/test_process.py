@@ -117,7 +117,7 @@ class TestTheCommand:
             _, err = process.communicate(timeout=SOON)
         assert process.returncode == arguments.DONE
         assert line.startswith("whale-nebula: gateway of cluster gpu, run mt, listens on 127.0.0.1:")
-        assert "to npu (it dials us); trusts every process" in line
+        assert "to npu (it connects to us); trusts every process" in line
         assert err.decode().splitlines()[0].startswith("whale-nebula: INSECURE: TRUE.")
         log = written(tmp_path / "audit/gpu-gateway.jsonl")
         assert [each["action"] for each in log] == ["genesis", "listen", "end"]
@@ -154,7 +154,7 @@ class TestTheCommand:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=SOON)
         first = err.decode().splitlines()[0]
-        assert "WARNING: private keys of others lie in" in first and "(ca.key, gpu-worker-0.key)" in first
+        assert "contains private keys of others" in first and "(ca.key, gpu-worker-0.key)" in first
 
     @pytest.mark.parametrize(
         ("words", "text", "code", "why"),
@@ -189,7 +189,7 @@ class TestALauncher:
             assert process.stdin is not None
             process.stdin.close()
             assert process.wait(SOON) == arguments.DONE
-        assert written(tmp_path / "audit.jsonl")[-1]["reason"] == "its launcher has ended it"
+        assert written(tmp_path / "audit.jsonl")[-1]["reason"] == "stopped by its launcher"
 
     def test_brings_all_gateways_of_a_config_to_this_machine(self, tmp_path: Path) -> None:
         config = load(

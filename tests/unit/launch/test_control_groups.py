@@ -57,7 +57,7 @@ def test_the_kernel_holds_memory_and_processes_and_cpus(root: Path) -> None:
     with contextlib.closing(Limits(ANA, root)) as limits:
         assert (limits.held, list(limits.list_unheld())) == (("memory", "cpus", "processes"), [])
         assert run(limits, "block = b'x' * (300 << 20)")[0] == -9
-        assert "would have used more" in limits.explain_kill() and limits.explain_kill() == ""
+        assert "tried to use more" in limits.explain_kill() and limits.explain_kill() == ""
         assert run(limits, BOMB) == (0, "19")
         busy = "import time\nt = time.monotonic()\nwhile time.monotonic() < t + 1: pass"
         assert run(limits, busy)[0] == 0 and limits.group is not None

@@ -43,22 +43,26 @@ class TestTheFile:
 
     def test_no_place_for_it_is_an_error_with_a_name(self, tmp_path: Path) -> None:
         (tmp_path / "line").write_text("a file")
-        with pytest.raises(TransportError, match="cannot be kept"):
+        with pytest.raises(TransportError, match="cannot save the measurement"):
             save(FOUND, path_of(tmp_path / "clusters.yaml", "gpu", "npu"))
 
 
 class TestWhatItMeansForTheConfig:
     def test_a_config_that_is_right_stays(self) -> None:
-        assert advise(FOUND, Line(60e6, 0.02)) == (True, "the config says 60mbit, 20ms, and so it is", "")
-        assert "hide a faster line" in advise(replace(FOUND, path=THROUGH), Line(60e6, 0.02)).why
+        assert advise(FOUND, Line(60e6, 0.02)) == (
+            True,
+            "the config has 60mbit, 20ms, which matches the measurement",
+            "",
+        )
+        assert "a faster link would not show" in advise(replace(FOUND, path=THROUGH), Line(60e6, 0.02)).why
 
     @pytest.mark.parametrize(
         ("said", "why"),
         [
-            (FREE, "no rate, and it is 57mbit; the config says no delay, and it is 20ms"),
-            (Line(100e6, 0.02), "the config says 100mbit, and it is 57mbit"),
-            (Line(30e6, 0.02), "the config says 30mbit, and it is 57mbit"),
-            (Line(100e6, 0.021), "the config says 100mbit, and it is 57mbit"),
+            (FREE, "no rate, but the measured rate is 57mbit; the config has no delay, but the measured delay is 20ms"),
+            (Line(100e6, 0.02), "the config has 100mbit, but the measured rate is 57mbit"),
+            (Line(30e6, 0.02), "the config has 30mbit, but the measured rate is 57mbit"),
+            (Line(100e6, 0.021), "the config has 100mbit, but the measured rate is 57mbit"),
         ],
     )
     def test_a_wrong_one_is_told_what_to_write(self, said: Line, why: str) -> None:

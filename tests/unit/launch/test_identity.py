@@ -46,12 +46,12 @@ def test_the_descriptors_that_a_worker_gets() -> None:
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("an unknown key", {"listens": "a:1"}, "unexpected keyword argument 'listens'"),
     ("peers in a list", {"peers": []}, "has no attribute 'keys'"),
-    ("a peer without an address", {"addresses": {"npu/0": "a:1"}}, "each peer has an address"),
+    ("a peer without an address", {"addresses": {"npu/0": "a:1"}}, "peers and addresses name different workers"),
     ("its own peer", {"peers": {"gpu/0": "gpu"}, "addresses": {"gpu/0": "a:1"}}, "its own peer"),
-    ("nobody listens", {"listen": None, "security": None}, "this worker has none"),
-    ("no certificates", {"security": None}, "or is told to be insecure"),
-    ("certificates and insecure", {"insecure": True}, "or is told to be insecure"),
-    ("insecure in words", {"security": None, "insecure": "true"}, "or is told to be insecure"),
+    ("nobody listens", {"listen": None, "security": None}, "no address to listen on"),
+    ("no certificates", {"security": None}, "needs either certificates or insecure=true"),
+    ("certificates and insecure", {"insecure": True}, "needs either certificates or insecure=true"),
+    ("insecure in words", {"security": None, "insecure": "true"}, "needs either certificates or insecure=true"),
     ("a certificate without a key", {"security": {"ca": "a", "cert": "b"}}, "missing file names: key"),
 ]
 
@@ -83,7 +83,7 @@ def test_the_identity_of_another_process_is_refused(monkeypatch: pytest.MonkeyPa
     """A worker's own children inherit the variable, but they are not that worker."""
     monkeypatch.setenv(VARIABLE, IDENTITY.to_json())
     attach.cache_clear()
-    with pytest.raises(ConfigError, match="not the worker 'gpu/0'"):
+    with pytest.raises(ConfigError, match="not worker 'gpu/0'"):
         attach()
     monkeypatch.delenv(VARIABLE)
     assert attach() is None

@@ -231,7 +231,7 @@ def test_a_worker_that_is_stopped_is_found_frozen_and_killed(tmp_path: Path) -> 
         result = job.wait(SOON, grace=0.1)
     assert (result.culprit, result.frozen, result.late) == ("npu/0", {"npu/0"}, False)
     assert result.codes["npu/0"] == -signal.SIGKILL
-    assert told == ["worker npu/0 is frozen (no heartbeat for 2 s): it is killed"]
+    assert told == ["worker npu/0 is frozen (no heartbeat for 2 s): killing it"]
 
 
 def test_a_worker_that_has_ended_and_does_not_go_is_not_frozen_and_keeps_its_exit_code(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ sys.exit("NB-402 no message from worker 'gpu/0'")
     with started(code, tmp_path, silence=2.0, ending=2.5, notice=told.append) as job:
         result = job.wait(SOON, grace=SOON)
     assert (result.codes, result.frozen, result.late) == ({"gpu/0": 1, "npu/0": 1}, frozenset(), False)
-    assert told == ["worker npu/0 has ended, and its process has stood still for 2.5 s since: it is killed"]
+    assert told == ["worker npu/0 has ended, but its process has not exited for 2.5 s: killing it"]
 
 
 def test_who_leaves_is_waited_for_with_patience_and_is_nobodys_fault(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_all_leave_after_the_step_in_which_one_said_so() -> None:
     for step in range(10):
         for name, departure in workers.items():
             if step == 3:
-                with pytest.raises(Leaving, match="gpu/0 was asked to end: SIGTERM"):
+                with pytest.raises(Leaving, match="gpu/0 was asked to stop: SIGTERM"):
                     departure.begin()
                 continue
             departure.begin()
@@ -44,14 +44,14 @@ def test_a_peer_can_only_say_the_name_of_a_signal() -> None:
     departure.settle({"gpu/0": None, "npu/0": "\x1b[2J\nmischief", "npu/1": "SIGINT"})
     with pytest.raises(Leaving) as left:
         departure.begin()
-    assert str(left.value) == "npu/0 was asked to end: a signal; npu/1 was asked to end: SIGINT"
+    assert str(left.value) == "npu/0 was asked to stop: a signal; npu/1 was asked to stop: SIGINT"
 
 
 def test_one_leaves_for_the_reasons_of_the_first_step_in_which_there_were_some() -> None:
     departure = Departure()
     departure.settle({"gpu/0": "SIGTERM"})
     departure.settle({"npu/0": "SIGINT"})
-    with pytest.raises(Leaving, match=r"^gpu/0 was asked to end: SIGTERM$"):
+    with pytest.raises(Leaving, match=r"^gpu/0 was asked to stop: SIGTERM$"):
         departure.begin()
 
 

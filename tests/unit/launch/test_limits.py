@@ -57,7 +57,7 @@ def test_a_control_group_is_told_what_the_account_may_use(hierarchy: Path) -> No
     assert limits.find_excess([os.getpid()]) == "" == limits.explain_kill()
     (hierarchy / GROUP / "memory.events").write_text("oom_kill 2\n")
     assert limits.explain_kill() == (
-        "account ana of gpu may have 1 GiB of memory on a host, and its workers would have used more"
+        "account ana of gpu is limited to 1 GiB of memory per host, and its workers tried to use more"
     )
     assert limits.explain_kill() == ""
 
@@ -68,16 +68,16 @@ def test_what_the_kernel_cannot_hold_is_looked_at_or_told(hierarchy: Path) -> No
     limits = Limits(ANA, hierarchy)
     assert limits.held == ("processes",)
     assert list(limits.list_unheld()) == [
-        "memory: looked at four times a second", "cpus: not limited"
+        "memory: checked four times a second", "cpus: not limited"
     ]  # fmt: skip
-    assert next(iter(Limits(ANA, None).list_unheld())).startswith("memory and processes: looked at")
+    assert next(iter(Limits(ANA, None).list_unheld())).startswith("memory and processes: checked")
     assert Limits(replace(ANA, allowance=Allowance()), hierarchy).held == ()
 
 
 def test_a_group_that_takes_no_process_lets_none_start(hierarchy: Path) -> None:
     limits = Limits(ANA, hierarchy)
     (hierarchy / GROUP / "cgroup.procs").unlink()
-    with pytest.raises(AccountError, match="cannot be held to what it may use"):
+    with pytest.raises(AccountError, match="cannot apply the limits of"):
         limits.admit(os.getpid())
 
 
@@ -123,9 +123,9 @@ IN_CHILD = (
 )
 BOMB = "import threading\nfor _ in range(40): threading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
 EXCESSES = {
-    "memory": (TAKE, Allowance(memory=300 << 20), "may have 300 MiB of memory on a host, and its workers use "),
-    "memory of a child in another session": (IN_CHILD, Allowance(memory=300 << 20), "may have 300 MiB of memory"),
-    "threads": (BOMB + "time.sleep(300)", Allowance(processes=30), "may have 30 processes and threads on a host, and"),
+    "memory": (TAKE, Allowance(memory=300 << 20), "is limited to 300 MiB of memory per host, and its workers use "),
+    "memory of a child in another session": (IN_CHILD, Allowance(memory=300 << 20), "limited to 300 MiB of memory"),
+    "threads": (BOMB + "time.sleep(300)", Allowance(processes=30), "limited to 30 processes and threads per host, and"),
 }
 
 
@@ -143,7 +143,7 @@ def test_who_uses_more_is_killed_with_all_that_it_has_started(
     limits = Limits(replace(ANA, allowance=allowed), None)
     with started(code, tmp_path, told, keeper=limits, notice=notices.append) as job:
         result = job.wait(SOON)
-    assert said in result.excess and f"{result.excess}: they are killed" in notices
+    assert said in result.excess and f"{result.excess}: killing them" in notices
     failure = find_failure(result)
     assert failure is not None and str(failure) == f"worker gpu/0 failed first: it was killed: {result.excess}"
     assert failure.recurring == "NB-431"  # so it is not started again
@@ -160,10 +160,10 @@ def test_several_starts_do_not_get_more_and_the_latest_ends(tmp_path: Path) -> N
         tenant = replace(ANA, allowance=Allowance(memory=300 << 20))
         first, latest = (Limits(tenant, None, Starts(tmp_path / "starts")) for _ in range(2))
         assert first.find_excess([one.pid]) == ""
-        assert "may have 300 MiB of memory on a host, and its workers use 4" in latest.find_excess([other.pid])
+        assert "is limited to 300 MiB of memory per host, and its workers use 4" in latest.find_excess([other.pid])
         first._next_scan = 0.0
         said = [first.find_excess([one.pid]) for _ in range(10)]
-        assert said[:8] == [""] * 8 and "may have 300 MiB" in said[-1]  # the latest one may be stopped, and end nothing
+        assert said[:8] == [""] * 8 and "limited to 300 MiB" in said[-1]  # the latest may be stopped, and end nothing
         latest.close()
         first._next_scan = 0.0
         assert first.find_excess([one.pid]) == ""
@@ -179,7 +179,7 @@ def test_a_process_that_hides_its_maps_is_counted(monkeypatch: pytest.MonkeyPatc
         limits_module, "_read_all", lambda pids, name: read((), name) if name == "smaps_rollup" else read(pids, name)
     )
     found = Limits(replace(ANA, allowance=Allowance(memory=1 << 20)), None).find_excess([os.getpid()])
-    assert "may have 1 MiB of memory" in found
+    assert "limited to 1 MiB of memory" in found
 
 
 def test_a_kill_of_another_reason_is_told_as_that() -> None:
@@ -191,5 +191,5 @@ def test_accounts_of_the_same_user_are_told(tmp_path: Path) -> None:
     home = open_home(tmp_path, ANA)
     open_home(tmp_path, replace(ANA, account="bob"))
     said = list(list_unisolated(home, Limits(ANA, None)))
-    assert said[0].endswith("(there is no control group, version 2, that this user can make)")
-    assert said[1].startswith("bob of gpu and this account are the same user of this host")
+    assert said[0].endswith("(this user cannot create a version 2 control group)")
+    assert said[1].startswith("bob of gpu and this account run as the same user")

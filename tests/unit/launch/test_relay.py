@@ -99,7 +99,7 @@ def test_by_what_error_of_ours_it_ends_is_remembered_and_not_handed_on(tmp_path:
     told = (
         "whale_nebula.errors.StateError: NB-305 caught, and printed\n"
         "  mend: none\n"
-        "whale-nebula: worker gpu/0 ends by an error\n"
+        "whale-nebula: worker gpu/0 failed with an error\n"
         "Traceback (most recent call last):\n"
         "whale_nebula.errors.StateError: NB-305 not now (a.py:3)\n"
         "  why: so\n"

@@ -44,10 +44,10 @@ def test_who_was_asked_before_says_why_not() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
     found = resolve(load({"clusters": {"gpu": {}}}), environ, Asked())
     assert dict(found.declined) == {
-        "config": "there is no config that lists workers",
+        "config": "the config lists no workers",
         "TF_CONFIG": "TF_CONFIG is not set",
     }
-    assert found.explain().splitlines()[-1] == "Slurm: yes, it says where the workers are"
+    assert found.explain().splitlines()[-1] == "Slurm: yes, it provides the addresses of the workers"
 
 
 def test_when_nobody_knows_all_reasons_are_told() -> None:
@@ -90,7 +90,7 @@ def test_node_lists_and_tasks() -> None:
 
 @pytest.mark.parametrize(("read", "text"), [(nodes, each) for each in NO_NODES] + [(tasks, each) for each in NO_TASKS])
 def test_what_is_none_is_refused_and_takes_no_memory(read: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot parse"):
         read(text)
 
 
@@ -107,6 +107,6 @@ class TestEverything:
         assert placement.clusters == ("gpu", "npu")
 
     def test_without_a_config_clusters_must_be_named(self) -> None:
-        with pytest.raises(ConfigError, match="which clusters are there") as refused:
+        with pytest.raises(ConfigError, match="no clusters are specified") as refused:
             everything(Config(), [], lambda host: True)
         assert "--clusters gpu,npu" in refused.value.mend

@@ -44,7 +44,7 @@ class TestTheRule:
             (True, 2, False),
             (False, 0, True),
         ]
-        assert verdicts[2].why == "restarts are used up: 2 of 2 were made"
+        assert verdicts[2].why == "no restarts left: 2 of 2 were used"
 
     def test_whoever_has_trained_for_long_begins_anew(self) -> None:
         rule = Rule(Restarts(most=2))
@@ -67,7 +67,7 @@ class TestTheRule:
 
     def test_an_error_that_would_come_again_ends_it(self) -> None:
         verdict = Rule(Restarts(most=2)).judge(failure(recurring="NB-500"))
-        assert (verdict.again, verdict.why) == (False, "it is not started again: NB-500 would come again")
+        assert (verdict.again, verdict.why) == (False, "not restarted: NB-500 would recur")
         assert not verdict.used_up
 
     @pytest.mark.parametrize(

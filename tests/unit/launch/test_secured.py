@@ -85,9 +85,9 @@ def test_one_start_is_of_one_account(owner: Owner, tmp_path: Path) -> None:  # n
     bobs = found.pop("gpu/2")
     tenant = check(found, "mt")
     assert tenant is not None and tenant.account == "ana"
-    with pytest.raises(AccountError, match="not of one account") as refused:
+    with pytest.raises(AccountError, match="belong to different accounts") as refused:
         check({**found, "gpu/2": bobs}, "mt")
-    assert refused.value.why == "gpu/0 is of account ana of gpu, and gpu/2 of account bob of gpu"
+    assert refused.value.why == "gpu/0 belongs to account ana of gpu, and gpu/2 to account bob of gpu"
 
 
 @pytest.mark.parametrize(

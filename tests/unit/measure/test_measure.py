@@ -80,11 +80,11 @@ def test_a_real_run_fills_what_the_config_does_not_say(folder: Path, capsys: Cap
 def test_what_is_known_is_measured_again_only_if_asked(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "FULL", device.QUICK)
     assert measure.main([]) == arguments.DONE
-    assert f"kept in {cache_path()}" in capsys.readouterr().err
+    assert f"saved in {cache_path()}" in capsys.readouterr().err
     kept, why = read_kept()
     assert kept is not None and not why
     assert measure.main([]) == arguments.DONE
-    assert "--again measures it anew" in capsys.readouterr().err
+    assert "--again measures it again" in capsys.readouterr().err
     assert read_kept() == (kept, "")
     assert nb.clusters().codecs == kept.codecs
     noisy = {name: replace(each, spread=0.1 if name != "codecs.int8" else 1.4) for name, each in kept.sources.items()}
@@ -203,17 +203,17 @@ def measure_both(folder: Path, clusters: list[str], monkeypatch: pytest.MonkeyPa
 
 def test_both_ends_measure_their_line(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     path = measure_both(folder, ["gpu", "npu"], monkeypatch)
-    assert "measuring the line to npu" in capsys.readouterr().err
+    assert "measuring the link to npu" in capsys.readouterr().err
     assert (nb.clusters(path).between("gpu", "npu").rate_bytes_per_s or 0) > 1e5
     assert measure.main(["--config", str(path), "--cluster", "gpu"]) == arguments.DONE
-    assert "the line to npu is known" in capsys.readouterr().err
+    assert "the rate of the link to npu is already known" in capsys.readouterr().err
 
 
 def test_a_line_without_its_other_end_is_left_out(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure_both(folder, ["gpu"], monkeypatch)
-    assert "the line to npu is not measured" in capsys.readouterr().err
+    assert "the link to npu is not measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

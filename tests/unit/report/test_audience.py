@@ -63,7 +63,7 @@ def test_the_config_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture
         publish(full())
     assert (tmp_path / "run.jsonl").read_text().count("\n") == 1
     assert [record.name for record in caplog.records] == ["whale_nebula.steps"]
-    with pytest.raises(nb.errors.ConfigError, match="'life' is not known here"):
+    with pytest.raises(nb.errors.ConfigError, match="'life' is not a valid value"):
         nb.init({"show": "life"})
 
 

@@ -348,12 +348,12 @@ def test_a_step_that_breaks_a_rule_is_refused(make: Callable[[], Callable[..., A
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("y to npu", "does not say which input"),
-        ("y ->", "does not say which input"),
+        ("y to npu", "is not a rule of the form"),
+        ("y ->", "is not a rule of the form"),
         ({"input": "y"}, "is not a string"),
-        ({"input": "y", "cluster": "npu", "allow": "labels"}, "'labels' is not known here"),
-        ("y -> nbu", "no cluster is called 'nbu'"),
-        ({"input": "y", "cluster": "npu", "except": "number"}, "no key is called 'except'"),
+        ({"input": "y", "cluster": "npu", "allow": "labels"}, "'labels' is not a valid value"),
+        ("y -> nbu", "unknown cluster 'nbu'"),
+        ({"input": "y", "cluster": "npu", "except": "number"}, "unknown key 'except'"),
     ],
 )
 def test_a_rule_that_is_none_is_refused(rule: Any, said: str) -> None:
