@@ -43,8 +43,8 @@ def _number(tensor: Any) -> Any:
         found = None
     if found is None or not (found.dtype.is_floating or found.dtype.is_integer or found.dtype.is_bool):
         raise options.refuse(
-            f"nb.loss_weight({shorten(repr(tensor), 50)}) is given no numbers",
-            why="it says how much this micro-batch counts",
+            f"nb.loss_weight({shorten(repr(tensor), 50)}): the argument is not numeric",
+            why="the argument is the weight of this micro-batch in the loss",
             mend="nb.loss_weight(tf.reduce_sum(mask))",
         )
     return found

@@ -46,8 +46,8 @@ class Declared:
             raise AbsentInputError(
                 f"input {path!r} is None, and all clusters are in this process",
                 where=path,
-                why="only a process of another cluster may leave it out",
-                mend=f'give {path!r} here: nb.here().runs("gpu") is true for every cluster in one process',
+                why="an input can be None only in a process whose cluster does not read it",
+                mend=f'pass {path!r} here: in a single process, nb.here().runs("gpu") is true for every cluster',
             )
         form = self.forms[path]
         return Missing(path, tf.TensorSpec(form.shape, form.dtype))
@@ -64,9 +64,9 @@ class Declared:
             written = ", ".join("null" if size is None else str(size) for size in shape)
             raise InputMismatchError(
                 f"input {path!r} is {tensor.dtype.name}{shape}, "
-                f"and the config says {spec.dtype.name}{list(spec.shape)}",
+                f"but the config specifies {spec.dtype.name}{list(spec.shape)}",
                 where=path,
-                why="clusters that do not have it trace the step by what the config says",
+                why="clusters without this input trace the step with the shape and dtype in the config",
                 mend=f"inputs: {{{path}: {{shape: [{written}], dtype: {tensor.dtype.name}}}}}",
             )
         return spec
@@ -148,10 +148,10 @@ def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]
         said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
         where = str(script_site())
         if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
-            what = f"{call} was given a tuple as x, and x, y and sample_weight are given one by one"
+            what = f"{call} got a tuple as x; x, y and sample_weight are separate arguments"
             raise OptionError(what, where=where, why=said, mend=f"{call}(model, *batch)") from error
         if any(word in said for word in _NO_Y):
-            what = f"{call} was given x alone, and the loss of model {model.name!r} needs y"
+            what = f"{call} got only x, but the loss of model {model.name!r} needs y"
             raise OptionError(what, where=where, why=said, mend=f"{call}(model, x, y)") from error
         raise
 

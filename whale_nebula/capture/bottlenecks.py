@@ -52,11 +52,11 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
     found = find_linear(tensor)
     if found is None:
         raise UnsupportedError(
-            f"basis='svd' for {tensor.name!r}, which is made by {_maker(tensor)}, not by a linear layer",
+            f"basis='svd' for {tensor.name!r}, which is the output of {_maker(tensor)}, not of a linear layer",
             where=str(frame.site),
-            why="the cut goes through a layer's kernel, so what crosses is its product, with its bias and a residual "
-            "added at most: a norm or an activation between them belongs to the far side",
-            mend="end the stage at a Dense layer, and put its norm or activation into the next: "
+            why="the cut goes through a layer's kernel: only its product, with its bias and a residual added, "
+            "can cross; a norm or an activation after it must be in the next stage",
+            mend="end the stage at a Dense layer, and move its norm or activation to the next stage: "
             'nb.place(model, whale_nebula.strategies.low_rank_cut(bert, 3, ["gpu", "npu"])); or basis="learned"',
         )
     values = [_value(each) for each in (found.kernel, *found.biases)]
@@ -64,8 +64,8 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
         raise CollectiveReadError(
             f"basis='svd' cannot read the kernel of {found.product.name!r}",
             where=str(frame.site),
-            why="this process has emptied it: another cluster holds it since an earlier program",
-            mend="nb.plan(model, x, y) with this nb.compress before any other step of the model",
+            why="an earlier program placed the layer on another cluster, and this process has freed its copy",
+            mend="call nb.plan(model, x, y) with this nb.compress before any other step of the model",
         )
     kernel, *biases = values
     vectors = singular_vectors(kernel.reshape(-1, kernel.shape[-1]), rank)
@@ -230,10 +230,10 @@ class Bottleneck:
         if tuple(kept[name].shape) != shape:
             raise PlanError(
                 f"{name!r} of {self.owner.name!r} is {list(kept[name].shape)}, "
-                f"and the tensor that crosses needs {list(shape)}",
+                f"but the tensor that crosses needs {list(shape)}",
                 where=str(frame.site),
-                why="steps of one model cross in the same order, so that each of them finds its own variables",
-                mend="let the same tensors cross in training, evaluation and inference, or leave basis out",
+                why="variables are matched by order, so all steps of a model must send the same tensors in that order",
+                mend="use the same boundaries in training, evaluation and inference, or remove basis=",
             )
         return kept[name]
 
@@ -254,11 +254,11 @@ def find_bottleneck(
     owner = bottlenecks.owner if owner is None else owner
     if not isinstance(owner, keras.Layer):
         raise NotYetError(
-            "a learned basis outside of the call of a Keras layer",
+            "a learned basis outside the call of a Keras layer",
             where=str(frame.site),
-            why="its two variables belong to the model or layer that is called, so that its optimizer trains them",
+            why="its two variables must belong to the model or layer that is called, so that its optimizer trains them",
             mend="put both stages in the call of one keras.Model, and read its trainable_variables in the step, "
-            "after the call; or leave basis out",
+            "after the call; or remove basis=",
         )
     for each in (owner, bottlenecks.owner):
         _check_optimizer(each, owner, frame)
@@ -312,8 +312,8 @@ def _check_optimizer(model: Any, owner: Any, frame: Frame) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and getattr(optimizer, "built", False) and not kept_of(owner):
         raise UnsupportedError(
-            f"the optimizer of {model.name!r} is built, and its learned basis has no variables yet",
+            f"the optimizer of {model.name!r} is built before the variables of its learned basis exist",
             where=str(frame.site),
-            why="the first trace of a step makes them, and an optimizer takes no more variables once it is built",
-            mend=f"nb.plan({model.name}, x, y) before {model.name}.optimizer.build(...)",
+            why="the first trace of a step creates them, and a built optimizer accepts no more variables",
+            mend=f"call nb.plan({model.name}, x, y) before {model.name}.optimizer.build(...)",
         )

@@ -163,10 +163,10 @@ class _Region:
             if tensor.dtype == tf.variant and tensor.ref() in self.reached:
                 stages = [list(self.trace.met.stages)[number] for number in (self._stage(tensor), stage)]
                 raise PlanError(
-                    f"a list of tensors would cross from stage {stages[0]!r} to stage {stages[1]!r}",
+                    f"a list of tensors cannot cross from stage {stages[0]!r} to stage {stages[1]!r}",
                     where=f"{tensor.op.name} ({tensor.op.type}), {find_origin(tensor.op)}",
-                    why="a gradient flows through it, and between stages go tensors only",
-                    mend=f"stack it in {stages[0]!r} (a TensorArray's .stack()), or make it in {stages[1]!r}",
+                    why="a gradient flows through the list, and only tensors can be sent between stages",
+                    mend=f"stack it in {stages[0]!r} (a TensorArray's .stack()), or create it in {stages[1]!r}",
                 )
 
     def _walk(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
@@ -386,11 +386,11 @@ def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
         op = stack.pop()
         if op in held:
             raise GradientError(
-                "tf.gradients is asked for the gradient of something that a gradient went into",
+                "tf.gradients of a value that depends on a gradient is not supported",
                 where=str(script_site()),
-                why="a plan knows the first gradient only once all stages have run backward",
-                mend="with tf.GradientTape() as outer: around the forward and the first tf.gradients, then "
-                "outer.gradient(...); or tf.stop_gradient(...) around the first gradient, if it is meant as a constant",
+                why="in a plan, the first gradient is known only after all stages have run backward",
+                mend="use with tf.GradientTape() as outer: around the forward and the first tf.gradients, then "
+                "outer.gradient(...); or tf.stop_gradient(...) around the first gradient, if it is a constant",
             )
         if op not in seen and op.type != "StopGradient":
             seen.add(op)
@@ -414,8 +414,8 @@ def _ask_tape(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
         if "out of scope" not in str(error):
             raise
         raise GradientError(
-            "a tape of a step is asked after the step",
+            "a tape of a step is used after the step",
             where=str(script_site()),
-            why="it has seen the tensors of the trace, which have no values outside of it",
-            mend="ask inside the step, and return the answer: return loss, tape.gradient(loss, variables)",
+            why="it recorded the symbolic tensors of the trace, which have no values outside it",
+            mend="compute the gradient inside the step, and return it: return loss, tape.gradient(loss, variables)",
         ) from error

@@ -145,7 +145,7 @@ class Baked(NamedTuple):
         return StaticBatchError(
             f"a batch size is baked in: rows are reshaped to {list(self.sizes)}",
             where=f"{self.op.name} (Reshape), {self.line}",
-            why="the batch's first axis is captured as None, and what the reshape leaves of the others is unknown",
+            why="the first axis of the batch is captured as None, so the other axes of this reshape cannot be inferred",
             mend=self.mend,
         )
 
@@ -163,10 +163,7 @@ def baked_reshape(graph: Any) -> Baked | None:
 
 
 LIMIT = 2**31
-MEND = (
-    "hold it in a variable, tf.Variable(array, trainable=False), or give it as an argument: "
-    "@nb.function(whole=('table',))"
-)
+MEND = "use a variable, tf.Variable(array, trainable=False), or pass it as an argument: @nb.function(whole=('table',))"
 
 
 def check_constants(graph: Any) -> None:
@@ -176,9 +173,9 @@ def check_constants(graph: Any) -> None:
     if total >= LIMIT:
         largest = max(constants, key=_bytes)
         raise CaptureError(
-            f"the constants of the step are {total / 1e9:.1f} GB",
+            f"the constants of the step have {total / 1e9:.1f} GB",
             where=f"{largest.name} ({_bytes(largest) / 1e9:.1f} GB), {find_origin(largest)}",
-            why="constants are part of the traced graph, which holds 2 GB",
+            why="constants are part of the traced graph, which is limited to 2 GB",
             mend=MEND,
         )
 
@@ -224,9 +221,9 @@ def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | 
         # the sentences after TensorFlow's first one are advice for other cases
         first = raised.sentence.partition(" You can attempt")[0].partition(" This error may indicate")[0]
         translated = DataDependentError(
-            "Python asks for the value of a tensor",
+            "Python code reads the value of a tensor",
             where=raised.line,
-            why=f"while a step is captured a tensor has no value yet: {first}",
+            why=f"a tensor has no value while the step is captured: {first}",
             mend=_LOOP if loops else next((way for said, way in _WAYS.items() if said in raised.text), None),
         )
     for said, (what, why, mend) in _UNHOLDABLE.items() if translated is None else ():
@@ -250,34 +247,34 @@ def _find_static_batch(raised: Raised, graph: Any) -> NebulaError | None:
     return StaticBatchError(
         "the step reads the number of rows from a static shape",
         where=raised.line,
-        why=f"the batch's first axis is captured as None: {raised.sentence}",
-        mend="work on all rows at once, or tf.map_fn(f, x)" if "`num`" in raised.text else None,
+        why=f"the first axis of the batch is captured as None: {raised.sentence}",
+        mend="compute all rows at once, or use tf.map_fn(f, x)" if "`num`" in raised.text else None,
     )
 
 
 # -------------------------------------------------------------------------------------- the value of a tensor
 _SYMBOLIC = ("SymbolicTensor", "symbolic `tf.Tensor`", "symbolic tf.Tensor")
 _WAYS = {
-    "no attribute 'numpy'": "leave .numpy() out and go on with the tensor; where Python must see the numbers: "
+    "no attribute 'numpy'": "remove .numpy() and use the tensor; where Python needs the numbers: "
     "tf.py_function(f, [x], tf.float32)",
-    "Python `bool`": "tf.cond(condition, lambda: a, lambda: b), or tf.where(condition, a, b)",
-    "Iterating over": "work on all rows at once, or tf.map_fn(f, x)",
-    "integer": "keep it a tensor: tf.range(n) in the place of range(n), tf.cast(n, tf.int32) in the place of int(n)",
-    "int()": "keep it a tensor: tf.cast(t, tf.int32) in the place of int(t)",
-    "float()": "keep it a tensor: tf.cast(t, tf.float32) in the place of float(t)",
-    "numpy": "call TensorFlow's function in the place of NumPy's, tf.reduce_mean for np.mean; "
-    "where it must be NumPy's: tf.numpy_function(f, [x], tf.float32)",
+    "Python `bool`": "use tf.cond(condition, lambda: a, lambda: b), or tf.where(condition, a, b)",
+    "Iterating over": "compute all rows at once, or use tf.map_fn(f, x)",
+    "integer": "keep it a tensor: tf.range(n) instead of range(n), tf.cast(n, tf.int32) instead of int(n)",
+    "int()": "keep it a tensor: tf.cast(t, tf.int32) instead of int(t)",
+    "float()": "keep it a tensor: tf.cast(t, tf.float32) instead of float(t)",
+    "numpy": "use the TensorFlow function instead of NumPy's, such as tf.reduce_mean for np.mean; "
+    "if it must be NumPy's: tf.numpy_function(f, [x], tf.float32)",
 }
 
 
-_LOOP = "tf.while_loop(condition, body, [x]), or tf.map_fn(f, x); under @nb.function, while on a tensor is one already"
+_LOOP = "use tf.while_loop(condition, body, [x]) or tf.map_fn(f, x); @nb.function converts a while on a tensor itself"
 
 # ------------------------------------------------------------------------------------- unsupported operations
 _UNHOLDABLE = {
     "tf.function only supports singleton tf.Variables": (
-        "the step makes a variable in a later trace",
-        "a step may make its variables once, the first time it is captured; this one makes more of them",
-        "make it once, outside of the step: in __init__ or build, or before the function",
+        "the step creates a variable in a later trace",
+        "a step may create variables only the first time it is captured",
+        "create it once, outside the step: in __init__ or build, or before the function",
     ),
     "larger than 2GB": (
         "a constant of the step is larger than 2 GB",
@@ -290,10 +287,10 @@ _UNHOLDABLE = {
 
 _FEW = 12
 _CORRECT = (
-    "correct that line, or what the step is given; without scopes it fails alike, "
+    "correct that line, or the arguments of the step; it fails without scopes as well, "
     "unless it needs the number of rows: tf.shape(x)[0]"
 )
-_ARRAYS = "give arrays, np.asarray(x): in a list each number is a tensor of its own"
+_ARRAYS = "pass arrays, np.asarray(x): in a list each number is a separate tensor"
 
 
 def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
@@ -303,11 +300,11 @@ def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
     several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
     # a tensor with one axis is assumed to be batched, which may be wrong: the state of an environment, for example
     rows = [f'"{name}"' for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
-    whole = f"\nor, where an argument with one axis is not a batch: @nb.function(whole=({', '.join(rows)},))"
+    whole = f"\nor, if an argument with one axis is not a batch: @nb.function(whole=({', '.join(rows)},))"
     return _name_kind(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
-        why=f"it raised a {type(raised.origin).__name__}; the step was given {names or 'no tensors'}",
+        why=f"it raised a {type(raised.origin).__name__}; the arguments of the step are {names or 'no tensors'}",
         mend=_ARRAYS if several else _CORRECT + whole * bool(rows),
     )
 

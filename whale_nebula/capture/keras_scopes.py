@@ -78,8 +78,8 @@ def nodes_of(layer: Any) -> list[Any]:
     return [node for level in tf_private.nodes_by_depth(layer).values() for node in level]
 
 
-_LIE = "scopes lie on the calls of layers, and the configs that models are copied by hold none"
-_BUILD = "build it by the same code, under the scopes"
+_LIE = "scopes apply to the calls of layers, and are not part of the config from which Keras copies a model"
+_BUILD = "build it with the same code, inside the scopes"
 _PLACE = 'or nb.place(model, {"layer/.*": "cluster", ...})'
 
 
@@ -89,7 +89,7 @@ _WAYS = {
     "__reduce__": ("the copy of model {!r} has no scopes", _AGAIN),
     "save_model": (
         "model {!r} is saved without its scopes",
-        f"to train it again by a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
+        f"to train it again with a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
     ),
 }
 """Keras's functions that copy a model, with the texts on the copy and on what to do."""
@@ -128,9 +128,9 @@ def warn_if_copy(model: Any) -> None:
         warn_at(
             script_site(),
             f"model {copy.name!r} runs uncut",
-            why=f"it has no scopes, and a model of this name and these layers that was saved had some: {_LIE}",
+            why=f"it has no scopes, but the saved model with this name and these layers had some: {_LIE}",
             mend=f"{_BUILD}, and load_weights(file), {_PLACE};\n"
-            f"one that is meant to run uncut has a name of its own: keras.Model(..., name={copy.name + '_uncut'!r})",
+            f"a model that is to run uncut needs a different name: keras.Model(..., name={copy.name + '_uncut'!r})",
         )
 
 
@@ -147,7 +147,7 @@ def find_copy_by_user() -> None:
     if not saved:
         _cloned.update(map(_fingerprint, _parts(found.given)))
     what, mend = _WAYS[found.name]
-    site, why = script_site(found.frame), f"{_LIE}; it is said once for this place"
+    site, why = script_site(found.frame), f"{_LIE}; this is reported once for this line"
     warn_once(site, what.format(found.given.name), why=why, mend=mend, key=found.name)
 
 
@@ -249,8 +249,8 @@ def _warn_if_eager(stage: Frame, projects: bool) -> None:
     code = running()
     if code is not None and (not tf.executing_eagerly() or tf_private.tape_records() or projects):
         place = script_site()
-        then = f"so the scopes that the model was built in, at {stage.site}, catch nothing"
-        then += ", and nothing is projected on its learned basis" * projects
+        then = f"so the scopes around the construction of the model, at {stage.site}, have no effect"
+        then += ", and no tensor is projected on its learned basis" * projects
         warn_eager(stage, code, then, where=place, program=place)
 
 

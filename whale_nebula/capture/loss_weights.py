@@ -122,7 +122,7 @@ def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> li
 
 _SHARES = {"mean": 1, "whole": 1, "inverse": 2}
 """The exponent of the micro-batch's share of the rows in a target's weight, by kind."""
-_MIXED = "its entries are no one kind: some grow with the rows, others do not"
+_MIXED = "its entries are of different kinds: some grow with the number of rows, others do not"
 
 
 def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:

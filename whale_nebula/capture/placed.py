@@ -91,8 +91,8 @@ def place(model: Any, placement: Placement) -> None:
         raise OptionError(
             f"nb.place takes a Keras model, not {model!r}",
             where=str(placement.site),
-            why="it goes by the names of layers",
-            mend="nb.place(model, {...}); around other code write with nb.stage(...):",
+            why="it selects layers by name",
+            mend="nb.place(model, {...}); use with nb.stage(...): around other code",
         )
     found = homes_of(model, placement)
     # layers that are not built yet may create others
@@ -119,7 +119,7 @@ def homes_of(model: Any, placement: Placement) -> Homes:
             raise PlacementError(
                 f"nb.place: layer {spot.path!r} of {model.name!r} matches two patterns, {own[0]} and {own[1]}",
                 where=str(placement.site),
-                why="a layer belongs to one stage",
+                why="a layer can belong to only one stage",
                 mend=_separate_rules(list(dict.fromkeys(spot.path for spot in spots(model))), own[:2]),
             )
         matched.update(own)
@@ -127,11 +127,11 @@ def homes_of(model: Any, placement: Placement) -> Homes:
         around = outer.rule if outer is not None else None
         if own and around is not None and own[0].key != around.key:
             raise PlacementError(
-                f"nb.place: layer {spot.path!r} of {model.name!r} comes under {own[0]}, and {spot.around!r}, "
-                f"which holds it, under {around}",
+                f"nb.place: layer {spot.path!r} of {model.name!r} matches {own[0]}, and {spot.around!r}, "
+                f"which contains it, matches {around}",
                 where=str(placement.site),
-                why="stages follow one another, they do not nest",
-                mend=f"place the layers inside {spot.around!r} one by one, or leave {own[0].pattern.pattern!r} out",
+                why="stages follow one another, and cannot be nested",
+                mend=f"place the layers inside {spot.around!r} one by one, or remove {own[0].pattern.pattern!r}",
             )
         found[spot.path] = Home(spot, around or next(iter(own), None), placement)
     unmatched = tuple(rule for rule in placement.rules if rule not in matched)
@@ -169,7 +169,7 @@ def no_match(model: Any, placement: Placement, rule: Rule | SplitRule) -> Placem
     return PlacementError(
         f"nb.place: no layer of {model.name!r} matches {pattern!r}",
         where=str(placement.site),
-        why=shown if paths else "it has no layers inside",
+        why=shown if paths else "the model contains no layers",
         mend=_suggest_pattern(head, tail, paths),
     )
 
@@ -182,10 +182,10 @@ def _list_some(paths: Sequence[str]) -> str:
 def _suggest_pattern(head: str, tail: str, paths: Sequence[str]) -> str:
     meant = head if head in paths else closest(head, paths)
     if meant is None:
-        return "a pattern must match the whole path of a layer, from the model on"
+        return "a pattern must match the complete path of a layer, starting at the model"
     inside = any(path.startswith(f"{meant}/") for path in paths)
     if meant == head and tail:
-        return f"did you mean {head!r}? it has no layers inside"
+        return f"did you mean {head!r}? it contains no layers"
     return f"did you mean {meant + tail * inside!r}?"
 
 
@@ -194,9 +194,9 @@ def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
     matched = [{path for path in paths if rule.pattern.fullmatch(path)} for rule in rules]
     less, more = sorted(rules, key=lambda rule: len(matched[rules.index(rule)]))
     if matched[0] == matched[1]:
-        return f"leave {less.pattern.pattern!r} or {more.pattern.pattern!r} out: they match the same layers"
+        return f"remove {less.pattern.pattern!r} or {more.pattern.pattern!r}: they match the same layers"
     gone, rest = (_group_pattern(rule.pattern.pattern) for rule in (less, more))
-    return f"let one of them leave it out: (?!{gone}$){rest}"
+    return f"exclude the layer from one of them: (?!{gone}$){rest}"
 
 
 def _group_pattern(pattern: str) -> str:
@@ -254,11 +254,11 @@ class Places:
         if tf.compat.v1.get_default_graph() is not trace.graph:
             around = home.spot.around
             raise BoundaryInBodyError(
-                f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, is called inside a loop, a branch "
+                f"nb.place: layer {home.spot.path!r}, which matches {home.rule}, is called inside a loop, a branch "
                 "or a nested tf.function",
                 where=str(home.placement.site),
-                why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
-                mend=f"place what is around it: {around!r}" if around else "place layers that are called outside of it",
+                why="TensorFlow runs such a body as one op, so a boundary inside it is not possible",
+                mend=f"place the layer around it: {around!r}" if around else "place layers that are called outside it",
             )
         return _enter_rule(trace.graph, home)
 
@@ -270,10 +270,10 @@ class Places:
         if len({home.key for home in found}) > 1:
             said = [f"as {home.spot.path!r} under {home.rule} at {home.placement.site}" for home in found]
             raise PlacementError(
-                f"nb.place: one layer comes {' and '.join(said)}",
+                f"nb.place: the same layer is placed twice, {' and '.join(said)}",
                 where=str(found[-1].placement.site),
-                why="a layer belongs to one stage",
-                mend="take one of the maps away: nb.place(model, {})",
+                why="a layer can belong to only one stage",
+                mend="remove one of the maps: nb.place(model, {})",
             )
         return next(iter(found), None)
 
@@ -287,10 +287,10 @@ class Places:
                 return found
         said = [f"{h.spot.path!r} ({f'under {h.rule}' if h.rule else 'under no pattern'})" for h in homes]
         raise PlacementError(
-            f"nb.place: layer {layer.name!r} stands at {' and at '.join(said)}",
+            f"nb.place: layer {layer.name!r} has several paths: {' and '.join(said)}",
             where=str(homes[0].placement.site),
-            why="it is called by none of the layers that hold it, so nothing says which of them is meant",
-            mend="give both to the same stage",
+            why="it is called by none of the layers that contain it, so its stage is ambiguous",
+            mend="assign both to the same stage",
         )
 
     def check(self) -> None:
@@ -306,7 +306,7 @@ class Places:
             for home in found.homes:
                 if home.rule is not None and id(home.spot.layer) in self.strangers:
                     raise PlacementError(
-                        f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, was made "
+                        f"nb.place: layer {home.spot.path!r}, which matches {home.rule}, was created "
                         "while the step was traced",
                         where=str(placement.site),
                         why="it ran before it could be placed",
@@ -333,14 +333,14 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
     if home is None or home.rule is None:
         return
     around = f"inside nb.stage at {opened.site}"
-    mend = f"take that scope out of the model's code, or leave {home.rule.pattern.pattern!r} out"
+    mend = f"remove that scope from the code of the model, or remove {home.rule.pattern.pattern!r}"
     if outer is not None:
-        around = f"inside layer {outer!r}, which comes under {opened.options['rule']}"
-        mend = f"give both to the same stage, or leave {home.rule.pattern.pattern!r} out"
+        around = f"inside layer {outer!r}, which matches {opened.options['rule']}"
+        mend = f"assign both to the same stage, or remove {home.rule.pattern.pattern!r}"
     raise PlacementError(
-        f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, is called {around}",
+        f"nb.place: layer {home.spot.path!r}, which matches {home.rule}, is called {around}",
         where=str(home.placement.site),
-        why="stages follow one another, they do not nest",
+        why="stages follow one another, and cannot be nested",
         mend=mend,
     )
 
@@ -357,10 +357,10 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
         same = [frame for frame in frames if frame.kind == own.kind != "compress" and frame is not own]
         if same:
             raise PlacementError(
-                f"nb.place stands inside nb.{own.kind} at {own.site}, and layer {path!r} inside that at {same[0].site}",
+                f"nb.place is inside nb.{own.kind} at {own.site}, and layer {path!r} inside the one at {same[0].site}",
                 where=str(placement.site),
-                why=f"there is one nb.{own.kind} around a stage",
-                mend=f"leave one nb.{own.kind} out",
+                why=f"a stage can be inside only one nb.{own.kind}",
+                mend=f"remove one nb.{own.kind}",
             )
         frames += [own] * (own not in frames)
     frames.append(placement.frame(rule, path))

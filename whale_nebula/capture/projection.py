@@ -121,16 +121,16 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     if not shrinks(tensor, rank):
         sizes = ", ".join("?" if size is None else str(size) for size in tensor.shape)
         what = f"{tensor.dtype.name}[{sizes}] of stage {home.stage!r}"
-        trace.bottlenecks.say(f"{what} crosses whole: a rank of {rank.r} would not make it shorter")
+        trace.bottlenecks.say(f"{what} is sent without a basis: a rank of {rank.r} would not make it smaller")
         return tensor
     key = (tensor.ref(), consumer)
     if key not in trace.bottlenecks.entered:
         if tf_private.is_in_custom_gradient():  # its gradient is that of the tensor before the projection
             raise NotYetError(
-                "a learned basis for a tensor that a tf.custom_gradient is the first to read",
+                "a learned basis for a tensor that is first read by a tf.custom_gradient",
                 where=str(frame.site),
-                why="its gradient would go past the basis, whose variables would have none",
-                mend="read the tensor before that, in the stage that reads it: function(tf.identity(x))",
+                why="the gradient would bypass the basis, and its variables would get none",
+                mend="read the tensor with another op first, in the same stage: function(tf.identity(x))",
             )
         with trace.graph.as_default(), tf.control_dependencies(None):
             trace.bottlenecks.entered[key] = _project(trace, tensor, rank, frame, home.stage, consumer)
@@ -210,11 +210,11 @@ def check_crossed(trace: Tracing, program: Program) -> None:
             rank = None if number is None else learned_rank(trace.met.compressions[number])
             if rank is not None and shrinks(tensor, rank):
                 raise NotYetError(
-                    f"a learned basis for {tensor.name!r}, which is read before it is known in which stage",
+                    f"a learned basis for {tensor.name!r}, which is read by an op without a stage",
                     where=find_origin(operations[op.index]),
-                    why="it is projected where an op of another stage reads it, and this reader bears no stage",
-                    mend="put what reads it inside its nb.stage, "
-                    "and inside nb.compress where that is around the reader",
+                    why="the tensor is projected where an op of another stage reads it, and this op has no stage yet",
+                    mend="move the op that reads it into its nb.stage, "
+                    "and into nb.compress if that encloses the reader",
                 )
 
 
@@ -231,10 +231,10 @@ def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequ
     between = [small.op for small in smalls if small.op in above]
     if not wanted.isdisjoint(ascend_ops(between, lambda op: True)):
         raise NotYetError(
-            "a gradient inside a gradient that goes back over a learned basis",
+            "a second-order gradient through a learned basis",
             where=str(script_site()),
-            why="what is made of such a gradient needs all numbers of what crossed",
-            mend="ask for the inner gradient within one stage, or leave basis out",
+            why="values computed from the inner gradient need the complete tensor that crossed",
+            mend="compute the inner gradient within one stage, or remove basis=",
         )
 
 
@@ -245,10 +245,10 @@ def check_listed(bottlenecks: Bottlenecks) -> None:
         others = {_handle(other) for other in owner.trainable_variables} - own
         if variable.trainable and _handle(variable) not in bottlenecks.asked and others and others <= bottlenecks.asked:
             raise GradientError(
-                f"a gradient is asked for variables of {owner.name!r}, but not for {variable.path!r}",
+                f"gradients are requested for variables of {owner.name!r}, but not for {variable.path!r}",
                 where=str(script_site()),
-                why="the list was made before the model was first called: then its learned basis had no variables",
-                mend=f"tape.gradient(loss, {owner.name}.trainable_variables), read in the step after it is called",
+                why="the list was created before the first call of the model, when its learned basis had no variables",
+                mend=f"tape.gradient(loss, {owner.name}.trainable_variables) in the step, after the model is called",
             )
 
 

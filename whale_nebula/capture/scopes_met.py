@@ -100,17 +100,17 @@ class ScopesMet:
         mine, other = (", ".join(f"{name}={each.options.get(name)!r}" for name in names) for each in (frame, before))
         if names and before not in self.around:
             raise OptionError(
-                f"nb.pipeline says {mine}, and at {before.site} it says {other}",
+                f"nb.pipeline has {mine}, and at {before.site} it has {other}",
                 where=str(frame.site),
-                why="a step has one batch, which is cut once, for all of its stages",
-                mend="one nb.pipeline(...) around all stages, or the same options at both lines",
+                why="the batch of a step is divided once, for all stages",
+                mend="use one nb.pipeline(...) around all stages, or the same options at both lines",
             )
         if names:
             warn_once(
                 before.site,
-                f"nb.pipeline({other}) around the step does not count",
-                why=f"the model has its own at {frame.site}, with {mine}; it is said once for this place",
-                mend="leave one of the two out",
+                f"nb.pipeline({other}) around the step is ignored",
+                why=f"the model has its own at {frame.site}, with {mine}; this is reported once for this line",
+                mend="remove one of the two",
                 key=frame.site,
             )
         self.pipe = frame
@@ -212,9 +212,9 @@ class Replicas:
             if self.around is not None and self.around.options != frame.options:
                 warn_once(
                     self.around.site,
-                    f"{_describe_frame(self.around).partition(' at ')[0]} around the step does not count",
-                    why=f"what it holds stands in {_describe_frame(frame)}; it is said once for this place",
-                    mend="leave one of the two out",
+                    f"{_describe_frame(self.around).partition(' at ')[0]} around the step is ignored",
+                    why=f"its contents are in {_describe_frame(frame)}; this is reported once for this line",
+                    mend="remove one of the two",
                     key=frame.site,
                 )
         frames = open_frames()
@@ -224,10 +224,10 @@ class Replicas:
             return
         if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
             raise OptionError(
-                f"nb.replica({apart.option}) says something else than the one at {self.apart.where}",
+                f"nb.replica({apart.option}) differs from the one at {self.apart.where}",
                 where=apart.where,
-                why=f"a step is copied to all clusters as a whole: {apart}; and there: {self.apart}",
-                mend="one nb.replica(sync_every=...) around the whole step",
+                why=f"a step is copied to all clusters as a whole; here: {apart}; there: {self.apart}",
+                mend="use one nb.replica(sync_every=...) around the whole step",
             )
         self.apart, self.slow, self.home = apart, frame, find_own_home(frames)
 
@@ -249,19 +249,19 @@ class Replicas:
         named = None if stage is None or self.apart is None else stage.options.get("cluster")
         if named is not None and self.slow is not None:
             raise OptionError(
-                f"nb.stage(cluster={named!r}) stands in {_describe_frame(self.slow)}",
+                f"nb.stage(cluster={named!r}) is inside {_describe_frame(self.slow)}",
                 where=str(site),
-                why="with sync_every each cluster trains a copy of all that is inside, so no stage of it is on one",
-                mend=f'nb.stage(name="{named}"), or leave sync_every out',
+                why="with sync_every each cluster trains a copy of everything inside, so no stage is assigned to one",
+                mend=f'nb.stage(name="{named}"), or remove sync_every=',
             )
         before = self.of.setdefault(key, frame)
         if before is not frame and _count(before) != _count(frame):
             raise OptionError(
-                f"stage {key!r} stands in {_describe_frame(frame)}, and where it was entered first in "
+                f"stage {key!r} is in {_describe_frame(frame)}, but where it was first entered it is in "
                 f"{_describe_frame(before)}",
                 where=str(site),
-                why="entering a stage again continues it, and a stage has as many replicas everywhere",
-                mend="the same nb.replica(...) around both, or a name of its own for the second: nb.stage(name=...)",
+                why="entering a stage again continues it, and its number of replicas must not change",
+                mend="use the same nb.replica(...) around both, or a different name for the second: nb.stage(name=...)",
             )
 
     def settle(self, stages: Sequence[Stage]) -> list[Stage]:
@@ -288,10 +288,10 @@ class Replicas:
         idle = next((frame for frame in self.met if frame not in self.holding), None)
         if idle is not None and not self.decided:
             raise NestingError(
-                f"{_describe_frame(idle)} holds no nb.stage",
+                f"{_describe_frame(idle)} contains no nb.stage",
                 where=str(idle.site),
                 why=f"the step has stages elsewhere ({', '.join(stage.key for stage in stages[:3])}), "
-                "and copies are made of stages",
+                "and only stages can be replicated",
                 mend='with nb.replica(...), nb.stage(name="..."): around the same lines',
             )
         around = [self.of.get(stage.key) for stage in stages]
@@ -311,10 +311,10 @@ class Replicas:
         devices = 1 if split is None else split.options["count"]
         if devices is None and split is not None and workers > 1:
             raise OptionError(
-                f"neither nb.replica nor, at {split.site}, nb.split inside it says a count",
+                f"neither nb.replica nor the nb.split inside it, at {split.site}, has a count",
                 where=str(frame.site),
-                why=f"stage {stage.key!r} has {workers} workers, which can be shared out in several ways",
-                mend=f"nb.replica({workers}) or nb.split({workers}), or less: the other one then has what is left",
+                why=f"stage {stage.key!r} has {workers} workers, which can be distributed in several ways",
+                mend=f"nb.replica({workers}) or nb.split({workers}), or fewer: the other one gets the other workers",
             )
         return max(1, workers // (devices or 1))
 
@@ -380,11 +380,11 @@ def list_constraints(met: ScopesMet, program: Program) -> Constraints:
 
 def _explain_unplanned(met: ScopesMet, program: Program) -> str:
     if program.apart is not None:
-        return "in it each cluster trains a copy of its own (nb.replica(sync_every=...))"
+        return "each cluster trains its own copy of it (nb.replica(sync_every=...))"
     if met.splits:
-        return f"it has nb.split at {met.splits[0].site}, and so says itself which variables are in pieces"
+        return f"it has nb.split at {met.splits[0].site}, which already determines the divided variables"
     if met.entered and len(program.requests) > 1:
-        return "it has stages of its own and asks for gradients more than once"
+        return "it has its own stages and requests gradients more than once"
     return ""
 
 

@@ -235,10 +235,10 @@ def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]
         raise OptionError(
-            f"nb.split says {other} devices, and at {first.site} {one}",
+            f"nb.split has {other} devices, and at {first.site} it has {one}",
             where=str(second.site),
-            why=f"both divide variables of stage {stage.key!r}, and a stage has one group of devices",
-            mend=f"nb.split({one}) in both places, or a stage of its own for one of them",
+            why=f"both divide variables of stage {stage.key!r}, and a stage can have only one group of devices",
+            mend=f"use nb.split({one}) in both places, or a separate stage for one of them",
         )
     return int(next(iter(counts), 1))
 
@@ -247,15 +247,15 @@ def _two_axes(path: str, frame: Frame, axis: int, first: Frame, before: int) -> 
     return OptionError(
         f"nb.split divides {path!r} along axis {axis}, and at {first.site} along axis {before}",
         where=str(frame.site),
-        why="a variable is held in one way by the devices of a stage",
-        mend=f"nb.split(axis={before}) in both places",
+        why="a variable can be divided along only one axis",
+        mend=f"use nb.split(axis={before}) in both places",
     )
 
 
 def _warn_of_nothing(frame: Frame) -> None:
     warn_once(
         frame.site,
-        "nb.split divides nothing",
-        why=f"no variable with an axis {frame.options['axis']} is read inside it; it is said once for this place",
-        mend="with nb.split(...): around the call of the layer whose weights are to be divided",
+        "nb.split has no effect",
+        why=f"no variable with an axis {frame.options['axis']} is read inside it; this is reported once for this line",
+        mend="use with nb.split(...): around the call of the layer whose weights are to be divided",
     )

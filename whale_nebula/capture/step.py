@@ -84,9 +84,9 @@ def warn_if_stageless(trace: Tracing) -> None:
         return
     warn_once(
         met.outer.site,
-        f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
-        why="what runs on which cluster is said by nb.stage alone; it is said once for this place",
-        mend='with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
+        f"nb.{met.outer.kind} contains no nb.stage: the whole step is one stage, 'stage0'",
+        why="only nb.stage assigns ops to clusters; this is reported once for this line",
+        mend='use with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
         "or with nb.stage(): around all of them",
     )
 
@@ -104,10 +104,10 @@ def warn_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
         return
     warn_once(
         replicas.met[0].site,
-        f"nb.replica holds a part of the step, and all of it is copied: {rest[0]!r} stands outside",
-        why="copies are made of stages, and a step without nb.stage is one; it is said once for this place",
-        mend='with nb.replica(...), nb.stage(name="..."): around these lines, and nb.stage(name="...") around the rest'
-        "\nor nb.replica around all of it",
+        f"nb.replica contains only a part of the step, but the whole step is copied: {rest[0]!r} is outside",
+        why="stages are copied, and a step without nb.stage is one stage; this is reported once for this line",
+        mend='use with nb.replica(...), nb.stage(name="..."): around these lines, '
+        'and nb.stage(name="...") around the rest\nor put nb.replica around the whole step',
     )
 
 
@@ -209,8 +209,8 @@ def _tensor(path: str, leaf: Any) -> Any:
         raise UnsupportedError(
             f"input {path!r} is a {type(leaf).__name__}",
             where=f"{path}, {script_site()}",
-            why="ragged and sparse inputs are not split by rows yet",
-            mend="give a dense tensor: .to_tensor() or tf.sparse.to_dense(...)",
+            why="ragged and sparse inputs cannot be split by rows yet",
+            mend="pass a dense tensor: .to_tensor() or tf.sparse.to_dense(...)",
         )
     if isinstance(leaf, tf.Tensor | Partial):
         return leaf

@@ -39,32 +39,32 @@ def check_surroundings() -> None:
     """Refuse a step in a TensorFlow context that a plan cannot reproduce."""
     if _started_before_fork:
         raise StateError(
-            "this process was forked from one where TensorFlow runs already",
+            "this process was forked after TensorFlow had started",
             where=_line(),
-            why="TensorFlow's threads are not copied with a process, and a step would wait for them forever",
-            mend='multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
+            why="a fork does not copy TensorFlow's threads, and a step would wait for them forever",
+            mend='use multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
         )
     if tf.config.functions_run_eagerly():
         raise UnsupportedError(
-            "tf.config.run_functions_eagerly(True) does not go with scopes",
+            "tf.config.run_functions_eagerly(True) is not compatible with scopes",
             where=_line(),
-            why="an eager step is never traced, so it cannot be cut",
-            mend="tf.config.run_functions_eagerly(False); to debug eagerly, take the scopes out",
+            why="an eager step is never traced, so it cannot be divided into stages",
+            mend="tf.config.run_functions_eagerly(False); to debug eagerly, remove the scopes",
         )
     if tf_private.ops_watched():
         raise UnsupportedError(
-            "tf.debugging.enable_check_numerics() (or a debugger like it) does not go with scopes",
+            "tf.debugging.enable_check_numerics() (or a similar debugger) is not compatible with scopes",
             where=_line(),
-            why="it adds an op to every op that is traced, to those of the plan too",
-            mend="tf.debugging.disable_check_numerics(), and tf.debugging.check_numerics(tensor, message) in a layer",
+            why="it adds an op to every traced op, including those of the plan",
+            mend="tf.debugging.disable_check_numerics(); in a layer, use tf.debugging.check_numerics(tensor, message)",
         )
     check_strategy(_line)
     if not tf.executing_eagerly():
         raise UnsupportedError(
-            "a step is called inside a tf.function, or in a dataset's map",
+            "a step is called inside a tf.function or the map function of a dataset",
             where=_line(),
-            why="a plan runs its step piece by piece, which a function of TensorFlow's cannot hold",
-            mend="@nb.function on the outer function as well, or instead: what it calls becomes part of its step",
+            why="a plan runs its step in separate parts, which cannot be inside a TensorFlow function",
+            mend="use @nb.function on the outer function, too, or instead: whatever it calls becomes part of its step",
         )
 
 
@@ -78,10 +78,10 @@ def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> Unsupporte
     """The error for a TensorFlow strategy around scopes of this package."""
     name = type(strategy).__name__
     return UnsupportedError(
-        f"tf.distribute.{name} stands around scopes",
+        f"tf.distribute.{name} is used around scopes",
         where=where,
-        why="both would say where the step runs: the strategy copies it, and a plan cuts it",
-        mend=f"leave {name}.scope() and {name}.run out; scopes alone say which cluster runs what",
+        why="both determine where the step runs: the strategy copies it, and a plan divides it",
+        mend=f"remove {name}.scope() and {name}.run; scopes determine which cluster runs what",
     )
 
 
@@ -266,7 +266,7 @@ def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
 
 _LOOP = (
     "a loop (tf.while_loop, tf.map_fn, tf.scan, an RNN, or a Python loop that AutoGraph turned into one)",
-    "enter nb.{kind} around the whole loop, which then is a part of that stage",
+    "enter nb.{kind} around the whole loop, which then is part of that stage",
 )
 _BRANCH = ("a branch (tf.cond, or an if on a tensor)", "enter nb.{kind} around the whole condition")
 _VECTORIZED = ("tf.vectorized_map", "enter nb.{kind} around the tf.vectorized_map")
@@ -276,7 +276,7 @@ _FUNCTION = (
 )
 _COMPILED = (
     "a tf.function with jit_compile=True",
-    "leave jit_compile=True out there, and the function becomes a part of the step; or enter nb.{kind} around its call",
+    "remove jit_compile=True, so that the function becomes part of the step; or enter nb.{kind} around its call",
 )
 # the name of a kind of body, and the mend, by a part of the name that TensorFlow gives the body's graph
 _BODIES = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH}

@@ -52,7 +52,7 @@ class Found:
         """Return it, with a fault if the name of its folder has another step than a manifest."""
         steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
         said = [
-            f"it was saved after step {step}, and the name of its folder says {self.step}" for step in sorted(steps)
+            f"it was saved after step {step}, but its folder is named for step {self.step}" for step in sorted(steps)
         ]
         return replace(self, problems=(*self.problems, *said))
 
@@ -62,22 +62,22 @@ class Found:
         for manifest in self.manifests.values():
             found += _check_files(self.path, manifest, digests)
         if not self.manifests and not found:
-            found.append("it has no manifest: the run ended while it was written")
+            found.append("it has no manifest: the run stopped while writing it")
         return tuple(found)
 
 
 def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
     if manifest.bundle and f"{manifest.bundle}.index" not in {file.name for file in manifest.files}:
-        yield f"the manifest has no file of the bundle {manifest.bundle!r}, which it names"
+        yield f"the manifest lists no file of its bundle {manifest.bundle!r}"
     for file in manifest.files:
         place = files.join(path, file.name)
         size = files.size(place)
         if size is None:
             yield f"{file.name} is missing"
         elif size != file.size:
-            yield f"{file.name} has {size} bytes, and was written with {file.size}"
+            yield f"{file.name} has {size} bytes, but {file.size} were written"
         elif digests and files.digest(place) != file.sha256:
-            yield f"{file.name} is not what was written: its digest is another"
+            yield f"{file.name} is damaged: its digest differs from the manifest"
 
 
 @dataclass
@@ -213,9 +213,9 @@ class Folder:
         except OSError:
             self.unlock()
             raise StateError(
-                f"another run writes its checkpoints to {self.path!r}",
-                why="two runs in one folder would each remove what the other one wrote",
-                mend='nb.init(checkpoint="another/folder"), or wait until that run has ended',
+                f"another run is writing its checkpoints to {self.path!r}",
+                why="two runs in one folder would remove each other's checkpoints",
+                mend='nb.init(checkpoint="another/folder"), or wait until that run has stopped',
             ) from None
 
     def unlock(self) -> None:
@@ -305,7 +305,7 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
             held.setdefault(key, set()).update(map(str, offer["parts"]))
             wanted[key] = set(map(str, offer["workers"]))
         except (KeyError, TypeError, ValueError):
-            raise RemoteProtocolError("another process offers a checkpoint in words that are not known") from None
+            raise RemoteProtocolError("another process offers a checkpoint in an unknown format") from None
     whole = [key for key in held if wanted[key] and wanted[key] <= held[key]]
     return max(whole, default=None)
 

@@ -134,14 +134,14 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         document = text.partition("\n")[2].rpartition("\n}")[0]
         outer = json.loads(text)
         if outer["sha256"] != _digest(document) or not text.endswith("\n}\n"):
-            raise _unreadable(where, "its digest is not that of what it says")
+            raise _unreadable(where, "its digest does not match its content")
         if outer["manifest"].get("format") != FORMAT:
             raise _unreadable(
-                where, f"it has format {outer['manifest'].get('format')}, and this version knows {FORMAT}"
+                where, f"it has format {outer['manifest'].get('format')}, but this version reads format {FORMAT}"
             )
         found: Manifest = from_plain(Manifest, outer["manifest"])
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        raise _unreadable(where, "it is not a manifest of a checkpoint") from None
+        raise _unreadable(where, "it is not the manifest of a checkpoint") from None
     return found
 
 

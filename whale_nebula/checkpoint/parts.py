@@ -67,7 +67,7 @@ def read_document(path: str) -> Written:
     try:
         found: Written = from_plain(Written, json.loads(files.read(files.join(path, _PART))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError("a worker's part is not there", where=path) from None
+        raise CheckpointError("the part of a worker is missing", where=path) from None
     return found
 
 
@@ -96,8 +96,8 @@ def describe_waiting(path: str) -> str:
     if not written:
         return ""
     lacking = [worker for worker in every if worker not in written]
-    beside = f", if that of {escape_foreign_text(lacking[0])} is found, too" if lacking else ""
-    return f"parts of {escape_foreign_text(', '.join(sorted(written)))}: the next start of the run takes them{beside}"
+    beside = f", if it also finds that of {escape_foreign_text(lacking[0])}" if lacking else ""
+    return f"parts of {escape_foreign_text(', '.join(sorted(written)))}: the next start of the run uses them{beside}"
 
 
 PartDescription = Sequence[Any]
@@ -142,7 +142,7 @@ def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Seque
             part = _Part(str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
             by_step.setdefault(int(step), {})[str(worker)] = part
     except (TypeError, ValueError):
-        raise RemoteProtocolError("another process tells of written parts in words that are not known") from None
+        raise RemoteProtocolError("another process describes written parts in an unknown format") from None
     return [_join(step, dict(sorted(by_step[step].items())), workers) for step in sorted(by_step, reverse=True)]
 
 
@@ -159,7 +159,7 @@ def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Join
     lacking = next((worker for worker in sorted(first.workers) if worker not in parts), "")
     elsewhere = next((worker for worker, each in parts.items() if each.moment != first.moment), "")
     if elsewhere:
-        return Joined(step, why=f"{one} and {elsewhere} did not stand at the same place")
+        return Joined(step, why=f"{one} and {elsewhere} saved at different points of the script")
     if lacking:
         return Joined(step, why=f"{escape_foreign_text(lacking)} has no part of it")
     if first.workers != set(workers):
@@ -167,7 +167,7 @@ def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Join
     known: dict[str, tuple[str, Any]] = {}
     for worker, each in parts.items() if not all(each.exact for each in parts.values()) else ():
         if each.shared is None:
-            return Joined(step, why=f"what {worker} shares with others could not be compared")
+            return Joined(step, why=f"the variables that {worker} shares with others could not be compared")
         for holders, digest in each.shared.items():
             other, same = known.setdefault(holders, (worker, digest))
             if digest != same:

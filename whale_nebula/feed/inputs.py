@@ -55,9 +55,9 @@ class Partial:
         raise _PartialReadError(
             f"{self!r} is read outside a step",
             where=str(script_site()),
-            why="nb.shard gives a process the rows that its micro-batches are made of; the others are not here",
+            why="nb.shard gives a process only the rows of its own micro-batches",
             mend="do it in dataset.map(...) before nb.shard, or inside the step\n"
-            "or iterate over the dataset itself, without nb.shard, where all rows are needed",
+            "or iterate over the dataset without nb.shard if all rows are needed",
         )
 
     def __repr__(self) -> str:
@@ -125,11 +125,11 @@ def take_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
 def _not_here(name: str, wanted: Mask, here: Mask) -> AbsentInputError:
     missing = np.flatnonzero(wanted & ~here)
     return AbsentInputError(
-        f"this step reads {len(missing)} rows of input {name!r} that are not here, row {missing[0]} first",
+        f"this step reads {len(missing)} rows of input {name!r} that this process lacks, first row {missing[0]}",
         where=f"{name}, {script_site()}",
-        why="nb.shard gave this process the rows that other steps read, which took batches of the same dataset before",
-        mend="give this step a dataset of its own: nb.shard(dataset) once more\n"
-        "or let it take the first batch too, as the others do: from the next one on its rows are read",
+        why="nb.shard selected the rows that earlier steps on the same dataset read in this process",
+        mend="use a separate dataset for this step: call nb.shard(dataset) again\n"
+        "or run this step on the first batch as well, like the others: its rows are read from the next batch on",
     )
 
 
@@ -193,8 +193,8 @@ def count_rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
             raise BatchAxisError(
                 f"input {leaf.name!r} has {other} rows, and {first.name!r} has {rows}",
                 where=f"{leaf.name}, {script_site()}",
-                why="with micro-batches every input of rank 1 or more is split along its first axis",
-                mend=f"give them as many rows each\nor say that {leaf.name!r} is not a batch: "
+                why="with micro-batches, every input of rank 1 or more is split along its first axis",
+                mend=f"use the same number of rows in both\nor, if {leaf.name!r} is not a batch: "
                 f"@nb.function(whole=({leaf.name!r},))",
             )
     return rows

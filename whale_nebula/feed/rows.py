@@ -130,14 +130,14 @@ class Feed:
     def take(self, read: Reads, name: str = "") -> None:
         """Record that a step takes a batch, and which rows it reads of its input `name`."""
         if read not in self.taking and read.of(_MANY).all():
-            _LOG.info("nb.shard: a step reads all rows of input %r, so all of them are read here", name)
+            _LOG.info("nb.shard: a step needs all rows of input %r, so this process reads all of them", name)
         self.taking |= {read}
 
     def settle(self) -> None:
         """Conclude a batch, as the next one is requested."""
         if not self.taking <= self.reads:
             self.reads |= self.taking
-            _LOG.info("nb.shard: this process reads about %.0f rows in 100", 100 * self.own(_MANY).mean())
+            _LOG.info("nb.shard: this process reads about %.0f%% of the rows", 100 * self.own(_MANY).mean())
 
     def own(self, count: int) -> Mask:
         """Mask of the rows of a batch of `count` rows that must be in this process; all if the batch cannot be divided,

@@ -52,7 +52,7 @@ def capture_planned(
     """
     run, said, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
     if said.unplanned:
-        said_so = f"nb.auto_parallel at {limits.site} leaves this step as its scopes say: {said.unplanned}."
+        said_so = f"nb.auto_parallel at {limits.site} does not change the scopes of this step: {said.unplanned}."
         return replace(first, decision=Unplanned(said_so))
     homes = find_homes(name, layout.absent, run)
 
@@ -85,7 +85,7 @@ def capture_planned(
         if refused is not None:
             decision = decide_again(decision, limits, refused)
     run.decisions.append(decision)
-    _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
+    _LOG.info("nb.auto_parallel planned %s:\n%s", name, decision.considered[0])
     return found
 
 

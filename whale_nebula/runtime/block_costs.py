@@ -127,7 +127,7 @@ class _Bench:
         if CALL not in self.known:
             self._keep(CALL, self._call, 0.0)
         count = len(self.fresh)
-        _LOG.info("%s: %d subgraphs of blocks were measured in %.1f s", self.name, count, self._spent)
+        _LOG.info("%s: measured %d subgraphs of blocks in %.1f s", self.name, count, self._spent)
 
     @property
     def _spent(self) -> float:
@@ -138,7 +138,7 @@ class _Bench:
         """Seconds of the budget."""
         if self._spent > _TOLD_SECONDS and not self.said:
             self.said = True
-            _LOG.info("%s: blocks are measured, for at most %.0f s", self.name, self.budget)
+            _LOG.info("%s: measuring blocks, for at most %.0f s", self.name, self.budget)
         return self.budget - self._spent
 
     @cached_property
@@ -177,7 +177,7 @@ class _Bench:
                     if needed:
                         values |= zip(subgraph.fragment.fetches, functions[kind](given), strict=True)
                 except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
-                    _LOG.debug("%s: %s of block %d is not measured: %s", self.name, kind, subgraph.block, failure)
+                    _LOG.debug("%s: cannot measure %s of block %d: %s", self.name, kind, subgraph.block, failure)
                     break
                 smaller = min((each for each in self.sizes if each > rows), default=rows)
                 lasted[kind] = timed.seconds * smaller / rows

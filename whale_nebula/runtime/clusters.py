@@ -66,7 +66,7 @@ def complete(configured: Clusters, config: str | os.PathLike[str] | None = None)
     """Complete a cluster object by measurements of this machine and of the config's lines."""
     found, why = read_kept()
     if why:
-        warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")
+        warn_at(calling_site(), "the stored measurements are not used", why=why, mend="whale-nebula measure --again")
     completed = configured if found is None else found.complete(configured, is_local)
     return completed if config is None else add_kept(completed, config)
 

@@ -63,13 +63,15 @@ def data(
     where, match = str(calling_site()), _URL.fullmatch(source) if isinstance(source, str) else None
     if match is None:
         raise OptionError(
-            f"nb.data({source!r}) names no dataset", where=where, mend='nb.data("gpu://corpus", batch=32)'
+            f"nb.data({source!r}) does not name a dataset", where=where, mend='nb.data("gpu://corpus", batch=32)'
         )
     size, chosen = integer("batch", batch), None if seed is None else integer("seed", seed)
     if not 0 < size <= MOST_ROWS:
-        raise OptionError(f"batch={size} cannot be", where=where, why=f"from 1 to {MOST_ROWS} rows", mend="batch=256")
+        raise OptionError(
+            f"batch={size} is out of range", where=where, why=f"it must be from 1 to {MOST_ROWS}", mend="batch=256"
+        )
     if chosen is not None and not 0 <= chosen < 1 << 63:
-        raise OptionError(f"seed={chosen} is too large, or below 0", where=where, mend="seed=1")
+        raise OptionError(f"seed={chosen} is too large or negative", where=where, mend="seed=1")
     if purpose is not None and not isinstance(purpose, str):
         raise OptionError(f"purpose={purpose!r} is not a string", where=where, mend='purpose="my study"')
     if not isinstance(drop_remainder, bool):
@@ -142,7 +144,7 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Re
         known = list(run.config.data)
         mend = f'nb.init({{"data": {{"{cluster}": {{"at": "gpu.example.org:7100", "folder": "certs"}}}}}})'
         raise ConfigError(
-            f"the config does not say where data of {cluster!r} is read",
+            f"the config has no 'data' entry for {cluster!r}",
             where=where,
             mend=f"{did_you_mean(cluster, known)}\n{mend}" if known else mend,
         )
@@ -156,14 +158,16 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Re
         return _open_direct(run, base / os.path.expanduser(home.registry), cluster, said)
     if home.at is None:
         mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
-        raise ConfigError(f"data of {cluster!r} is not read here", where=where, why=_explain_elsewhere(home), mend=mend)
+        raise ConfigError(
+            f"data of {cluster!r} cannot be read in this process", where=where, why=_explain_elsewhere(home), mend=mend
+        )
     folder = base / os.path.expanduser(home.folder or "certs")
     reader = Reader("", "", run_id, program, purpose, versions)
     return open_remote(home.at, folder, run.config.run, cluster, reader)
 
 
 def _explain_elsewhere(home: DataHome) -> str:
-    return f"{home.registry} is for machines of the owner, and this is another cluster"
+    return f"{home.registry} can be used only on the owner's machines, and this process is in another cluster"
 
 
 def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str | None, str]) -> Direct:

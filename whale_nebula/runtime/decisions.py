@@ -80,18 +80,18 @@ def decide(
         options = replace(options, schedules=(said.pipeline.schedule,))
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
-    reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
+    reasons = [f"the scopes fix: {'; '.join(words)}"] if (words := said.words()) else []
     reasons += describe_measured(clusters)
     reasons += [
-        f"beside {path} {size(each.bytes)} are counted, of {each.said}" for path, each in sorted(known.beside.items())
+        f"{size(each.bytes)} are added for {path}, from {each.said}" for path, each in sorted(known.beside.items())
     ]
     names = [leaf.name for leaf in captured.program.leaves]
-    reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
+    reasons += [f"input {names[number]!r} is only in {' and '.join(sorted(own))}" for number, own in homes.items()]
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
-        options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
+        options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch is not divided: {whole}"]
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
-    slow = [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
+    slow = [f"{each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
     problem = bind_blocks(problem, layers, homes)
@@ -109,7 +109,7 @@ def decide(
 def describe_measured(clusters: Clusters) -> list[str]:
     """What was measured of lines, and of sums inside clusters, each with its date."""
     found = [
-        f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
+        f"the link {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
         for line, at in sorted(clusters.measured.items())
         if ">" in line
     ]
@@ -126,20 +126,20 @@ def check_said(said: Constraints, limits: Limits, run: Run) -> None:
     run.check_named({name: each.said for each in said.stages for name in each.clusters})
     if limits.compress is not None and (said.stages or said.clusters):
         raise OptionError(
-            f"nb.auto_parallel(compress={limits.compress!r}) meets scopes, the first is {said.words()[0]}",
+            f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: {said.words()[0]}",
             where=str(limits.site),
-            why="in a script with scopes nb.compress says what crosses smaller",
-            mend="nb.compress(...) inside nb.cluster, around what crosses, and no compress= here",
+            why="in a script with scopes, nb.compress determines which tensors are compressed",
+            mend="use nb.compress(...) inside nb.cluster, and remove compress= here",
         )
 
 
 def _explain_whole(captured: Captured, layers: Layers) -> str:
     """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
-        return "the step asks for gradients more than once"
+        return "the step requests gradients more than once"
     if layers.draws:
         return (
-            "the model draws random numbers (dropout), and each micro-batch would draw others; micro_batch= allows it"
+            "the model draws random numbers (dropout), which would differ in each micro-batch; micro_batch= allows it"
         )
     if not any(leaf.batched for leaf in captured.program.leaves):
         return "no argument of the step has rows"
@@ -163,7 +163,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     volume = size(sum(each.times * each.bytes for each in sent))
     reasons = (
         *decision.reasons,
-        f"to have variables in pieces a worker sends {volume} to others of its stage in a step",
+        f"to divide variables, a worker sends {volume} to the others of its stage in a step",
     )
     first = replace(chosen, seconds=max(chosen.seconds + more, 0.0))
     others = [each for each in decision.candidates[1:] if all(part.shards == 1 for part in each.parts)]
@@ -188,7 +188,7 @@ def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], st
 def _keep_whole(decision: Decision, refused: str) -> Decision:
     """The decision of which micro-batches are refused, to be searched again without."""
     problem = replace(decision.problem, options=replace(decision.problem.options, micro_batch=1))
-    return replace(decision, problem=problem, reasons=(*decision.reasons, f"the batch stays whole: {refused}"))
+    return replace(decision, problem=problem, reasons=(*decision.reasons, f"the batch is not divided: {refused}"))
 
 
 def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) -> str:

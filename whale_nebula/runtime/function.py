@@ -52,8 +52,8 @@ class NebulaFunction:
         warn_at(
             script_site(),
             f"{self._step.name} under @nb.function runs uncut",
-            why="no nb.stage was entered in it, and no layer in it was built under one; it is said once",
-            mend='with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to stay whole',
+            why="no nb.stage was entered in it, and no layer in it was built inside one; this is reported once",
+            mend='use with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to run uncut',
         )
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -98,15 +98,15 @@ def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ())
         raise OptionError(
             f"whole={whole!r} is a string",
             where=str(calling_site()),
-            why="it lists argument names",
+            why="it must be a list of argument names",
             mend=f"nb.function(whole=({whole!r},))",
         )
     if fn is None:
         return functools.partial(function, whole=tuple(whole))
     if not callable(fn):
         raise values.refuse(
-            f"nb.function wraps a function, not {type(fn).__name__} {fn!r}",
-            mend="@nb.function over the function, or @nb.function(whole=('table',))",
+            f"nb.function takes a function, not {type(fn).__name__} {fn!r}",
+            mend="write @nb.function above the function, or @nb.function(whole=('table',))",
         )
     return NebulaFunction(fn, _arguments_of(fn, whole))
 
@@ -120,7 +120,7 @@ def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ..
     if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
         name = getattr(fn, "__name__", type(fn).__name__)
         raise values.refuse(
-            f"whole={names!r} names {unknown!r}, and {name} has no such argument",
+            f"whole={names!r} names {unknown!r}, but {name} has no such argument",
             why=f"its arguments are {list_names(known)}",
             mend=did_you_mean(unknown, known),
         )

@@ -106,7 +106,7 @@ def pack_as_fit(parts: Sequence[Any]) -> Any:
 
 def _step(model: Any, kind: str) -> Step:
     count = model.steps_per_execution
-    note = f"steps_per_execution={count}: the {count} steps of an execution run one by one"
+    note = f"steps_per_execution={count}: the {count} steps of an execution run separately"
     return Step(
         getattr(model, f"{kind}_step"),
         name=f"{model.name}.{kind}_step",
@@ -176,8 +176,8 @@ def _check(model: Any) -> None:
         raise foreign_strategy(strategy, f"{model.name}, {script_site()}")
     if model.run_eagerly:
         raise UnsupportedError(
-            "compile(run_eagerly=True) does not go with scopes",
+            "compile(run_eagerly=True) is not compatible with scopes",
             where=f"{model.name}, {script_site()}",
-            why="an eager step is never traced, so it cannot be cut",
-            mend="model.compile(...) without run_eagerly; to debug eagerly, take the scopes out",
+            why="an eager step is never traced, so it cannot be divided into stages",
+            mend="use model.compile(...) without run_eagerly; to debug eagerly, remove the scopes",
         )

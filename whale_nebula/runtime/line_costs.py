@@ -79,7 +79,7 @@ def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
     """Measure the collectives among the workers of this process's cluster."""
     workers, joined = run.cluster_sizes[cluster], run.ledger.collectives
     most = min(budget, COLLECTIVE_SECONDS)
-    _LOG.info("collectives of the %d workers of %s are not known, and are measured", workers, cluster)
+    _LOG.info("measuring the collectives of the %d workers of %s, which are not known", workers, cluster)
     group = joined.group(range(workers), "seconds of collectives")
 
     def goes_on(seconds: float) -> bool:
@@ -109,7 +109,7 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     unknown, left = unknown[: (most := math.ceil(budget / _ABOUT_SECONDS))], unknown[most:]
     if left and not run.lines:
         names = ", ".join(" - ".join(ends) for ends in left)
-        _LOG.info("lines that are not known, for which measure: %g s leaves no time: %s", budget, names)
+        _LOG.info("unknown links, for which measure: %g s leaves no time: %s", budget, names)
     if not unknown:
         return clusters
     session.expected.add_round(_PROGRAM, max(SIZES))
@@ -142,7 +142,7 @@ def _measure(ends: Ends, clusters: Clusters, run: Run) -> link_advice.LineFound:
     session = run.ledger.session
     leads = session.worker == ends.first
     link = session.links[ends.second if leads else ends.first]
-    _LOG.info("the line %s - %s is not known, and is measured, for about %g s", *ends, _ABOUT_SECONDS)
+    _LOG.info("measuring the link %s - %s, which is not known, for about %g s", *ends, _ABOUT_SECONDS)
     end = End(
         link, leads=leads, seconds=SECONDS, patience=session.patience, report=_LOG.debug, kind="round", program=_PROGRAM
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _measure(ends: Ends, clusters: Clusters, run: Run) -> link_advice.LineFound:
     found = end.probe(link_advice.THROUGH if through else link_advice.DIRECT, time.time())
     largest = found.crossings[-1]
     _LOG.info(
-        "the line %s - %s: %.3g mbit/s there, %.3g back, %.3g ms", *ends, largest.there * 8e-6, largest.back * 8e-6,
+        "the link %s - %s: %.3g mbit/s there, %.3g back, %.3g ms", *ends, largest.there * 8e-6, largest.back * 8e-6,
         1e3 * found.delay,
     )  # fmt: skip
     config = config_of(run)

@@ -92,13 +92,13 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
         raise OptionError(
             f"nb.plan takes a Keras model or an nb.function, not {_name_given(given)}",
             where=str(calling_site()),
-            mend="put @nb.function where the function is defined, and plan that",
+            mend="write @nb.function above the definition of the function, and plan that",
         )
     if not example:
         raise OptionError(
             "nb.plan needs an example",
             where=str(calling_site()),
-            why="what a step is depends on the form of its batch",
+            why="a step depends on the shapes and dtypes of its batch",
             mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) stands for an array of that shape",
         )
     check_batch("nb.plan", "model", example)
@@ -118,9 +118,9 @@ def _warn_left_out(model: Any, example: Sequence[Any]) -> None:
     if names:
         warn_at(
             calling_site(),
-            f"nb.plan leaves {' and '.join(names)} out: it plans the predict step of model {model.name!r}",
+            f"nb.plan ignores {' and '.join(names)}: it plans the predict step of model {model.name!r}",
             why="a model that is not compiled has no train step",
-            mend="model.compile(...) before it, or nb.plan(model, x)",
+            mend="call model.compile(...) first, or nb.plan(model, x)",
         )
 
 
@@ -139,9 +139,9 @@ def _check_arrays(example: Sequence[Any]) -> None:
     leaves = [leaf for leaf in tf.nest.flatten(list(example)) if leaf is not None]
     if not any(hasattr(leaf, "shape") for leaf in leaves):
         raise OptionError(
-            "nb.plan was given no array",
+            "nb.plan got no array",
             where=str(calling_site()),
-            why=f"shapes and types are taken from it, and {shorten(repr(example[0]), 50)} has none",
+            why=f"shapes and dtypes are taken from the example, and {shorten(repr(example[0]), 50)} has none",
             mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) stands for such an array",
         )
 
@@ -156,8 +156,8 @@ def no_scopes(name: str) -> PlanError:
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
-        why="no op was made inside nb.stage",
-        mend='with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage',
+        why="no op was created inside nb.stage",
+        mend='use with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage',
     )
 
 

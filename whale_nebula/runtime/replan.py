@@ -141,7 +141,7 @@ class PlanWatch:
             elif not self.decision.replan:
                 self._offer(found)
         elif found.is_off and seen.stages and not self.logged:
-            said = "with what was measured no better plan was found"
+            said = "the measurements show no better plan"
             _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, said)
             self.logged = True
 
@@ -155,7 +155,7 @@ class PlanWatch:
         if run.alone:
             return better is not None
         own = {"plan": "" if better is None else repr(better.candidates[0].shape)}
-        plans = run.ledger.session.share(f"planning {self.name!r} anew", own)
+        plans = run.ledger.session.share(f"planning {self.name!r} again", own)
         return better is not None and all(each == own for each in plans.values())
 
     def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
@@ -191,11 +191,11 @@ class PlanWatch:
         names = dict.fromkeys(better.problem.clusters[part.cluster].name for part in shape.parts)
         unseen = " and ".join(name for name in names if name not in slowness)
         said = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
-        return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as its rates say' * bool(unseen)}"
+        return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as fast as configured' * bool(unseen)}"
 
     def _offer(self, found: PlannedReport) -> None:
         """Report once that a better plan is known."""
-        site, mend = script_site(), f"{self.offer}: nb.auto_parallel(replan=True), or run again"
+        site, mend = script_site(), f"{self.offer}: use nb.auto_parallel(replan=True), or run again"
         what = f"a step of {self.name} takes {found.headline}"
         if self.run.here().lead:
             warn_once(site, what, why=found.cause, mend=mend, key=(self.name, self.rows))
@@ -217,7 +217,7 @@ class PlanWatch:
     def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:
         """Adopt a better plan from the next step on."""
         before, run = self.decision, self.run
-        said = f"planned anew after {self.counted} steps: {self.offer}"
+        said = f"planned again after {self.counted} steps: {self.offer}"
         after = replace(
             before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
             tried={**before.tried, planned.shape: seen.seconds}, reasons=(*before.reasons, said),

@@ -67,7 +67,7 @@ class Here:
 def _warn_unknown(cluster: str, known: Sequence[str]) -> None:
     warn_at(
         calling_site(),
-        f"nb.here().runs({cluster!r}) asks for a cluster that is not known",
+        f"nb.here().runs({cluster!r}): unknown cluster",
         why=f"the clusters are {list_names(known)}",
         mend=did_you_mean(cluster, known),
     )
@@ -240,7 +240,7 @@ class Run:
             meant = f"name its cluster, one of {list_names(known)}, or call nb.init before the model is built"
         all_of_them = ", ".join(f"{name}: {{}}" for name in [*known, unknown])
         raise ConfigError(
-            f"a stage is on cluster {unknown!r}, which the config does not name",
+            f"a stage is on cluster {unknown!r}, which is not in the config",
             where=written[unknown],
             why=f"the clusters of {self._config_said()} are {list_names(known)}",
             mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
@@ -267,9 +267,9 @@ class Run:
         unknown = next((name for name in self.links.names if name not in known), None)
         if unknown is not None:
             declared = ", ".join(f"{name!r}: {{}}" for name in [*known, unknown])
-            later = f"if it comes to be later: nb.init({{'clusters': {{{declared}}}}}, links=...)"
+            later = f"if it is used later: nb.init({{'clusters': {{{declared}}}}}, links=...)"
             raise ConfigError(
-                f"the links of this run name cluster {unknown!r}, and no stage is on it",
+                f"the links of this run name cluster {unknown!r}, but no stage is on it",
                 where=self.site,
                 why=f"the clusters are {list_names(known)}",
                 mend=f"{did_you_mean(unknown, known)}\n{later}",
@@ -325,8 +325,7 @@ def init(
         if _run is not None:
             raise StateError(
                 f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
-                why="nb.init was called there, or what stands there opened the run with free links: a step, a plan, "
-                "nb.here()",
+                why="nb.init was called there, or a step, a plan or nb.here() opened the run there with free links",
                 where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )
@@ -420,9 +419,9 @@ def _config(config: Any, site: str) -> Any:
     """Validate the form of a config; the text of a line is refused."""
     if isinstance(config, str) and all(quantities.kind(part.strip()) for part in config.split(",")):
         raise OptionError(
-            f"nb.init({config!r}) takes the path of a config here, and that is a line",
+            f"nb.init({config!r}): the first argument is the path of a config, not the options of a link",
             where=site,
-            why="the config comes first, and what joins clusters by its name",
+            why="links are passed by keyword",
             mend=f"nb.init(links={config!r})",
         )
     return config
@@ -441,7 +440,9 @@ def _ids(ids: Any) -> Any:
     names = [ids] if isinstance(ids, str) else ids or []
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
         raise options.refuse(
-            f"ids={ids!r} names no input", why="it is the name of an input, or several", mend='ids="x/id"'
+            f"ids={ids!r} is not the name of an input",
+            why="it must be the name of an input, or a list of names",
+            mend='ids="x/id"',
         )
     return ids
 

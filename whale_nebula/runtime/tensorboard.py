@@ -29,10 +29,10 @@ class EventFiles:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                "the folder for TensorBoard cannot be made",
+                "cannot create the folder for TensorBoard",
                 where=str(self.folder),
                 why=error.strerror,
-                mend='nb.init(tensorboard="logs"), a folder in which this user may write',
+                mend='nb.init(tensorboard="logs"), with a folder that this user can write to',
             ) from None
 
     def step(self, report: Report) -> None:

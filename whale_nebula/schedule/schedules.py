@@ -207,8 +207,8 @@ def check_count(option: str, value: int) -> None:
     """Refuse numbers that are not positive integers."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(
-            f"{option}={value!r} is not a count of micro-batches",
-            why="at least one micro-batch has to be on its way for anything to run",
+            f"{option}={value!r} is not a positive number of micro-batches",
+            why="a stage needs at least one micro-batch in flight",
             mend=f"{option}=1, or more",
         )
 
@@ -314,7 +314,7 @@ def limit_of(name: str) -> Limit:
     """
     found = SCHEDULES.get(name)
     if found is None:
-        raise OptionError(f"no schedule is called {name!r}", mend=did_you_mean(name, SCHEDULES))
+        raise OptionError(f"unknown schedule {name!r}", mend=did_you_mean(name, SCHEDULES))
     return found
 
 
@@ -360,9 +360,9 @@ def _choose_limits(in_flight: Chosen, stages: int, micro_batches: int) -> Iterat
     chosen = in_flight if isinstance(in_flight, list | tuple) else [in_flight] * stages
     if len(chosen) != stages:
         raise OptionError(
-            f"in_flight has {len(chosen)} limits for {stages} stages",
-            why="each stage has one limit of its own, or all have the same",
-            mend=f"give one number, or {stages}",
+            f"in_flight has {len(chosen)} limits, but there are {stages} stages",
+            why="it takes one limit for all stages, or one limit for each stage",
+            mend=f"pass one number, or {stages} numbers",
         )
     for limit in chosen:
         check_count("in_flight", limit)

@@ -260,8 +260,8 @@ def _deadlock(stuck: Sequence[int], instructions: Sequence[Instruction]) -> Opti
     waits = ", ".join(f"stage {stage} at {each}" for stage, each in zip(stuck, instructions, strict=True))
     return OptionError(
         f"the lists of instructions wait for each other: {waits}",
-        why="a stage runs its list in order, and may not hold more micro-batches than the stage before it",
-        mend="take the lists of one schedule, with the limits that `limits` gives",
+        why="a stage runs its list in order, and must not have more micro-batches in flight than the stage before it",
+        mend="use the lists of one schedule, with the limits that `limits` returns",
     )
 
 

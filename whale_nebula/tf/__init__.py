@@ -58,7 +58,7 @@ def find_unsupported() -> NebulaError | None:
             return VersionError(
                 f"{called} {found} is not supported",
                 where=str(script_site()),
-                why=f"whale_nebula reads inner parts of {called} as they are from {first} up to, "
+                why=f"whale_nebula uses internals of {called}, which it supports from {first} up to, "
                 f"but not including, {end}",
                 mend=f"pip install {wanted}",
             )
@@ -69,8 +69,8 @@ def find_unsupported() -> NebulaError | None:
     return UnsupportedError(
         f"Keras runs on {backend}",
         where=str(script_site()),
-        why="a plan cuts a graph that TensorFlow traced, and Keras on another backend traces none",
-        mend="KERAS_BACKEND=tensorflow python train.py; or no such setting in ~/.keras/keras.json",
+        why="a plan needs a graph that TensorFlow traced, and Keras traces none with another backend",
+        mend="KERAS_BACKEND=tensorflow python train.py; or remove that setting from ~/.keras/keras.json",
     )
 
 

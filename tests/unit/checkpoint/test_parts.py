@@ -84,7 +84,7 @@ def test_the_newest_step_comes_first_and_one_before_it_may_be_whole() -> None:
     found = join_parts([describe_parts({7: changed("c0/0"), 8: half})], WORKERS)
     assert [(each.step, bool(each.why)) for each in found] == [(8, True), (7, False)]
     assert join_parts([[], []], WORKERS) == []
-    with pytest.raises(RemoteProtocolError, match="words that are not known"):
+    with pytest.raises(RemoteProtocolError, match="in an unknown format"):
         join_parts([[[7, "c0/0"]]], WORKERS)
 
 
@@ -103,8 +103,8 @@ def test_parts_of_steps_that_are_not_committed_are_found_and_told(tmp_path: Path
     }
     told = [describe_waiting(folder.step_path(step)) for step in (7, 8, 9)]
     assert told == [
-        "parts of c0/0, c0/1, c1/0: the next start of the run takes them",
-        "parts of c0/0: the next start of the run takes them, if that of c0/1 is found, too",
+        "parts of c0/0, c0/1, c1/0: the next start of the run uses them",
+        "parts of c0/0: the next start of the run uses them, if it also finds that of c0/1",
         "",
     ]
 

@@ -385,7 +385,7 @@ except ConfigError as error:
     ("arguments", "said"),
     [
         (["CPU"], "'CPU'"),
-        (["GPU:7"], "GPU:7, and TensorFlow finds"),
+        (["GPU:7"], "GPU:7, but TensorFlow finds"),
         (["GPU:7", "late"], "GPU:7, and TensorFlow"),
     ],
 )

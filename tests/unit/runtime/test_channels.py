@@ -196,7 +196,7 @@ def test_sides_with_different_states_are_refused_by_name() -> None:
     pair.into.states = States()
     with pytest.raises(RemoteProtocolError, match="the two sides of b0 a->b have different states") as caught:
         pair.cross(normal(20, COLUMNS), step=1)
-    assert "the other side has version 1, this one 0" in caught.value.why
+    assert "the other side has version 1, and this one 0" in caught.value.why
     assert "start all workers again" in caught.value.mend
 
 
@@ -218,9 +218,9 @@ def test_a_gradient_of_another_tensor_is_refused() -> None:
     pair = Pair("topk(0.25)", "topk(0.25)")
     pair.cross(normal(9, COLUMNS))
     pair.cross_back(normal(9, COLUMNS))
-    with pytest.raises(RemoteProtocolError, match=r"a gradient of sizes \(8, 48\) came for \(9, 48\)"):
+    with pytest.raises(RemoteProtocolError, match=r"a gradient of shape \(8, 48\) for a tensor of shape \(9, 48\)"):
         pair.taken.take(pair.payload._replace(dims=(8, COLUMNS)), pair.tally, pair.sent)
-    with pytest.raises(RemoteProtocolError, match="and the tensor did not"):
+    with pytest.raises(RemoteProtocolError, match="but the tensor was not sent with it"):
         pair.taken.take(pair.payload, pair.tally, Residue())
 
 
@@ -395,7 +395,7 @@ def test_any_others_are_refused_before_they_are_allocated(micro_batches: int, ro
     post, value = begun(micro_batches)
     packed = sent(post, value, ROWS[0], 0)
     tracemalloc.start()
-    with pytest.raises(RemoteProtocolError, match=f"came with {rows} rows, where 4 are due"):
+    with pytest.raises(RemoteProtocolError, match=f"with {rows} rows instead of 4"):
         taken(post, value, packed._replace(dims=(rows, 8)), 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

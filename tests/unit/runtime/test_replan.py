@@ -127,4 +127,4 @@ def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.Monkey
     while first.replaces is not None:
         first = first.replaces
     assert "gpu" in [each.cluster for each in first.assignment.stages]
-    assert first.reasons[0].startswith("npu computes") and "in a run before" in first.reasons[0]
+    assert first.reasons[0].startswith("npu computes") and "in an earlier run" in first.reasons[0]

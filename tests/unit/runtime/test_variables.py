@@ -211,5 +211,5 @@ def test_save_and_load_use_the_clusters_own_file(tmp_path: Path) -> None:
         variable.assign(0 * variable)
     load_own("gpu", whole.load_weights, path)
     assert all(np.array_equal(v.numpy(), was) for v, was in zip(values(whole)[2:], expected, strict=True))
-    with pytest.raises(CollectiveReadError, match="no process may hold the whole model"), ledger.gather():
+    with pytest.raises(CollectiveReadError, match="no process may gather the whole model"), ledger.gather():
         pass

@@ -36,7 +36,7 @@ def alike(stages: int, compute: float, seconds: float, delay: float = 0.0) -> Pa
 
 @pytest.mark.parametrize(("wrong", "meant"), [("1F1B", "1f1b"), ("g-pipe", "gpipe"), ("eager_1f1b", "eager-1f1b")])
 def test_a_wrong_name_says_what_was_meant(wrong: str, meant: str) -> None:
-    with pytest.raises(OptionError, match=f"no schedule is called '{wrong}'") as caught:
+    with pytest.raises(OptionError, match=f"unknown schedule '{wrong}'") as caught:
         limit_of(wrong)
     assert caught.value.mend == f"did you mean {meant!r}?"
 

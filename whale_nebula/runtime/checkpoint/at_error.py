@@ -95,12 +95,12 @@ def save_at_error(checkpoints: Checkpoints) -> None:
     if why:
         who = "" if alone else f"{checkpoints.group.worker}: "
         newer = f" newer than step {last}" if last else ""
-        _LOG.warning("%snothing%s could be saved in %s: %s", who, newer, level.folder.path, why)
+        _LOG.warning("%sno step%s could be saved in %s: %s", who, newer, level.folder.path, why)
     elif alone or last == step:
-        _LOG.warning("step %d, the last one that was taken, is saved in %s", step, level.folder.path)
+        _LOG.warning("the last completed step, %d, is saved in %s", step, level.folder.path)
     else:
         _LOG.warning(
-            "%s: its part of step %d, the last one that was taken, is saved in %s: the run goes on from there if all "
+            "%s: its part of the last completed step, %d, is saved in %s: the run resumes from it if all "
             "workers have saved theirs", checkpoints.group.worker, step, level.folder.path,
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ def commit_written(group: Group, folder: Folder) -> None:
     descriptions = group.exchange("the parts that were written", describe_parts(written))
     for joined in join_parts(descriptions.values(), group.everyone):
         if joined.why and joined.step in written:
-            _LOG.warning("what was written of step %d in %s is not used: %s", joined.step, folder.path, joined.why)
+            _LOG.warning("the parts of step %d in %s are not used: %s", joined.step, folder.path, joined.why)
         elif joined.step in written:
             _commit(group, folder, written[joined.step], joined.digests)
         if not joined.why:
@@ -125,7 +125,7 @@ def _commit(group: Group, folder: Folder, written: Mapping[str, Written], digest
     manifest = replace(found[0], at_error=any(each.at_error for each in found))
     try:
         commit_parts(folder, manifest, digests, group.members, 0)
-        _LOG.info("%s: step %d is saved, with the parts of all workers", group.worker, manifest.position.step)
+        _LOG.info("%s: step %d is saved, from the parts of all workers", group.worker, manifest.position.step)
     except Exception as error:  # the run goes on from an earlier one
         _LOG.warning("the parts of step %d in %s cannot be joined: %s", manifest.position.step, folder.path, error)
 
@@ -170,18 +170,18 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
     if standing.held is not None:
         return ""
     if standing.torn:
-        return f"step {position.step + 1} failed, or found no batch, and may have changed variables"
+        return f"step {position.step + 1} failed or got no batch, and may have changed variables"
     if checkpoints.trains_apart:
-        return "clusters that train apart are saved between two steps alone"
+        return "with local SGD, checkpoints are possible only between two steps"
     if shared := _find_shared(checkpoints):
-        return f"{shared!r} of nb.state is read by all processes together"
+        return f"{shared!r} of nb.state must be read by all processes together"
     if standing.whole:
         return ""
     late = sorted(name for name, value in memories.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
     if checkpoints.leading.has_others or (standing.steps < 2 and not fits):
-        return "other steps may follow each step, and not all of them were taken"
-    return f"{late[0]!r} of nb.state may be written after a step, and was not yet" if late else ""
+        return "each step may be followed by other steps, and not all of them were completed"
+    return f"{late[0]!r} of nb.state may be written after a step, which has not happened yet" if late else ""
 
 
 def can_hold(checkpoints: Checkpoints) -> bool:

@@ -144,7 +144,7 @@ class Checkpoints:
         self.spent.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
         self.memories.source = self.known.source = self.source
         self.memories.restore_codecs()
-        _LOG.info("%s: goes on from %s", self.group.worker, self.source.path)
+        _LOG.info("%s: resumes from %s", self.group.worker, self.source.path)
 
     # ------------------------------------------------------------------ variables
     def take_in(self, engine: Engine) -> None:
@@ -210,11 +210,11 @@ class Checkpoints:
         if found:
             warn_once(
                 script_site(),
-                f"what {found[0]} in {program} has drawn is not saved: where the run goes on it draws anew",
+                f"the random state of {found[0]} in {program} is not saved: a resumed run draws different numbers",
                 where=self.levels[0].folder.path,
-                why="TensorFlow keeps it inside the op, where nobody can read it",
-                mend="keras.random with a keras.random.SeedGenerator as seed, or tf.random.stateless_...\n"
-                "of tf.random.normal and tf.random.uniform it is saved where there is a seed: "
+                why="TensorFlow keeps it inside the op, where it cannot be read",
+                mend="use keras.random with a keras.random.SeedGenerator as seed, or tf.random.stateless_...\n"
+                "for tf.random.normal and tf.random.uniform the state is saved if a seed is set: "
                 "keras.utils.set_random_seed(1)",
                 key=(program, found[0]),
             )
@@ -309,11 +309,11 @@ class Checkpoints:
         if expected and fingerprint(tensors) != expected:
             step = self.position.step
             raise CheckpointError(
-                f"the batch of step {step + 1} is not the one that this run had before it ended",
+                f"the batch of step {step + 1} differs from the one that this run had before it stopped",
                 where=str(script_site()),
-                why="the data comes in another order or in batches of another size than it did, or from another place",
+                why="the order of the data, the batch size or the starting point has changed",
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)\n"
-                "in a loop of your own, begin where nb.resumed() says: for batch in dataset.skip(nb.resumed().step)",
+                "in your own loop, start at the step of nb.resumed(): for batch in dataset.skip(nb.resumed().step)",
             )
 
     def after_step(self, engine: Training, logs: Callable[[], Mapping[str, float]], batches: int = 1) -> None:
@@ -504,7 +504,8 @@ class Checkpoints:
             raise KeyboardInterrupt
         self._interrupted = True
         with contextlib.suppress(OSError):
-            os.write(2, f"whale-nebula: {name}: saves and ends before the next step; again ends it now\n".encode())
+            text = f"whale-nebula: {name}: saves, then stops before the next step; send it again to stop now\n"
+            os.write(2, text.encode())
 
     def _end_if_interrupted(self) -> None:
         if self._interrupted:

@@ -110,12 +110,12 @@ def receive_part(way: Way, folder: Folder) -> bool:
     except (ValueError, AttributeError, TypeError):
         known = False
     if not known:
-        raise RemoteProtocolError(f"worker '{way.source}' sends a copy of a checkpoint in words that are not known")
+        raise RemoteProtocolError(f"worker '{way.source}' sends a copy of a checkpoint in an unknown format")
     if not said:
         return False
     manifest = b"".join(_take(blocks, int.from_bytes(next(blocks), "little")))
     if not folder.has_room(2 * sum(size for _, size in listed)):
-        raise CheckpointError("there is no room for a copy of another host's checkpoint", where=folder.path)
+        raise CheckpointError("there is not enough space for a copy of another host's checkpoint", where=folder.path)
     path = folder.step_path(step)
     files.make_folder(path)
     for name, size in listed:
@@ -131,7 +131,7 @@ def _take(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
         size -= len(block)
         yield block
     if size:
-        raise RemoteProtocolError("a copy of a checkpoint has more bytes than was said")
+        raise RemoteProtocolError("a copy of a checkpoint has more bytes than announced")
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Copies:
                 act()
         except (NebulaError, OSError) as error:
             self._usable = False
-            _LOG.info("%s: checkpoints are not copied to other hosts any more: %s", self.session.worker, error)
+            _LOG.info("%s: checkpoints are no longer copied to other hosts: %s", self.session.worker, error)
 
 
 def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: str) -> tuple[str, str] | None:
@@ -199,7 +199,7 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
             send_part(way, found, label)
         elif way is not None:
             receive_part(way, folder)
-            _LOG.info("%s: %s has sent what was written of the checkpoint", worker, source)
+            _LOG.info("%s: %s has sent its part of the checkpoint", worker, source)
     if needs:
         group.exchange("the end of that", None)
     return bool(needs)
@@ -222,7 +222,7 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
             send_part(way, found, group.label)
         elif way is not None:
             receive_part(way, folder)
-            _LOG.info("%s: %s leaves, and has sent what it has written of step %d", stays, worker, step)
+            _LOG.info("%s: %s leaves, and has sent its part of step %d", stays, worker, step)
     if leaving:
         group.exchange("the end of that", None)
 

@@ -188,9 +188,9 @@ def variables_of(model: Any) -> dict[str, Any]:
     path = next((path for path, count in own.items() if count > 1), None)
     if path is not None:
         raise CheckpointError(
-            f"two variables of {model.name} are called {path!r}",
-            why="by that name a checkpoint has one tensor",
-            mend="give their layers names of their own: keras.layers.Dense(..., name=...)",
+            f"two variables of {model.name} have the same path {path!r}",
+            why="a checkpoint stores one tensor for each path",
+            mend="give their layers different names: keras.layers.Dense(..., name=...)",
         )
     return name_variables(model)
 

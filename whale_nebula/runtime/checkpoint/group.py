@@ -175,10 +175,10 @@ class Group:
         if form.dtype != variable.dtype.name or not variable.shape.is_compatible_with(form.shape):
             raise CheckpointError(
                 f"variable {name!r} is {variable.dtype.name}{variable.shape.as_list()} here, "
-                f"and {form.dtype}{list(form.shape)} in the checkpoint",
+                f"but {form.dtype}{list(form.shape)} in the checkpoint",
                 where=where,
-                why="the checkpoint is of another model",
-                mend='nb.init(checkpoint="another/folder"), or the model as it was when that was saved',
+                why="the checkpoint is from a different model",
+                mend='nb.init(checkpoint="another/folder"), or use the model that was saved',
             )
         part = self._find_piece(variable, form)
         if part is None:
@@ -243,7 +243,7 @@ def _to_key(description: Any) -> tuple[Any, ...]:
         shape, starts, sizes = (tuple(int(axis) for axis in each) for each in lists)
         return str(dtype), shape, starts, sizes
     except (TypeError, ValueError):
-        raise RemoteProtocolError("another process tells of a slice in words that are not known") from None
+        raise RemoteProtocolError("another process describes a slice in an unknown format") from None
 
 
 def choose_source(
@@ -282,10 +282,10 @@ def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str
     if len(newer) > (0 if chosen is None else 1):
         group.report_needed()
         raise CheckpointError(
-            f"the run cannot go on without {list_names(gone)}: of step {newer[-1]} a part is there",
+            f"the run cannot resume without {list_names(gone)}: only a part of step {newer[-1]} is available",
             where=several[0].path if several else None,
-            why="each host saves to a folder of its own, and that cluster was lost before it could hand its part over",
-            mend=f"start {gone[0]} again; or let all hosts save to one folder, which any of them can go on from",
+            why="each host saves to its own folder, and the missing hosts were lost before they could send their parts",
+            mend=f"start {gone[0]} again; or use one shared folder for all hosts, from which any of them can resume",
         )
 
 

@@ -140,7 +140,7 @@ def restore_apart(
     for each in rounds.values():
         each.begin()
     if not exact:
-        _LOG.info("%s: all clusters begin with the weights that are in %s", group.worker, source.path)
+        _LOG.info("%s: all clusters start with the weights in %s", group.worker, source.path)
         for place, cluster in enumerate(clusters):
             held = {n: v for n, v in named.items() if cluster == own} or _pick(kept.get(cluster, {}), named)
             offset_seeds(seeds_of(held), place)
@@ -179,19 +179,17 @@ def _refuse_missing(path: str, program: str, source: Source, over: bool) -> Chec
     """The error for a variable that is missing, or whose layer's name has another number in the checkpoint. The fit
     that trained it may have been `over` when the checkpoint was saved.
     """
-    why, mend = "the checkpoint is of another model", 'nb.init(checkpoint="another/folder")'
+    why, mend = "the checkpoint is from a different model", 'nb.init(checkpoint="another/folder")'
     plain = _NUMBER.sub("", path)
     other = next((name for name in sorted(source.manifest.tensors) if _NUMBER.sub("", name) == plain), None)
     if over and other in (None, path):
-        why = "it was saved in a later fit, when the model of this one was no more there"
-        mend = "keep the models that were trained in a list until the script ends: they are saved with the run\n"
-        mend += 'or begin anew: nb.init(checkpoint="another/folder")'
+        why = "the checkpoint was saved in a later fit, when the model of this fit no longer existed"
+        mend = "keep all trained models in a list until the script ends, so that they are saved\n"
+        mend += 'or start again: nb.init(checkpoint="another/folder")'
     elif other is not None:
-        why = f"it has {other!r}: Keras numbers layers without a name through all models of a process"
-        mend = (
-            "keras.utils.clear_session() before the model is made again, or layers with names\nor, of another model, "
-        )
-        mend += 'nb.init(checkpoint="another/folder")'
+        why = f"the checkpoint has {other!r}: Keras numbers unnamed layers across all models of a process"
+        mend = "call keras.utils.clear_session() before you create the model again, or name its layers\n"
+        mend += 'or, for a different model, nb.init(checkpoint="another/folder")'
     return CheckpointError(
         f"variable {path!r} of {program} is not in the checkpoint", where=source.path, why=why, mend=mend
     )
@@ -284,10 +282,10 @@ class Known:
             more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
             warn_once(
                 script_site(),
-                f"{fresh[0]!r}{more} of {program} are not in the checkpoint, and begin anew",
+                f"{fresh[0]!r}{more} of {program} are not in the checkpoint, and keep their initial values",
                 where=self.source.path,
-                why="it was saved with another optimizer, with other metrics, or with random ops of another seed",
-                mend="the ones that the run began with, if it is to go on as if it had not ended",
+                why="it was saved with a different optimizer, different metrics, or random ops with a different seed",
+                mend="use the same ones as before, to resume exactly where the run stopped",
                 key=(program, self.source.path),
             )
 
@@ -437,17 +435,17 @@ def warn_of_unused(checkpoints: Checkpoints) -> None:
     resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
     if resumed is not None and checkpoints.fits < resumed.fit:
         calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
-        said = f"this run was in fit {resumed.fit} when it was saved, and now the script has called {calls}"
-        why = f"it goes on in fit {resumed.fit}: those before have trained nothing, as the run had ended them"
-        mend = "call fit as often where a run goes on as where it begins, without `if nb.resumed() is None:`"
+        said = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
+        why = f"training resumes in fit {resumed.fit}: earlier fits were complete, and trained nothing"
+        mend = "call fit as often in a resumed run as in a new one, without `if nb.resumed() is None:`"
     elif resumed is not None and not checkpoints.read:
-        said = f"nothing was read of the checkpoint of step {resumed.step}"
-        why = "no step was called, so models have the values that they were made with"
-        mend = f"nb.restore({folder!r}, model) where a loop has nothing left to train"
+        said = f"the checkpoint of step {resumed.step} was not read"
+        why = "no step was called, so all models have their initial values"
+        mend = f"call nb.restore({folder!r}, model) if a loop has no steps left to train"
     elif resumed is None and not checkpoints.known.names:
         said = "nothing was saved"
         why = "no model was trained by fit, and no step under @nb.function was called"
-        mend = "@nb.function instead of @tf.function on a loop's step; without training, no checkpoint="
+        mend = "use @nb.function instead of @tf.function on the step of a loop; without training, remove checkpoint="
     else:
         return
     _LOG.warning("%s", NebulaWarning(said, where=folder, why=why, mend=mend))

@@ -148,7 +148,7 @@ class Level:
         """
         for name in self.folder.clean(step):
             if self.durable:
-                _LOG.warning("what was not read of %s is now called %s", self.folder.path, name)
+                _LOG.warning("the unread checkpoint %s is renamed to %s", self.folder.path, name)
             else:
                 files.remove(files.join(self.folder.path, name))
 
@@ -197,7 +197,9 @@ class Level:
     def _write_part(self, snapshot: Snapshot) -> Part:
         need = count_bytes(snapshot.entries) * len(self.group.members)
         if not self.durable and not self.folder.has_room((self.keep + 1) * need):
-            raise CheckpointError("there is no room for checkpoints in this host's memory", where=self.folder.path)
+            raise CheckpointError(
+                "there is not enough space for checkpoints in this host's memory", where=self.folder.path
+            )
         self.check_room(need)
         return write_part(self.folder, snapshot)
 
@@ -261,13 +263,13 @@ class Level:
         """Warn of a failed saving; training continues, and earlier checkpoints are kept."""
         self.usable = self.durable
         if not self.durable:
-            _LOG.info("%s: nothing is saved in memory any more: %s", self.group.worker, why)
+            _LOG.info("%s: checkpoints are no longer saved in memory: %s", self.group.worker, why)
             return
         warn_at(
             Site(self.folder.path, 0),
             f"step {step} could not be saved",
             why=why,
-            mend="make room on that disk, or nb.init(checkpoint=...) with a folder that can be written",
+            mend="free space on that disk, or use nb.init(checkpoint=...) with a writable folder",
             where=self.folder.path,
         )
 
@@ -327,7 +329,7 @@ class Notices:
             if due == step:
                 found.append(self.levels[level])
             else:
-                self._announce_part(level, due, "!it heard of it too late")
+                self._announce_part(level, due, "!it was notified too late")
         return found
 
     def poll(self) -> None:

@@ -140,7 +140,7 @@ class Memories:
         for name, document in found.items():
             state = decode_state(document, self._get)
             if state is None:
-                _LOG.warning("what the codec of %s remembers is of a kind that is not saved: it begins anew", name)
+                _LOG.warning("the codec state of %s is of a kind that is not saved: it starts empty", name)
             else:
                 self.channels[name] = state
 

@@ -79,9 +79,9 @@ def encode_value(value: Any, put: Put) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     raise OptionError(
-        f"a state holds a {type(value).__name__}, which cannot be saved",
-        why="it may hold numbers, texts, arrays, and lists, tuples and dicts of these",
-        mend="give state_dict() of the object plain values",
+        f"a state contains a {type(value).__name__}, which cannot be saved",
+        why="it may contain numbers, strings, arrays, and lists, tuples and dicts of these",
+        mend="return only such values from the state_dict() of the object",
     )
 
 
@@ -110,10 +110,10 @@ def check_object(name: str, value: Any) -> None:
     """Refuse an object whose state cannot be saved and restored."""
     if not (isinstance(value, np.random.Generator | random.Random) or _variables_of(value) or _has_state(value)):
         raise OptionError(
-            f"nb.state({name}=...) was given a {type(value).__name__}, whose state is not known",
-            why="it may be a tf.Variable, a Keras object or a tf.Module with variables, a np.random.Generator, a "
+            f"nb.state({name}=...) got a {type(value).__name__}, which has no state that can be saved",
+            why="it must be a tf.Variable, a Keras object or a tf.Module with variables, a np.random.Generator, a "
             "random.Random, or an object with state_dict() and load_state_dict(state)",
-            mend="give the object these two methods",
+            mend="add these two methods to the object",
         )
 
 

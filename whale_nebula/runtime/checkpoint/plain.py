@@ -75,9 +75,9 @@ class PlainStep:
             keras_training.build_model(self._model, getattr(traced, "element_spec", traced))
             warn_once(
                 script_site(),
-                f"of {self.name}, which runs eagerly, the model's variables are saved alone",
-                why="other variables that it writes, as of optimizers and draws, are known where it is traced",
-                mend="model.compile(...) without run_eagerly",
+                f"{self.name} runs eagerly, so only the variables of its model are saved",
+                why="other variables that it writes, such as optimizers and seeds, are known only if it is traced",
+                mend="use model.compile(...) without run_eagerly",
                 key=self.name,
             )
         variables = variables_of(self._model)

@@ -98,7 +98,9 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     failed = {worker: each[1:] for worker, each in reports.items() if each.startswith("!")}
     if failed:
         why = "; ".join(f"{worker}: {each}" for worker, each in failed.items())
-        raise CheckpointError("the model could not be saved", where=folder.path, why=why, mend="make room on that disk")
+        raise CheckpointError(
+            "the model could not be saved", where=folder.path, why=why, mend="free space on that disk"
+        )
     with telling():
         if group.commits:
             commit_parts(folder, snapshot.manifest, reports, group.members, 0)
@@ -118,7 +120,7 @@ def _check_no_run(folder: Folder) -> None:
     found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.by_hand), None)
     if found is not None:
         raise CheckpointError(
-            "a model cannot be saved where a run saves its checkpoints",
+            "a model cannot be saved to the checkpoint folder of a run",
             where=folder.path,
             why=f"{found.path} is a checkpoint of a run",
             mend='nb.save("another/folder", model)',
@@ -156,11 +158,11 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     if lacking and slots:
         warn_at(
             script_site(),
-            f"{lacking[0]!r} of {model.name} is not in the checkpoint, and stays as it is"
-            + f", with {len(lacking) - 1} more variables of its optimizer" * (len(lacking) > 1),
+            f"{lacking[0]!r} of {model.name} is not in the checkpoint, and keeps its value"
+            + f", like {len(lacking) - 1} more variables of its optimizer" * (len(lacking) > 1),
             where=source.path,
-            why="it was saved with another optimizer, or with one of another name: Keras numbers those of a process",
-            mend=f'name="adam" for both optimizers\nwhale-nebula checkpoints show {source.path} lists what there is',
+            why="it was saved with a different optimizer, or with a different name: Keras numbers unnamed optimizers",
+            mend=f'use name="adam" for both optimizers\nlist variables: whale-nebula checkpoints show {source.path}',
         )
 
 
@@ -174,10 +176,12 @@ def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
     if path is not None and (again or program not in manifest.position.programs):
         warn_at(
             script_site(),
-            f"several models of that run have a variable {path!r}: {model.name} is given the values of the first",
+            f"several models of that run have a variable {path!r}: {model.name} gets the values of the first",
             where=source.path,
-            why=f"{model.name} was made several times" if again else f"none of them was trained by fit as {model.name}",
-            mend="keras.Model(..., name=...) with a name of its own for each model, here and where it is trained",
+            why=f"{model.name} was built several times"
+            if again
+            else f"none of them was trained by fit as {model.name}",
+            mend="use keras.Model(..., name=...) with a different name for each model, here and where it is trained",
         )
         return variables
     return {own.get(path, path): variable for path, variable in variables.items()}
@@ -193,9 +197,9 @@ def _find_source(group: Group, path: str) -> Source:
     source = choose_source(group, list_found)
     if source is None:
         raise CheckpointError(
-            "there is no checkpoint that is whole",
+            "there is no complete checkpoint",
             where=path,
-            mend=f"whale-nebula checkpoints verify {path} says what is there\nor the folder that nb.save was given",
+            mend=f"check it with whale-nebula checkpoints verify {path}\nor use the folder that was passed to nb.save",
         )
     return source
 
@@ -204,16 +208,16 @@ def _check_model(name: str, model: Any) -> Any:
     """The model, if its variables are created."""
     if not hasattr(model, "variables") or not hasattr(model, "metrics"):
         raise OptionError(
-            f"nb.{name}(path, {type(model).__name__}) is given no model",
+            f"nb.{name}(path, {type(model).__name__}): the second argument is not a model",
             where=str(calling_site()),
-            why="it takes a Keras model, with its optimizer if it is compiled",
+            why="it must be a Keras model; if it is compiled, its optimizer is included",
             mend=f'nb.{name}("folder", model)',
         )
     if not getattr(model, "built", True):
         raise StateError(
-            f"nb.{name} is given {model.name}, which has no variables yet",
+            f"nb.{name} got {model.name}, which has no variables yet",
             where=str(calling_site()),
-            why="a model that is not told the shape of its input makes them when it is called first",
-            mend=f"model.build(shape), or model(batch), before nb.{name}",
+            why="a model without an input shape creates its variables in its first call",
+            mend=f"call model.build(shape), or model(batch), before nb.{name}",
         )
     return model

@@ -185,8 +185,8 @@ class Source:
             raise CheckpointError(
                 f"{name!r} is not in the checkpoint's files on this host",
                 where=self.path,
-                why="other hosts have written it, in folders of their own",
-                mend="read it in a run of all these hosts, or give all of them one shared folder",
+                why="other hosts have written it to their own folders",
+                mend="read it in a run of all these hosts, or use one shared folder for all of them",
             )
         spec = "" if part is None else part.describe(form.shape)
         try:

@@ -139,7 +139,7 @@ def commit_parts(
     written = {worker: read_document(path) for worker, path in paths.items()}
     for worker, found in written.items():
         if found.part.digest != digests[worker]:
-            raise CheckpointError(f"the part of {worker} is not the one that it wrote", where=paths[worker])
+            raise CheckpointError(f"the part of {worker} differs from the one that it wrote", where=paths[worker])
     bundles = [(worker, file) for worker, found in written.items() for file in found.part.files]
     bundle = folder.name_bundle(step)
     target = files.join(folder.step_path(step), bundle)

@@ -66,7 +66,7 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         comparison = "under" if self.held <= self.compute else "and not under"
-        return f"{duration(self.held)} of the line a step, {comparison} {duration(self.compute)} of computing"
+        return f"{duration(self.held)} of the link a step, {comparison} {duration(self.compute)} of computation"
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Auto:
         if choice.rung == state.rung:
             return
         self.states.put(direction.key, replace(state, rung=choice.rung))
-        tally.note_change(direction.label, f"auto takes {direction.way.rungs[choice.rung] or NONE}: {choice}")
+        tally.note_change(direction.label, f"auto chooses {direction.way.rungs[choice.rung] or NONE}: {choice}")
 
 
 def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
@@ -134,9 +134,9 @@ def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
     for link in direction.links:
         if link in outlook.unseen and outlook.compute is not None:
             rate = outlook.rates.get(link)
-            free = "takes the line to be free, as the config does"
-            so = f"goes by the config's {8e-6 * rate:.4g}mbit" if rate else free
-            note = f"auto {so}: what is written to {link} is too little at a time to see what it carries"
+            free = "assumes that the link is free, as configured"
+            so = f"uses the configured {8e-6 * rate:.4g}mbit" if rate else free
+            note = f"auto {so}: too little is written to {link} at a time to measure its rate"
             tally.add(direction.label, BoundaryReport(notes=(note,)))
 
 

@@ -285,7 +285,7 @@ class Channels:
         changes = () if out else tally.changes()
         fresh = [note for note in notes if note not in self._said]
         self._said.update(fresh)
-        return StepLines((*changes, *fresh), (*changes, *notes, *([f"left out: {out}"] if out else [])), out)
+        return StepLines((*changes, *fresh), (*changes, *notes, *([f"skipped: {out}"] if out else [])), out)
 
     def boundaries(self) -> tuple[Boundary, ...]:
         """The plan's boundaries with the codecs of the last step, which vary on a ramp or by `nb.compress("auto")`."""

@@ -138,7 +138,7 @@ class Post:
                 due = came.dims[0] if entries is None else entries * self.rows[micro_batch]
                 if came.dims[0] != due:
                     raise RemoteProtocolError(
-                        f"{end.name} came with {came.dims[0]} rows, where {due} are due", where=end.name
+                        f"received {end.name} with {came.dims[0]} rows instead of {due}", where=end.name
                     )
             before = self._residues.get(place) if crossing.back else None
             tensor, after = end.take(came, self.tally, before, ids, first=first)
@@ -188,8 +188,8 @@ class Post:
         return DeadlineError(
             f"{host} waited {self.patience:.0f} s for {crossing.kind} {crossing.number} of micro-batch {micro_batch}",
             where=f"stage {stage!r}",
-            why=f"stage {stage!r} of the same host has not made it",
-            mend="raise patience in the configuration if a micro-batch really takes that long",
+            why=f"stage {stage!r} of the same host has not produced it",
+            mend="increase patience in the config if a micro-batch can take that long",
         )
 
     def abort(self, failure: BaseException) -> None:

@@ -157,10 +157,10 @@ class Opened:
         unlike = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
         if unlike is not None:
             raise PlanMismatchError(
-                f"{session.worker} and {unlike} no longer share the same weights, after {rounds.steps} steps",
+                f"{session.worker} and {unlike} no longer have the same weights, after {rounds.steps} steps",
                 where=unlike,
-                why="what all share is computed by each from the same bytes; a device has computed it in another way",
-                mend="start all workers from a checkpoint; model.save_weights(...) while all are alike writes one",
+                why="all compute the shared weights from the same bytes, so a device has computed them differently",
+                mend="start all workers from a checkpoint, such as a file that model.save_weights(...) wrote before",
             )
 
     def restart(self) -> None:
@@ -184,10 +184,10 @@ class Opened:
         if met:
             shared = next(path for path, variable in weights.items() if id(variable) in met[0])
             raise NotYetError(
-                "two steps that train some of the same weights apart",
+                "two steps with sync_every that train some of the same weights",
                 where=apart.where,
-                why=f"{shared!r} is trained by an earlier step together with other weights",
-                mend="one step (a function, or fit) for all that is trained with sync_every",
+                why=f"{shared!r} is also trained by an earlier step, together with other weights",
+                mend="use one step (a function, or fit) for everything that is trained with sync_every",
             )
 
     # ------------------------------------------------------------------ all clusters in this process
@@ -257,7 +257,7 @@ class Opened:
             seed.assign(tf.constant(numbers, seed.dtype))
         if len({sheet["weights"] for sheet in sheets.values()}) == 1:
             return
-        _LOG.info("%s: the clusters have unlike weights, and all begin with those of %s", session.worker, first)
+        _LOG.info("%s: the clusters have different weights, and all start with those of %s", session.worker, first)
         if session.worker == first:
             data = rounds.flat.read(whole).view(np.uint8)
             for peer in session.links:
@@ -324,7 +324,7 @@ class OfClusters:
         """A note if workers of a cluster exchange momenta without collectives."""
         if self.apart.copies == 1 or self.run.alone or self.run.ledger.collectives is not None:
             return ()
-        return ("each worker sends the others all of its momenta over links: TensorFlow had started before nb.init",)
+        return ("each worker sends all of its momenta to the others over links: TensorFlow had started before nb.init",)
 
     def check(self, cut: Cut) -> None:
         """Verify that every worker of this cluster has all trained weights, as the cluster sends one difference."""
@@ -335,10 +335,10 @@ class OfClusters:
             lacking = next((worker for worker in own if worker not in cut.held[path]), None)
             if lacking is not None:
                 raise NotYetError(
-                    "a cluster that trains apart with workers that have no copy of all of it",
+                    "sync_every in a cluster where a worker does not have a complete copy of the model",
                     where=self.apart.where,
                     why=f"worker {lacking} of {', '.join(own)} does not have {path!r}",
-                    mend="nb.replica(sync_every=...) around one stage and without a count: as many copies as workers",
+                    mend="use nb.replica(sync_every=...) around one stage and without a count: each worker gets a copy",
                 )
 
     def _check_weights(self, weights: Mapping[str, Any]) -> None:
@@ -348,19 +348,19 @@ class OfClusters:
         wide = next((path for path, variable in weights.items() if variable.dtype.size > _BYTES), None)
         if wide is not None:
             raise NotYetError(
-                f"weights of {weights[wide].dtype.name} that are trained apart",
+                f"weights of {weights[wide].dtype.name} with sync_every",
                 where=f"{wide}, {self.apart.where}",
-                why="differences cross as float32",
-                mend='dtype="float32" for that layer, or leave sync_every out',
+                why="differences are sent as float32",
+                mend='use dtype="float32" for that layer, or remove sync_every=',
             )
         if self.apart.exchange:
             self._check_exchange(weights)
         if any(getattr(getattr(model, "optimizer", None), "use_ema", False) for model in self.models):
             raise NotYetError(
-                "an optimizer with use_ema=True whose clusters train apart",
+                "an optimizer with use_ema=True and sync_every",
                 where=self.apart.where,
-                why="each cluster would write averages of its own over what all share",
-                mend="use_ema=False, or leave sync_every out",
+                why="each cluster would overwrite the shared weights with its own averages",
+                mend="use_ema=False, or remove sync_every=",
             )
 
     def _check_exchange(self, weights: Mapping[str, Any]) -> None:
@@ -371,9 +371,9 @@ class OfClusters:
         if odd is not None or scaled:
             dtype = "" if odd is None else weights[odd].dtype.name
             raise NotYetError(
-                f"momenta of {dtype} that are exchanged" if odd else "momenta of an optimizer that scales the loss",
+                f"exchanged momenta of {dtype}" if odd else "exchanged momenta of an optimizer that scales the loss",
                 where=self.apart.where,
-                why=f"{odd} is of {dtype}" if odd else "a cluster that leaves out a step would have none to tell",
+                why=f"{odd} is of {dtype}" if odd else "a cluster that skips a step would have no momenta to send",
                 mend='dtype="float32", or keras.config.set_dtype_policy("mixed_bfloat16")',
             )
 
@@ -449,10 +449,10 @@ def _warn_alone(apart: Apart, name: str) -> None:
     """Warn that no other cluster takes part."""
     warn_once(
         script_site(),
-        f"nb.replica({apart.option}) meets nobody: {name!r} is the only cluster",
+        f"nb.replica({apart.option}) has no effect: {name!r} is the only cluster",
         where=apart.where,
-        why="each cluster trains a copy, and there is one; the step runs as it would without it",
-        mend='name them, nb.cluster(["gpu", "npu"]), or give a config that does: nb.init("clusters.yaml")',
+        why="each cluster trains a copy, and there is only one; the step runs as without it",
+        mend='name the clusters, nb.cluster(["gpu", "npu"]), or use a config that does: nb.init("clusters.yaml")',
         key=apart.where,
     )
 

@@ -154,9 +154,9 @@ def _choose(
     saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
     if saved is not None and saved >= _find_least(apart):
         chosen = set_interval(apart, saved)
-        return replace(chosen, chosen=f"the clusters meet every {_count(saved)}, as before this run was saved")
+        return replace(chosen, chosen=f"the clusters synchronise every {_count(saved)}, as before this run was saved")
     if len(captured.program.requests) > 1:
-        raise _refuse(apart, "the step asks for gradients more than once, and its seconds are not known beforehand")
+        raise _refuse(apart, "the step requests gradients more than once, so its duration cannot be predicted")
     shapes, program = shapes_of_batch(layout, tensors), captured.program
     rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
     agreed = agree_on_clusters(name, find_configured(run, participants.names), Known(rows), run)
@@ -164,7 +164,7 @@ def _choose(
     exchange = _count_exchange(captured, apart, clusters, participants, run)
     layers = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
     if layers is None:
-        raise _refuse(apart, "no op of the step reads a variable, so its seconds are not known beforehand")
+        raise _refuse(apart, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
     measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     _check_speeds(apart, clusters, measured)
@@ -184,7 +184,7 @@ def _count_exchange(
     unknown = next((ends for ends, line in lines.items() if line.rate_bytes_per_s is None), None)
     if unknown is not None and not run.alone:
         where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
-        why = f"nothing says the rate of the line {'->'.join(unknown)}"
+        why = f"the rate of the link {'->'.join(unknown)} is not known"
         raise _refuse(apart, why, f"{where}, or whale-nebula bench link")
     count = count_numbers(weights_of(captured.program, captured.variables, ()))
     dims = dims_of(count)
@@ -202,7 +202,7 @@ def _check_speeds(apart: Apart, clusters: Clusters, measured: Measured) -> None:
         if cluster.name not in measured and not known:
             raise _refuse(
                 apart,
-                f"nothing says how fast cluster {cluster.name} computes, and its steps are not measured here",
+                f"the speed of cluster {cluster.name} is not known, and its steps are not measured in this process",
                 f"flops: 5T of clusters.{cluster.name} in the config, or measure: 10s",
             )
         blocks = measured.get(cluster.name)
@@ -252,11 +252,11 @@ def _explain(chosen: Apart, exchange: Exchange, cluster: str, step: float) -> st
     how = f"an exchange takes {duration(takes)}" + f" on {exchange.slowest}" * bool(takes)
     how += f" ({size(count_encoded_bytes(exchange.codec, exchange.numbers))})"
     how += f", {_count(chosen.every)} of {cluster} take {duration(between)}"
-    met = f"the clusters meet every {_count(chosen.every)}, as sync_every='auto' has chosen: {how}"
+    met = f"the clusters synchronise every {_count(chosen.every)}, chosen by sync_every='auto': {how}"
     if exchange.hides(chosen, step):
-        return f"{met}; it may take {SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(chosen.delay)
+        return f"{met}; the limit is {SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(chosen.delay)
     waits = duration(exchange.waits(chosen, step))
-    return f"{met}; it does not hide behind the most steps that are chosen, and {waits} are waited: nb.compress helps"
+    return f"{met}; even the longest interval does not hide it, and clusters wait {waits}: use nb.compress"
 
 
 def _count(steps: int) -> str:

@@ -90,8 +90,8 @@ def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], whe
     raise OptionError(
         'exchange="1bit" needs one optimizer that exchanges momenta',
         where=where,
-        why="the weights of this step have several" if found else "none of the weights of this step has such a one",
-        mend="model.compile(whale_nebula.strategies.OneBitAdam(1e-3, freeze_step=1000), ...), or OneBitLamb",
+        why="the weights of this step have several" if found else "none of the weights of this step has one",
+        mend="use model.compile(whale_nebula.strategies.OneBitAdam(1e-3, freeze_step=1000), ...), or OneBitLamb",
     )
 
 
@@ -113,7 +113,7 @@ def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
     """Decode scales and signs."""
     count, size = SCALE_BYTES * len(ends), ends[-1]
     if data.nbytes != count + -(-size // 8):
-        raise RemoteProtocolError(f"{data.nbytes} bytes of signs came where {count + -(-size // 8)} were due")
+        raise RemoteProtocolError(f"received {data.nbytes} bytes of signs instead of {count + -(-size // 8)}")
     scales = np.repeat(np.ascontiguousarray(data[:count]).view(np.float32), np.diff([0, *ends]))
     return np.where(np.unpackbits(data[count:], count=size).astype(bool), scales, -scales)
 

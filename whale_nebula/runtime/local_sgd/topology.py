@@ -185,9 +185,9 @@ def find_participants(apart: Apart, run: Run) -> Participants:
     names = apart.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
         raise ConfigError(
-            f"this process is of cluster {run.here().cluster!r}, which nb.cluster leaves out",
+            f"this process is in cluster {run.here().cluster!r}, which nb.cluster does not name",
             where=apart.where,
-            why=f"each of {', '.join(names)} trains a copy, and every process of the run has a part in it",
+            why=f"each of {', '.join(names)} trains a copy, and every process of the run must take part",
             mend=f"nb.cluster({[*names, run.here().cluster]!r})",
         )
     speeds = {name: _speed(run, name) for name in names}
@@ -198,7 +198,7 @@ def find_participants(apart: Apart, run: Run) -> Participants:
             f"no process runs cluster {absent!r}",
             where=apart.where,
             why=f"the clusters of this run are {', '.join(dict.fromkeys(run.workers.values()))}",
-            mend=f"start a worker of {absent!r}, or leave it out of nb.cluster(...)",
+            mend=f"start a worker of {absent!r}, or remove it from nb.cluster(...)",
         )
     return _find_copies(apart, run, names[0]) if apart.copies > 1 else Participants(speeds, workers)
 
@@ -211,7 +211,7 @@ def _find_copies(apart: Apart, run: Run, cluster: str) -> Participants:
             f"nb.replica({apart.copies}, exchange={apart.exchange!r}) in a cluster of {len(workers)} workers",
             where=apart.where,
             why="each worker of the cluster trains a copy, and exchanges momenta with the others",
-            mend=f"nb.replica(exchange={apart.exchange!r}), or as many workers as replicas",
+            mend=f"nb.replica(exchange={apart.exchange!r}), or use as many workers as replicas",
         )
     names = workers or sorted(f"{cluster}/{number}" for number in range(apart.copies))
     speeds = run.cluster_speeds.get(cluster, ())
@@ -297,7 +297,7 @@ def naming(worker: str) -> Iterator[None]:
 def read_numbers(data: Bytes, size: int) -> Numbers:
     """Decode numbers, and refuse any other count, which broadcasting would spread over all weights."""
     if data.nbytes != 4 * size:
-        raise RemoteProtocolError(f"{data.nbytes} bytes of weights came where {4 * size} were due")
+        raise RemoteProtocolError(f"received {data.nbytes} bytes of weights instead of {4 * size}")
     return np.ascontiguousarray(data).view(np.float32)
 
 

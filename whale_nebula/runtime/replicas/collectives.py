@@ -105,9 +105,9 @@ def open_collectives(
     """
     if not can_open(index, len(addresses)):
         raise StateError(
-            "TensorFlow has started in this process, and its collectives cannot be opened any more",
-            why="the names of its devices were given when it started, and what was made since is on these",
-            mend="call nb.init() before anything that makes a tensor, a variable or a layer",
+            "TensorFlow has already started in this process, so its collectives cannot be opened",
+            why="the names of its devices are set when it starts, and existing tensors are on these devices",
+            mend="call nb.init() before any code that creates a tensor, a variable or a layer",
         )
     tf_collectives.serve(index, addresses)
     restrict_port(split_address(addresses[index])[1], [split_address(address)[0] for address in addresses])
@@ -130,14 +130,14 @@ class Collectives:
         if self.index not in chosen or not set(chosen) <= set(range(len(self.addresses))):
             raise OptionError(
                 f"members={list(members)} of group {name!r} are not tasks of this cluster with task {self.index}",
-                why=f"the tasks are 0 to {len(self.addresses) - 1}, and only members make a group",
+                why=f"the tasks are 0 to {len(self.addresses) - 1}, and only members can create a group",
                 mend=f"members={sorted({*range(len(self.addresses))})}",
             )
         return Group(self, chosen, name)
 
     def abort(self, why: str | NebulaError) -> None:
         """Make every waiting and every later sum fail, in all threads, as this process will end."""
-        self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was given up", why=why))
+        self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was cancelled", why=why))
         tf_collectives.abort(self._ends[0].what)
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ class Collectives:
             return
 
     def _late_error(self, doing: str) -> DeadlineError:
-        return DeadlineError(f"{doing}: not all workers of the cluster came to it within {self.patience:g} s")
+        return DeadlineError(f"{doing}: not all workers of the cluster took part within {self.patience:g} s")
 
     def _lost_soon(self) -> NebulaError | None:
         """The error of a lost member, after a short wait: TensorFlow may detect an end before the links, which identify
@@ -317,7 +317,9 @@ class Group:
         """
         key = tf_collectives.hash_key(call)
         if self._taken.setdefault(key, call) != call:
-            raise StateError(f"two sums of group {self.name!r} have the same key", mend="give one of them another name")
+            raise StateError(
+                f"two sums of group {self.name!r} have the same key", mend="give one of them a different name"
+            )
         return key
 
 
@@ -344,8 +346,8 @@ def _check(tensors: Sequence[tf.Tensor]) -> None:
         if tensor.dtype.name not in DTYPES or not tensor.shape.is_fully_defined():
             raise OptionError(
                 f"a tensor of {tensor.dtype.name}{tensor.shape} cannot be summed between workers",
-                why=f"it takes shapes that are known, and {', '.join(DTYPES)}",
-                mend="cast it, or set its shape: tensor.set_shape(...)",
+                why=f"the shape must be known, and the dtype one of {', '.join(DTYPES)}",
+                mend="cast the tensor, or set its shape: tensor.set_shape(...)",
             )
 
 

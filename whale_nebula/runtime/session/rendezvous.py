@@ -152,17 +152,17 @@ def _agree_on_seed(worker: str, seed: int | None, greetings: Mapping[str, Mappin
     if len(set(named.values())) > 1:
         said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
         raise ConfigError(
-            f"the processes name different seeds: {said}",
-            why="they would start from different weights",
-            mend="nb.init(seed=1) in every process, or in none",
+            f"the processes have different seeds: {said}",
+            why="they would start with different weights",
+            mend="use nb.init(seed=1) in every process, or in none",
         )
 
 
 _ALIKE = {
-    "results": "who is sent a tensor that a step returns is a part of the plan, and all have the same plan",
-    "weights": "whether a save gathers the model is something that all do together",
-    "inputs": "every process traces the same step, by these forms of the inputs that it does not have",
-    "elastic": "with how many workers the run may go on is the same for all",
+    "results": "the receivers of a step's results are part of the plan, which must be the same in all processes",
+    "weights": "all processes must take part when a save gathers the model",
+    "inputs": "every process traces the same step, with these shapes and dtypes for inputs that it does not have",
+    "elastic": "the number of workers with which the run may continue must be the same in all processes",
 }
 """The keys that must be the same in every config of a run, and why."""
 
@@ -180,7 +180,7 @@ def _agree_on_config(worker: str, own: Mapping[str, Any], greetings: Mapping[str
         named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **greetings}.items())}
         if len(set(named.values())) > 1:
             raise ConfigError(
-                f"the configs of the processes do not say the same of {key!r}: "
+                f"the configs of the processes differ in {key!r}: "
                 + "; ".join(f"{each}: {escape_foreign_text(said)}" for each, said in named.items()),
                 why=why,
                 mend=f"write the same {key!r} into the config of every cluster",

@@ -154,9 +154,9 @@ class Session:
                 if theirs.get(name) != sheet.get(name):
                     raise PlanMismatchError(
                         f"{self.worker} runs {name} {sheet.get(name)}, "
-                        f"and {peer} runs {escape_foreign_text(theirs.get(name))}",
+                        f"but {peer} runs {escape_foreign_text(theirs.get(name))}",
                         where=peer,
-                        why="unlike versions trace unlike programs",
+                        why="different versions trace different programs",
                         mend=f"install {name}=={sheet.get(name)} on both",
                     )
         failpoint("hello.after")
@@ -195,7 +195,7 @@ class Session:
         self, peer: str, program: str, theirs: Sheet, number: int, lines: Sequence[str]
     ) -> PlanMismatchError:
         """The error of a private run, where peers compare digests of lines. Local text is not sent."""
-        error = self._unlike_error(peer, program, theirs, f"they differ from line {number + 1} of their text on")
+        error = self._unlike_error(peer, program, theirs, f"their texts differ from line {number + 1} on")
         error.add_note(f"line {number + 1} here: {lines[number] if number < len(lines) else '(the end)'}")
         return error
 
@@ -274,7 +274,7 @@ class Session:
             if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _describe_place(theirs))
             if missing := sheet.keys() - theirs.keys():
-                raise RemoteProtocolError(f"worker '{peer}' does not say its {', '.join(sorted(missing))}")
+                raise RemoteProtocolError(f"worker '{peer}' did not send its {', '.join(sorted(missing))}")
         return received
 
     def share(self, doing: str, value: Any) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class Session:
             raise InputMismatchError(
                 f"{what} differs between {self.worker} and {peer} at step {sheet['step']}",
                 where=peer,
-                why="each process reads its own copy of the data, and these have other rows, or another order of them",
+                why="each process reads its own copy of the data, and the copies differ in their rows or their order",
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)\n"
                 "or draw the data with a seed: np.random.default_rng(1)",
             )
@@ -330,10 +330,10 @@ class Session:
 
     def _astray(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
         return PlanMismatchError(
-            f"{self.worker} is at {doing} ({self._line}), {peer} at {theirs}",
+            f"{self.worker} is at {doing} ({self._line}), but {peer} is at {theirs}",
             where=peer,
-            why="the processes no longer do the same: a callback or a condition went another way in one of them",
-            mend="let every process decide alike: by returned values, which all processes get",
+            why="the processes have diverged: a callback or a condition took a different path in one of them",
+            mend="make every process decide by the same values, such as returned values, which all processes get",
         )
 
     @contextlib.contextmanager
@@ -423,6 +423,6 @@ def check_sums(worker: str, own: Sums, peer: str, theirs: Any, step: int) -> Non
         raise PlanMismatchError(
             f"the replicas in {unlike} no longer have the same variables: {worker} and {peer} differ at step {step}",
             where=peer,
-            why="something wrote a variable in one process only, or computed it in another way",
-            mend="write variables in every process alike, or in a step; then start all workers from a checkpoint",
+            why="a variable was written in only one process, or computed differently there",
+            mend="write variables identically in every process, or in a step; then start all workers from a checkpoint",
         )

@@ -101,8 +101,8 @@ def restrict_port(port: int, hosts: Sequence[str]) -> None:
     """Restrict a port to this machine and `hosts`, or warn that it is open."""
     if not admit_only(port, hosts):
         _log.warning(
-            "TensorFlow's server of this worker listens at port %d, for whoever reaches this machine and without "
-            "authentication: let a firewall admit the workers of this cluster only",
+            "the TensorFlow server of this worker listens on port %d for all hosts, without authentication: use a "
+            "firewall to admit only the workers of this cluster",
             port,
         )
 
@@ -171,18 +171,18 @@ def take(device: str, worker: str) -> None:
     kind, _, number = device.partition(":")
     if kind == "GPU" and int(number) >= len(gpus):
         raise ConfigError(
-            f"worker {worker} is to have {device}, and TensorFlow finds {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}",
+            f"worker {worker} needs {device}, but TensorFlow finds {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}",
             where=f"device: of {worker} in the config",
-            why="workers of one host share out its GPUs, which are numbered from 0",
-            mend='device: CPU, or TensorFlow with its GPU parts on that host: pip install "tensorflow[and-cuda]"',
+            why="each worker of a host uses one of its GPUs, which are numbered from 0",
+            mend='device: CPU, or install TensorFlow with GPU support on that host: pip install "tensorflow[and-cuda]"',
         )
     try:
         tf.config.set_visible_devices([gpus[int(number)]] if kind == "GPU" else [], "GPU")
     except RuntimeError as begun:
         raise ConfigError(
-            f"worker {worker} cannot take {device}: TensorFlow computes already",
+            f"worker {worker} cannot use {device}: TensorFlow has already started",
             why=str(begun),
-            mend="import keras before anything is computed, so that the worker's device is set in time",
+            mend="import keras before any computation, so that the device of the worker is set in time",
         ) from None
 
 

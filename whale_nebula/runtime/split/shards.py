@@ -42,7 +42,7 @@ _CARRIED = {"bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32"
 def _find_carried_dtype(dtype: Any) -> Any:
     """The element type to which tensors of one are cast."""
     if dtype.name not in DTYPES and dtype.name not in _CARRIED:
-        raise NotYetError(f"nb.split where a tensor of {dtype.name} crosses between devices", mend="cast it")
+        raise NotYetError(f"nb.split with a tensor of {dtype.name} that crosses between devices", mend="cast it")
     return tf.as_dtype(_CARRIED.get(dtype.name, dtype))
 
 

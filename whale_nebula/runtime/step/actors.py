@@ -73,7 +73,7 @@ class Turnstile:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.next == micro_batch)
             if self._closed:
-                raise StateError("another replica of the stage failed", why="the step is given up")
+                raise StateError("another replica of the stage failed", why="the step is abandoned")
         yield
         with self._changed:
             self.next = micro_batch + 1

@@ -394,12 +394,12 @@ class Xla:
             return False
         obstacle = next(self._obstacles(fragment), None)
         if obstacle is not None:
-            self._note(f"stage {self.stages[fragment.stage].key!r} is not compiled by XLA: it holds {obstacle}")
+            self._note(f"stage {self.stages[fragment.stage].key!r} is not compiled by XLA: it contains {obstacle}")
         return obstacle is None
 
     def give_up(self, failure: BaseException) -> None:
         """Disable XLA after it failed to compile ops that it has kernels for."""
-        self._note(f"nothing is compiled by XLA: {_first_line(failure)}")
+        self._note(f"no stage is compiled by XLA: {_first_line(failure)}")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

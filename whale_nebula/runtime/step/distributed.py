@@ -255,7 +255,7 @@ class DistributedStep(ActorStep):
         self.version += 1
         said = "; ".join(changes(self.compiled.cut, cut))
         self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {said}",)
-        _LOG.info("%s: %r goes on by %s", self.session.worker, self.name, self.shared[0])
+        _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.shared[0])
         self.compiled.cut = cut
         self.measured.moves(cut)
         self.reads = rows_read(cut, self.session.worker)

@@ -58,14 +58,14 @@ def warn_if_few(program: Program, name: str, made: int, rows: int) -> None:
     """Warn if the first batch, of `rows` rows, `made` fewer micro-batches than the step `name` requests."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas with sums in the forward count as one in one process
         asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
-        what, why = f"and the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
+        what, why = f"but the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
         mend = f"{_fewer(program, max(1, rows))}, or a larger batch"
         if not any(leaf.batched for leaf in program.leaves):
-            what = "and the step has no batch: it runs as one, and its results are right"
-            why = "no argument of the step has rows to cut"
+            what = "but the step has no batch: it runs undivided, with correct results"
+            why = "no argument of the step has rows to divide"
             mend = (
-                "give the step its batch as arguments, for batch in dataset: step(*batch), not the iterator; where it "
-                "has none, leave nb.pipeline out"
+                "pass the batch as arguments, for batch in dataset: step(*batch), not the iterator; or, if there is no "
+                "batch, remove nb.pipeline"
             )
         warn_at(script_site(), f"{asked}, {what}", why=why, mend=mend, where=name)
 
@@ -120,11 +120,11 @@ def _differentiable(result: Any) -> bool:
 
 def _refusal(name: str) -> GradientError:
     return GradientError(
-        f"a tape around a call of {name} is asked for a gradient through it",
+        f"a tape outside {name} requests a gradient through a call of it",
         where=str(script_site()),
-        why=f"{name} runs by a plan, and a plan has the gradients that were asked for inside the step",
+        why=f"{name} runs with a plan, which has only the gradients that are requested inside the step",
         mend=f"open the tape inside {name}, and return what you need: return loss, tape.gradient(loss, variables)\n"
-        f"or, where none is to flow back, tf.stop_gradient(...) around the call of {name}",
+        f"or, if no gradient is to flow back, use tf.stop_gradient(...) around the call of {name}",
     )
 
 
@@ -263,7 +263,7 @@ class Engine:
         for line in said.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
         if said.left_out:
-            _LOG.warning("%s: step %d of %r is left out: %s", self.worker, self.steps, self.name, said.left_out)
+            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, said.left_out)
 
     @cached_property
     def _scalars(self) -> ScalarResults:
@@ -449,7 +449,7 @@ def _make_distributed(
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
         versions = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(versions, ends)):
-            _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
+            _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         later = elsewhere | {id(captured.variables[path]) for path in parted.stages}
         captured.begin(lambda variable: id(variable) not in later)

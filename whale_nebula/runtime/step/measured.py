@@ -426,7 +426,7 @@ def changes(before: Cut, after: Cut) -> Iterator[str]:
     for number, stage in enumerate(before.program.stages):
         was, now = (take_counts(_order(cut, number), stage.replicas, count) for cut in (before, after))
         if was != now:
-            yield f"the replicas of {stage.key} take {_ratio(now)} micro-batches, and took {_ratio(was)}"
+            yield f"the replicas of {stage.key} now take {_ratio(now)} micro-batches instead of {_ratio(was)}"
 
 
 def _order(cut: Cut, stage: int) -> Order:

@@ -161,8 +161,8 @@ class Absent(_Result):
         raise _AbsentReadError(
             f"this result is on {self.owner}, not in this process",
             where=str(script_site()),
-            why=f"the config says 'results: owner': tensors that a step returns, as this {self._spec}, stay in the "
-            "cluster that makes them",
+            why=f"with 'results: owner' in the config, tensors that a step returns, like this {self._spec}, stay in "
+            "the cluster that computes them",
             mend=f"if nb.here().worker == {self.owner!r}: ..., or results: everywhere",
         )
 

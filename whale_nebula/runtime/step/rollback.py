@@ -195,7 +195,7 @@ class Guard:
             f"the {what}{where} failed{' in ' * bool(at)}{', '.join(at)}",
             where=self._whereabouts.of(failure, stage),
             why=_sentence(failure),
-            mend="an earlier phase has updated some variables: go back to a checkpoint" if self.begun else state,
+            mend="restore a checkpoint: an earlier phase has updated some variables" if self.begun else state,
             stage=stage,
             phase=phase,
             micro_batch=micro_batch,
@@ -205,10 +205,10 @@ class Guard:
     def _torn_error(self, failure: BaseException) -> StageFailedError:
         """The error for a failure during an update: some variables are new, some old."""
         return StageFailedError(
-            "the update failed, and the step is torn: some variables are updated and some are not",
+            "the update failed, and the step is incomplete: some variables are updated and some are not",
             where=self._whereabouts.of(failure),
             why=_sentence(failure),
-            mend="go back to a checkpoint before going on",
+            mend="restore a checkpoint before you continue",
             torn=True,
         )
 
@@ -219,7 +219,7 @@ def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabout
         f"the step of stage {stage!r} failed",
         where=whereabouts.of(failure, stage),
         why=_sentence(failure),
-        mend=f"{whereabouts.mend(failure)}; some variables may be updated, so go back to a checkpoint if that matters",
+        mend=f"{whereabouts.mend(failure)}; some variables may be updated: restore a checkpoint if that matters",
         stage=stage,
         torn=True,
     )
@@ -243,7 +243,7 @@ def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabout
     return CaptureError(
         f"the step cannot run in micro-batches of {rows} rows",
         where=whereabouts.of(failure),
-        why=f"what fits the whole batch does not fit its parts: {_sentence(failure)}",
+        why=f"an op that accepts the whole batch does not accept a part of it: {_sentence(failure)}",
         mend=f"{whereabouts.mend(failure)}\nor {alone}",
     )
 

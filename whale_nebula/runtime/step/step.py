@@ -58,7 +58,7 @@ def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes)
         if before is not None and now is not None and (len(now) != len(before) or now[1:] != before[1:]):
             dtype = getattr(tensor.dtype, "name", str(tensor.dtype))
             said = str(Spec("", before)).replace(" ", "")
-            return f"input {name!r} is {Spec(dtype, now)} in this batch, and was {said} in the first"
+            return f"input {name!r} is {Spec(dtype, now)} in this batch, but was {said} in the first"
     return ""
 
 

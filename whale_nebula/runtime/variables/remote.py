@@ -207,11 +207,11 @@ class Ledger:
         before = self.kept.get(id(kept.variable))
         if before is not None and self.session.worker in set(kept.holders) - set(before.holders):
             raise PlanError(
-                f"variable {kept.path!r} is on {', '.join(before.holders)}, and this program needs it on "
+                f"variable {kept.path!r} is on {', '.join(before.holders)}, but this program needs it on "
                 f"{', '.join(kept.holders)} as well",
                 where=kept.path,
-                why="an earlier program of this run left it to one cluster, and variables do not move",
-                mend="give its layer to the same stage in all programs",
+                why="an earlier program of this run placed it on one cluster, and variables cannot move",
+                mend="assign its layer to the same stage in all programs",
             )
 
     def _share(self, several: Sequence[Kept]) -> None:
@@ -264,10 +264,10 @@ class Ledger:
         """
         if self.own:
             raise CollectiveReadError(
-                "no process may hold the whole model",
-                why="the config says 'weights: own': the parts of a model stay in their clusters",
-                mend="weights: everywhere in the config of every cluster\n"
-                'or model.save_weights("model.weights.h5"), which writes each cluster\'s own part there',
+                "no process may gather the whole model",
+                why="with 'weights: own' in the config, the parts of a model stay in their clusters",
+                mend="set weights: everywhere in the config of every cluster\n"
+                'or use model.save_weights("model.weights.h5"), which writes the part of each cluster in that cluster',
             )
         wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
@@ -374,14 +374,14 @@ class _Elsewhere:
         path, holders = self.nebula_home
         what, why = f"on {holders[0]}, not", "it belongs to a stage of another cluster, and its copy here is empty"
         if self.nebula_piece is not None:
-            what, why = "not", f"nb.split has divided it: {', '.join(holders)} have a piece each"
+            what, why = "not", f"nb.split has divided it: {', '.join(holders)} each have a piece"
         return CollectiveReadError(
             f"variable {path!r} is {what} in this process",
             where=str(script_site()),
             why=why,
-            mend="with nb.gathered(): around the read, in every process\n"
+            mend="use with nb.gathered(): around the read, in every process\n"
             "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
-            "a tf.train.Checkpoint is written by one while all stand in it: if nb.here().lead: checkpoint.save(path)",
+            "inside it, one process writes a tf.train.Checkpoint: if nb.here().lead: checkpoint.save(path)",
         )
 
 
@@ -423,8 +423,8 @@ def name_own_path(path: str | os.PathLike[str], cluster: str) -> str:
     text = os.fspath(path)
     if not text.endswith(SUFFIX):
         raise OptionError(
-            f"{text!r} is not a file for the parts of a cluster",
-            why="with 'weights: own' each cluster saves its own in a file of weights",
+            f"{text!r} is not the name of a weights file",
+            why=f"with 'weights: own' each cluster saves its part to a file that ends in {SUFFIX}",
             mend=f'model.save_weights("{Path(text).name.partition(".")[0]}{SUFFIX}")',
         )
     return f"{text.removesuffix(SUFFIX)}.{cluster}{SUFFIX}"
@@ -457,7 +457,7 @@ def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:
         file.visititems(lambda name, each: found.append(each) if _is_number(each) else None)
         for each in found:
             _exchange(file, each.name, variables[each.shape[0]])
-        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all else is NaN"
+        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are NaN"
 
 
 def _is_number(each: Any) -> bool:

@@ -218,5 +218,5 @@ def test_the_planner_counts_the_memory_of_rows_and_leaves_the_batch_whole() -> N
     assert plan.stages[next(iter(plan.stages))].cluster == "cpu"
     assert max(plan.predicted.memory.values()) > expected.bytes > 1e6 * 8 * (2 * 4 + 3)
     said = " ".join(plan.explain().split())
-    assert "are counted, of 1,000,000 rows by expected_rows=" in said
+    assert ", from 1,000,000 rows by expected_rows=" in said
     assert "its rows depend on each other" in said and "micro-batches, " not in said.partition("what if")[2]
