@@ -19,7 +19,7 @@ from whale_nebula.site import script_site
 
 @dataclass(frozen=True)
 class Declared:
-    """Shapes and element types by the names of inputs; `alone` is whether all clusters are in this process.
+    """Declared shapes and dtypes by input name; `alone` is true if all clusters are in this process.
 
     >>> forms = Declared({"x/target": InputSpec((None, 64), "int32")}, alone=False)
     >>> forms.unfold("x", None)
@@ -32,14 +32,14 @@ class Declared:
     alone: bool = True
 
     def unfold(self, name: str, argument: Any) -> Any:
-        """Replace an argument that is None by the structure that the declared names of its inputs imply."""
+        """Replace an argument that is None by the structure implied by the declared names of its inputs."""
         inner = [path.removeprefix(f"{name}/") for path in self.forms if path.startswith(f"{name}/")]
         if argument is not None or name in self.forms or not inner:
             return argument
         return _nest_by_path(inner)
 
     def stand_in(self, path: str) -> Missing | None:
-        """The placeholder for an input that is None, if the config declares its form."""
+        """The placeholder for an input that is None, if the config declares its shape and dtype."""
         if path not in self.forms:
             return None
         if self.alone:
@@ -53,7 +53,7 @@ class Declared:
         return Missing(path, tf.TensorSpec(form.shape, form.dtype))
 
     def spec(self, path: str, tensor: Any) -> tf.TensorSpec:
-        """The form of an input that is present, which must agree with the config's, if declared."""
+        """The spec of an input that is present; it must agree with the config, if declared there."""
         if path not in self.forms:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
         form = self.forms[path]

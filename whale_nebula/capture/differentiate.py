@@ -1,8 +1,8 @@
 """Build gradients inside the trace where a tape requests them; elsewhere TensorFlow computes them.
 
-From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its
-variables and the sources in it; a boundary's gradient enters the stage before through a placeholder. The user's code
-gets placeholders of the same kind (None, dense, IndexedSlices) and continues to trace its update.
+From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its variables
+and the sources in it; a boundary's gradient enters the previous stage through a placeholder. The user's code gets
+placeholders of the same kind (None, dense, IndexedSlices) and continues to trace its update.
 
 ::
 
@@ -10,8 +10,8 @@ gets placeholders of the same kind (None, dense, IndexedSlices) and continues to
     forward ──value──▶ forward ──value──▶ forward
     backward ◀─feed─── backward ◀─feed─── backward
 
-A gradient that depends on a micro-batch's share and on constants alone (that of a weight penalty added to the loss) is
-not sent: the stage before computes it itself.
+A gradient that depends only on a micro-batch's share and on constants (such as that of a weight penalty added to the
+loss) is not sent: the previous stage computes it itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def differentiate(
     given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
     seeds = weigh(trace, targets, seeds)
     operations = order_operations(trace.graph.get_operations())
-    # the ops that weigh the seeds belong to the target's stage, as all that is differentiated there
+    # the ops that weigh the seeds belong to the target's stage, like all ops differentiated there
     weighing = ascend_ops((s.op for s in seeds), lambda op: op.name not in before and op.type != "Placeholder")
     own = {op.name for op in weighing}
     request = LiveRequest(
@@ -94,7 +94,7 @@ def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
 
 
 def bound_ops(trace: Tracing, graph: Graph, numbers: Mapping[str, int]) -> dict[int, frozenset[int]]:
-    """The ops that read an input which some clusters have not, each with the stages that may run it."""
+    """The ops that read an input which some clusters do not have, each with the stages that may run it."""
     homes = {} if trace.assignment is None else trace.assignment.homes
     leaves = [numbers[leaf.op.name] for leaf in trace.leaves] if homes else []
     return bind_readers(graph, leaves, homes, [stage.cluster for stage in trace.met.stages.values()])
@@ -240,8 +240,8 @@ def _hold(request: LiveRequest, number: int, source: Any) -> Any:
 def _terms(gradient: Any) -> list[tuple[Any, ...]]:
     """A dense gradient, or the values and indices of each lookup.
 
-    TensorFlow concatenates the slices of several lookups of one table. They are separated here, as the indices of some
-    may depend on the batch, and those of others not.
+    TensorFlow concatenates the slices of several lookups of one table. They are separated here, because the indices of
+    some lookups may depend on the batch, and those of others not.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return [(gradient,)]

@@ -79,7 +79,7 @@ class Raised:
 
     @property
     def line(self) -> str:
-        """The source line as 'file.py:12'; without a line of the user's, that of the call of the step."""
+        """The source line as 'file.py:12'; if it is not in user code, the line that called the step."""
         return str(script_site()) if self.place is None else f"{self.place[0]}:{self.place[1]}"
 
     @property
@@ -141,7 +141,7 @@ class Baked(NamedTuple):
         return f"tf.reshape(x, {free(self.sizes, self.op.inputs[0].shape.as_list())})"
 
     def error(self) -> StaticBatchError:
-        """The error of a trace that needs sizes which the reshape leaves unknown."""
+        """The error of a trace that needs sizes that the reshape leaves unknown."""
         return StaticBatchError(
             f"a batch size is baked in: rows are reshaped to {list(self.sizes)}",
             where=f"{self.op.name} (Reshape), {self.line}",
@@ -151,7 +151,7 @@ class Baked(NamedTuple):
 
 
 def baked_reshape(graph: Any) -> Baked | None:
-    """The first reshape of a traced graph, gradients included, that fixes the number of rows, if any."""
+    """The first reshape of a traced graph, including gradients, that fixes the number of rows, if any."""
     for op in graph.get_operations() if graph is not None else []:
         own = op.type == "Reshape" and tf_private.forward_op(op) is op
         if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
@@ -282,7 +282,7 @@ _UNHOLDABLE = {
         MEND,
     ),
 }
-"""By TensorFlow's message: what happened, why (with TensorFlow's sentence) and the mend."""
+"""By TensorFlow's message: what happened, why (with TensorFlow's sentence) and the fix."""
 
 
 _FEW = 12

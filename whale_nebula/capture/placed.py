@@ -1,4 +1,4 @@
-"""The registry of models given to `nb.place`: the stage of each of their layers, and of a layer's call in a trace."""
+"""The registry of models passed to `nb.place`: the stage of each of their layers, and of each call in a trace."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ class Spot(NamedTuple):
 
     @property
     def around(self) -> str:
-        """The path of the layer that holds this one; empty for the model."""
+        """The path of the enclosing layer; empty for the model."""
         return self.path.rpartition("/")[0]
 
 
 def spots(model: Any) -> Iterator[Spot]:
-    """All layers inside a model except inputs, a layer before those inside it.
-
-    The second of two siblings with one name gets a number: "dense", "dense#2".
+    """All layers inside a model except inputs, each before the layers inside it. The second of two siblings with the
+    same name gets a number: "dense", "dense#2".
 
     >>> import keras
     >>> inner = keras.Sequential([keras.layers.Dense(2, name="a"), keras.layers.Dense(2, name="b")], name="inner")
@@ -64,7 +63,7 @@ _changes = 0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """One layer at one of its places, with the rule that matches it or an enclosing layer."""
+    """A layer at one of its places, with the rule that matches it or an enclosing layer."""
 
     spot: Spot
     rule: Rule | None
@@ -110,7 +109,7 @@ def place(model: Any, placement: Placement) -> None:
 
 
 def homes_of(model: Any, placement: Placement) -> Homes:
-    """Every layer with the rule that matches it; raises for two that conflict."""
+    """Every layer with the rule that matches it; raises if two rules conflict."""
     found: dict[str, Home] = {}
     matched: set[Rule] = set()
     for spot in spots(model):
@@ -190,7 +189,7 @@ def _suggest_pattern(head: str, tail: str, paths: Sequence[str]) -> str:
 
 
 def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
-    """The mend for two overlapping patterns: exclude from the wider one what the other matches."""
+    """The fix for two overlapping patterns: exclude the matches of the narrower one from the wider one."""
     matched = [{path for path in paths if rule.pattern.fullmatch(path)} for rule in rules]
     less, more = sorted(rules, key=lambda rule: len(matched[rules.index(rule)]))
     if matched[0] == matched[1]:
@@ -200,7 +199,7 @@ def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
 
 
 def _group_pattern(pattern: str) -> str:
-    """A pattern that can be a part of a larger one: with a '|' it is put in a group.
+    """A pattern that can be part of a larger one: if it contains '|', it is put in a group.
 
     >>> _group_pattern("block_1.*"), _group_pattern("block_1.*|head")
     ('block_1.*', '(?:block_1.*|head)')
@@ -263,7 +262,7 @@ class Places:
         return _enter_rule(trace.graph, home)
 
     def _choose_home(self, layer: Any, homes: list[Home]) -> Home | None:
-        """The home of this call, if a rule applies there; two maps that conflict raise an error."""
+        """The home of this call, if a rule applies there; raises if two maps conflict."""
         placements = dict.fromkeys(home.placement for home in homes)
         chosen = [self._choose_in_map(layer, [home for home in homes if home.placement is each]) for each in placements]
         found = [home for home in chosen if home.rule is not None]
@@ -372,11 +371,11 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
 _call = tf_private.KerasLayer.__call__
 
 
-@functools.wraps(_call)  # by the module, AutoGraph leaves it unconverted, as Keras's own
+@functools.wraps(_call)  # with this module name, AutoGraph leaves it unconverted, like Keras's own functions
 def call_placed(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replacement of `Layer.__call__`: a layer given to `nb.place` runs in its stage."""
+    """Replacement of `Layer.__call__`: a layer of a placed model runs in its stage."""
     trace = current()
     if trace is None or trace.flags.busy or not trace.places or tf_private.in_symbolic_scope():
-        return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
+        return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a separate graph
     with trace.places.around(trace, layer):
         return _call(layer, *args, **kwargs)

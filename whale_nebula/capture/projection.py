@@ -1,4 +1,4 @@
-"""Insert the projections of a learned basis where a tensor crosses a boundary under such a compress scope.
+"""Insert the projections of a learned basis where a tensor crosses a boundary inside a compress scope with one.
 
 While a step is traced, every new op is examined. If it reads a tensor of another stage, at a boundary that
 `nb.compress(rank=r, basis="learned")` covers, that input is replaced::
@@ -7,7 +7,7 @@ While a step is traced, every new op is examined. If it reads a tensor of anothe
     x [..., n] ── @ down [n, r] ── z [..., r] ── @ up [r, n] ── x' [..., n] ── the op that would read x
 
 So z and its gradient cross, and a tape records these ops. For the variables see `bottlenecks`: with `basis="svd"` they
-are initialised with the singular vectors of the linear layer that makes x.
+are initialised with the singular vectors of the linear layer that produces x.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any
 
 # ---------------------------------------------------------------------- stages of readers
 def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[Any]) -> str | None:
-    """The stage in which an op will run: that of the open scope, else the latest of its inputs."""
+    """The stage in which an op will run: that of the open scope, otherwise the latest of its inputs."""
     frame = stage_of(open_frames())
     if frame is not None:
         return trace.met.stage_of(frame)
@@ -72,7 +72,7 @@ def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[An
 
 
 def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
-    """The latest of these homes: the one that depends on most stages, else that of the stage entered last."""
+    """The latest of these homes: the one that depends on most stages, otherwise that of the stage entered last."""
     order = list(trace.met.stages)
     known = (home for home in homes if home is not None)
     return max(known, key=lambda home: (len(home.ran), order.index(home.stage)), default=None)
@@ -108,11 +108,11 @@ def _home(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
 
 # ---------------------------------------------------------------------- projected inputs
 def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
-    """The form of a tensor in the stage `consumer`, projected if it crosses on a learned basis."""
+    """The tensor as seen by the stage `consumer`: projected if it crosses on a learned basis."""
     home = home_of(trace, tensor)
     if home is None or home.stage == consumer:
         return tensor
-    # the compress scope around the producer, else around the consumer: see `passes.codec_options`
+    # the compress scope around the producer, otherwise around the consumer: see `passes.codec_options`
     here = compress_of(open_frames())
     frame = here if home.compress is None else trace.met.compressions[home.compress]
     rank = learned_rank(frame) if frame is not None else None
@@ -192,7 +192,9 @@ def _times(tensor: Any, variable: Any) -> Any:
 
 # ---------------------------------------------------------------------- refused steps
 def check_crossed(trace: Tracing, program: Program) -> None:
-    """Refuse a step in which a tensor under a learned basis crosses unprojected, as its crossing was found too late."""
+    """Refuse a step in which a tensor under a learned basis crosses unprojected, because its crossing was detected too
+    late.
+    """
     if not any(map(learned_rank, trace.met.compressions)):
         return
     operations, labels = order_operations(trace.graph.get_operations()), program.labels
@@ -219,7 +221,7 @@ def check_crossed(trace: Tracing, program: Program) -> None:
 
 
 def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequence[Any]) -> None:
-    """Refuse a nested gradient through a bottleneck: it would need the whole tensor there."""
+    """Refuse a nested gradient through a bottleneck: it would need the complete tensor there."""
     smalls = [small for _, small in bottlenecks.small.values()]
     if not smalls:
         return
@@ -239,7 +241,7 @@ def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequ
 
 
 def check_listed(bottlenecks: Bottlenecks) -> None:
-    """Refuse a list of variables made before the first trace: those of the bottleneck would not be trained."""
+    """Refuse a list of variables created before the first trace: those of the bottleneck would not be trained."""
     own = {_handle(variable) for _, variable in bottlenecks.used.values()}
     for owner, variable in bottlenecks.used.values():
         others = {_handle(other) for other in owner.trainable_variables} - own

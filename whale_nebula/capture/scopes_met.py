@@ -1,7 +1,7 @@
 """The scopes entered in the trace of a step: its stages, their numbers of replicas, its pipeline and its codecs.
 
-A stage's number of replicas is that of the enclosing `nb.replica`, else it follows from the workers of its cluster. If
-a planner has decided the stages, ops that read a variable are stamped with the stage that was decided for it.
+A stage's number of replicas is that of the enclosing `nb.replica`; otherwise it follows from the workers of its
+cluster. If a planner has decided the stages, ops that read a variable are stamped with the stage of that variable.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from whale_nebula.scopes.identity import (
 from whale_nebula.site import Site, warn_once
 
 REPLICA, SPLIT_STAGE = "replica", "split"
-"""The stages of an `nb.replica` and an `nb.split` side by side, in a step without `nb.stage`."""
+"""The stages of an `nb.replica` next to an `nb.split`, in a step without `nb.stage`."""
 
 
 @dataclass
 class ScopesMet:
-    """The scopes of each kind in a trace. `around` are those that enclose the whole step, `outer` is the first one that
-    contains stages. `entered` has for each stage the text of its scope, with its line, and the clusters that may run
-    it (empty: any). If a planner has `decided` everything, scopes only group ops.
+    """The scopes of each kind in a trace. `around` are those that enclose the whole step, and `outer` is the first one
+    that contains stages. `entered` has the text of each stage's scope, with its line, and the clusters that may run it
+    (empty: any). If a planner has `decided` the stages, scopes only group ops.
     """
 
     around: tuple[Frame, ...] = field(default_factory=open_frames)
@@ -65,13 +65,14 @@ class ScopesMet:
 
     @property
     def cut(self) -> bool:
-        """Whether the batch is cut into micro-batches."""
+        """Whether the batch is divided into micro-batches."""
         return self.pipeline.micro_batch > 1 or self.replicas.several
 
     def stage_of(self, frame: Frame) -> str:
         """The key of a stage's frame, in order of first entry. A stage without a cluster keeps its earlier one.
 
-        Stages outside any block may belong to several programs: only here it is known that two entries are in one.
+        Stages outside any block may belong to several programs: only here it is known whether two entries are in the
+        same one.
         """
         key, cluster = self.numbers.identity(frame, self.around)
         key, cluster = key or "stage0", cluster or "local"
@@ -129,7 +130,7 @@ class ScopesMet:
         return number_in(self.splits, frame)
 
     def find_siblings(self) -> bool:
-        """Whether the step has no `nb.stage`, but an `nb.split` beside an `nb.replica`: then these are its stages."""
+        """Whether the step has no `nb.stage`, but an `nb.split` next to an `nb.replica`, which are then its stages."""
         copied = self.replicas.met
         if not self.stages and self.beside and copied and self.replicas.apart is None:
             home = self.replicas.home
@@ -146,7 +147,7 @@ class ScopesMet:
     def settle(self, *, summed: bool) -> None:
         """At the end of a trace: give each stage its number of replicas, and the batch enough micro-batches for them.
 
-        Without a given number there are as many as shares by speed need, or one for each replica if replicas compute
+        If no number is given, there are as many as shares by speed need, or one for each replica if replicas compute
         sums in the forward.
         """
         stages = self.replicas.settle(list(self.stages.values()))
@@ -206,7 +207,7 @@ class Replicas:
         return [*self.met, *([self.around] if self.around is not None else [])]
 
     def enter(self, frame: Frame) -> None:
-        """Record the entry of a replica scope. If each cluster trains a copy, that holds for the whole step."""
+        """Record the entry of a replica scope. If each cluster trains a copy, this applies to the whole step."""
         if frame not in self.all:
             self.met.append(frame)
             if self.around is not None and self.around.options != frame.options:
@@ -266,7 +267,7 @@ class Replicas:
 
     def settle(self, stages: Sequence[Stage]) -> list[Stage]:
         """The stages with their numbers of replicas; a step without a stage is one stage, on the first cluster if it
-        has replicas. If replicas of one cluster exchange momenta, each runs a program of its own.
+        has replicas. If replicas of one cluster exchange momenta, each runs a separate program.
         """
         found = self._number_all(stages)
         if self.apart is None or not self.apart.exchange or not is_single(self.apart.clusters):
@@ -320,7 +321,7 @@ class Replicas:
 
 
 def _count(frame: Frame | None) -> int:
-    """The number that a scope gives; 0 if it depends on the cluster."""
+    """The number that a scope specifies; 0 if it depends on the cluster."""
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 
@@ -339,7 +340,7 @@ def _describe_frame(frame: Frame | None) -> str:
 
 
 def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
-    """Set the stages of a trace to the decided ones, as if its scopes, or new ones at this line, had defined them."""
+    """Set the stages of a trace to the decided ones, as if its own scopes, or new ones at this line, defined them."""
     numbers = dict[str, int]()
     for codec in dict.fromkeys(given.codecs.values()):
         numbers[codec] = len(met.compressions)

@@ -1,4 +1,4 @@
-"""State of the trace in progress: the scopes that it has met, and its gradient requests.
+"""State of the trace in progress: the scopes entered so far, and its gradient requests.
 
 Contexts around a step that change what it computes, such as a distribution strategy, are refused.
 """
@@ -121,9 +121,9 @@ class Flags:
 class Tracing:
     """The record of one trace of a step in `graph`, with the inputs `leaves`, some of them `batched`.
 
-    `places` are those of `placed`, if a model is placed. A `plain` trace is that of a step that runs uncut:
-    TensorFlow computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages
-    of a step without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
+    `places` are those of `placed`, if a model is placed. A `plain` trace belongs to a step that runs uncut: TensorFlow
+    computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages of a step
+    without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
     """
 
     graph: Any
@@ -196,7 +196,7 @@ def tracing(trace: Tracing) -> Iterator[Tracing]:
 
 @contextlib.contextmanager
 def uncut() -> Iterator[None]:
-    """Context of a step that is uncut on purpose: scopes that this thread enters in it are ignored."""
+    """Context of a step that intentionally runs uncut: scopes that this thread enters are ignored."""
     before = _LOCAL.uncut
     _LOCAL.uncut = True
     try:
@@ -206,13 +206,13 @@ def uncut() -> Iterator[None]:
 
 
 def uncut_on_purpose() -> bool:
-    """Whether the running code is uncut on purpose: our oracle, Keras's shape inference, an export of a model."""
+    """Whether the running code is intentionally uncut: the oracle, Keras's shape inference, or an export of a model."""
     return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.exporting()
 
 
 def waits_for_plan() -> bool:
-    """Whether ops are made for a step, whose variables get their values when it is planned, or for Keras's inference of
-    shapes.
+    """Whether ops are created for a step, whose variables get their values when it is planned, or for Keras's shape
+    inference.
     """
     trace = current()
     captured = tf_private.in_symbolic_scope() or (trace is not None and not trace.plain)
@@ -220,11 +220,11 @@ def waits_for_plan() -> bool:
 
 
 class Stamper:
-    """A watcher of scopes: while a step is traced, a scope stamps the ops made inside it."""
+    """A watcher of scopes: while a step is traced, a scope stamps the ops created inside it."""
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
-        """A context for the body of a scope, which stamps the ops that are made in it."""
+        """A context for the body of a scope that stamps the ops created in it."""
         trace = current()
         if frame.kind == "stage" and not uncut_on_purpose():
             check_strategy(lambda: str(frame.site))
@@ -240,7 +240,7 @@ class Stamper:
 
 
 def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
-    """Record a scope that is entered; returns the attributes of the ops made inside it."""
+    """Record a scope that is entered; returns the attributes of the ops created inside it."""
     if frame.kind in ("cluster", "replica", "pipeline"):
         trace.met.outer = trace.met.outer or frame
     if frame.kind == "cluster":
@@ -278,12 +278,12 @@ _COMPILED = (
     "a tf.function with jit_compile=True",
     "remove jit_compile=True, so that the function becomes part of the step; or enter nb.{kind} around its call",
 )
-# the name of a kind of body, and the mend, by a part of the name that TensorFlow gives the body's graph
+# the name of a kind of body, and the fix, by a part of the name of the body's graph in TensorFlow
 _BODIES = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH}
 
 
 def body_error(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:
-    """The error for a scope that was entered in a body; `graph` is the name of its graph, if it has one."""
+    """The error for a scope entered in a body; `graph` is the name of the body's graph, if it has one."""
     other = _COMPILED if compiled else _FUNCTION
     found = (body for part, body in _BODIES.items() if graph is not None and part in graph)
     called, mend = _VECTORIZED if graph is None else next(found, other)

@@ -1,9 +1,9 @@
 """The folder of a run's checkpoints: a folder for each step, in which the manifest is written last.
 
-A folder without a manifest is not a checkpoint: the run ended while it was written. Processes of one host write
-together (a *group*), and each host of a run has its own manifest, in one shared folder or in several. A host may save
-into a folder in its memory, too, which outlives workers and not their launcher: when a run is not started again, the
-newest checkpoint there is copied to the disk.
+A folder without a manifest is not a checkpoint: the run stopped while writing it. Processes of one host write together
+(a *group*), and each host of a run has its own manifest, in one shared folder or in several. A host may also save to a
+folder in its memory, which outlives the workers but not their launcher. When a run is not restarted, the newest
+checkpoint in it is copied to the disk.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Found:
         return any(manifest.by_hand for manifest in self.manifests.values())
 
     def check_name(self) -> Found:
-        """Return it, with a fault if the name of its folder has another step than a manifest."""
+        """Return it, with a fault if the step in its folder's name differs from that of a manifest."""
         steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
         said = [
             f"it was saved after step {step}, but its folder is named for step {self.step}" for step in sorted(steps)
@@ -146,8 +146,8 @@ class Folder:
         _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
 
     def prune(self, keep: int, *, digests: bool = False) -> list[int]:
-        """Remove all checkpoints older than the newest `keep` whole ones; returns the removed steps. A checkpoint is
-        whole if the sizes of its files, or their `digests`, are right.
+        """Remove all checkpoints older than the newest `keep` complete ones; returns the removed steps. A checkpoint is
+        complete if the sizes of its files, or their `digests`, are correct.
 
         The manifest is removed first, so that a partly removed checkpoint is not taken for one.
         """
@@ -188,8 +188,8 @@ class Folder:
         return 2 * size <= about.f_bavail * about.f_frsize
 
     def lock(self) -> None:
-        """Lock the folder against other runs as long as this process lives; the hosts of one run may share a folder.
-        Only local file systems have locks.
+        """Lock the folder against other runs until this process exits; the hosts of one run may share a folder. Only
+        local file systems have locks.
         """
         if not files.is_local(self.path):
             return
@@ -311,7 +311,7 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
 
 
 def check_whole(found: Found, report: Callable[[str], None]) -> bool:
-    """Whether a checkpoint is complete; reports each fault."""
+    """Whether a checkpoint is complete; each fault is reported."""
     problems = found.check()
     for problem in problems:
         report(f"the checkpoint {found.path} is skipped: {problem}")
@@ -340,9 +340,8 @@ def note_origin(memory: Folder, origin: Origin) -> None:
 
 
 def save_memory(memory: str, check_room: Callable[[str, int], None] = lambda folder, need: None) -> Iterator[str]:
-    """Save to the disk the newest checkpoint of each folder within `memory`, if it is newer than all on the disk.
-
-    Yields a line on each. `check_room` raises if so many more bytes may not be written to a folder.
+    """Save the newest checkpoint of each folder within `memory` to the disk, if it is newer than all checkpoints there.
+    Yields a line for each. `check_room` raises if that many bytes must not be written to a folder.
     """
     for name in sorted(files.list_names(memory)):
         path = files.join(memory, name)
@@ -367,7 +366,7 @@ def save_memory(memory: str, check_room: Callable[[str, int], None] = lambda fol
 
 
 def _find_newest(memory: Folder, disk: Folder) -> Found | None:
-    """The newest whole checkpoint of a group in memory, unless the disk has one that is as new, damaged or not."""
+    """The newest complete checkpoint of a group in memory, unless the disk has one that is as new, damaged or not."""
     newest = max((each.step for each in disk.scan() if each.manifests or each.problems), default=-1)
     newer = (each for each in memory.scan() if each.step > newest and memory.group in each.manifests)
     return next((each for each in newer if not each.check()), None)

@@ -29,7 +29,7 @@ class File:
 
 @dataclass(frozen=True)
 class Tensor:
-    """The form of a tensor in the uncut model."""
+    """The dtype and shape of a tensor in the uncut model."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Tensor:
 class Position:
     """The position of a run: after `step` steps of training, in the `fit`-th call of `fit` after `batch` batches of an
     `epoch` (`fit` is 0 in a custom loop). If that call has `ended`, `epochs` is its requested number. `programs` counts
-    the steps of each program, `logs` are the results of the last step. For programs of a loop that share a name,
+    the steps of each program, and `logs` are the results of the last step. For programs of a loop that share a name,
     `titles` maps the title under which each is counted to a variable that it trains.
     """
 
@@ -57,8 +57,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of one worker: the slices of each tensor ("" is all of it), its data files, its states beside variables
-    as documents (their arrays are tensors), and a fingerprint of the next batch.
+    """The part of one worker: the slices of each tensor ("" is all of it), its data files, its states other than
+    variables as documents (their arrays are tensors), and a fingerprint of the next batch.
     """
 
     worker: str
@@ -78,11 +78,11 @@ class Manifest:
     """A checkpoint without its tensors, as one host wrote it.
 
     `workers` are all writers of parts, with the parts' digests, the same in the manifest of every host; `parts` are
-    those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
-    the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
-    of its traces in order, if a trace may be for more than one shape; `intervals` the steps between meetings that were
-    chosen for it. `at` is when the values were taken, in seconds since 1970, and `spent` how the run's time was spent
-    until then. `at_error`: the script ended after it by an error.
+    those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that differ
+    from the paths of its variables, because other variables have these paths. `forms` has, by program, the shapes of
+    the inputs of each of its traces in order, if a trace may be for more than one shape; `intervals` has the chosen
+    number of steps between its rounds. `at` is when the values were taken, in seconds since 1970, and `spent` how the
+    run's time was spent until then. `at_error`: the script stopped after it with an error.
     """
 
     position: Position

@@ -1,8 +1,9 @@
-"""Written parts of a checkpoint that was not committed: what each worker wrote, and which of them make a whole one.
+"""Written parts of a checkpoint that was not committed: what each worker wrote, and which parts form a complete
+checkpoint.
 
-A run that ends cannot always agree on a last checkpoint. So each worker writes its part, with the position at which it
-stands, and the next start decides: the parts are a checkpoint if those of all workers are there, of one start of the
-run, at one position.
+The processes of a run that stops cannot always agree on a last checkpoint. Each worker therefore writes its part with
+its position, and the next start decides: the parts form a checkpoint if those of all workers exist and are from the
+same start of the run and the same position.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Written:
-    """A worker's written part, the forms of its tensors, the manifest without parts, and the start that wrote it.
+    """A worker's written part, the dtypes and shapes of its tensors, the manifest without parts, and the start that
+    wrote it.
 
     It is `exact` if all workers took it at the same line of the script, which may change variables between two steps.
     Otherwise `shared` are digests of the variables that this and other workers hold, by all their holders.
@@ -90,7 +92,7 @@ def list_uncommitted(folder: Folder, workers: Collection[str]) -> dict[int, dict
 
 
 def describe_waiting(path: str) -> str:
-    """Whose parts are in the folder of a step that is not committed, in words; "" if there are none."""
+    """A text that lists the workers with parts in the folder of an uncommitted step; "" if there are none."""
     written = list_written(path)
     every = sorted({worker for each in written.values() for worker in each.start.workers})
     if not written:
@@ -117,7 +119,7 @@ def describe_parts(several: Mapping[int, Mapping[str, Written]]) -> list[list[An
 
 @dataclass(frozen=True)
 class Joined:
-    """A step of which parts were written: the digests of all parts, or `why` they are no checkpoint."""
+    """A step with written parts: the digests of all parts, or `why` they do not form a checkpoint."""
 
     step: int
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -125,8 +127,8 @@ class Joined:
 
 
 def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Sequence[str]) -> list[Joined]:
-    """Decide on the steps of which processes of a run of these `workers` have parts, the newest first. All processes
-    decide the same.
+    """Decide on the steps with written parts of a run of these `workers`, the newest first. All processes decide the
+    same.
 
     >>> both = ["a/0", "b/0"]
     >>> parts = [[7, "a/0", "m", "d0", True, None, both], [7, "b/0", "m", "d1", True, None, both]]

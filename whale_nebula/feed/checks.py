@@ -82,7 +82,8 @@ def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
-    """Whether a step has an input that `ids` names. Raises if it has only others, as then no row would be compared.
+    """Whether a step has an input that `ids` names. Raises if it has only other inputs, as then no row would be
+    compared.
 
     >>> names_any(["x/id"], ["x/id", "y"], "train.py:3"), names_any(["x/id"], [], "train.py:3")
     (True, False)
@@ -140,8 +141,8 @@ def fingerprints(
     rows: Mapping[int, Rows] | None = None,
     counts: Sequence[int] = (),
 ) -> dict[str, Fingerprint]:
-    """Checksums of inputs by name, of all that are in this process or of those in `only`; never of one in `secret`. An
-    input of which some `rows` may be absent has one for each micro-batch of `counts` rows.
+    """Checksums of inputs by name, for all that are in this process or those in `only`, but never for one in `secret`.
+    An input some of whose `rows` may be absent has one for each micro-batch of `counts` rows.
 
     >>> leaf = Leaf(0, "x", None)
     >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.zeros(2)])

@@ -1,8 +1,8 @@
 """`nb.shard`: read only this process's rows of the user's batches, by rebuilding a tf.data pipeline.
 
-The supported form is `source.map(parse).batch(size)`, with transformations that do not depend on the elements:
-shuffle, repeat, take, skip, prefetch, options. The source is read completely, which is cheap; its elements are counted
-in batches, and `parse` is called for the wanted ones. The order is that of the user's pipeline, with the same seeds.
+The supported form is `source.map(parse).batch(size)`, with transformations that do not depend on the elements: shuffle,
+repeat, take, skip, prefetch, options. The source is read completely, which is cheap; its elements are counted in
+batches, and `parse` is called only for the wanted ones. The order is that of the user's pipeline, with the same seeds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A dataset with the same batches, of which each process reads only the rows of its own micro-batches.
 
     Apply it last, to a pipeline that ends in `.map(parse).batch(size)`: `parse` is then called only for those rows. The
-    batches are unchanged, and so are results, bit for bit. Which rows these are follows from the plan, by cluster and
-    worker; before the first step all are read. A pipeline that cannot be read by rows is read whole, and the reason is
+    batches are unchanged, and so are results, bit for bit. The plan determines these rows for each cluster and worker;
+    before the first step all are read. A pipeline that cannot be read by rows is read completely, and the reason is
     logged. In one process the result is the dataset itself.
 
     >>> import whale_nebula as nb
@@ -114,7 +114,7 @@ class Batches(tf.data.Iterator):
 
     @property
     def element_spec(self) -> Any:
-        """The form of a batch."""
+        """The spec of a batch."""
         return self._dataset.element_spec
 
     def __next__(self) -> Any:
@@ -189,7 +189,7 @@ def _no_dataset(given: Any) -> OptionError:
 Wanted: TypeAlias = Callable[[int], Mask]
 """A function from the number of rows in a batch to the mask of the wanted ones."""
 Made: TypeAlias = MutableMapping[Any, Any]
-"""The rebuilt datasets by the steps of a pipeline. A dataset that is reshuffled in each epoch counts epochs: so one
+"""The rebuilt datasets by the steps of a pipeline. A dataset that is reshuffled in each epoch counts epochs, so one
 rebuilt dataset is shared by all iterators.
 """
 _MADE: Made = WeakKeyDictionary()
@@ -209,7 +209,7 @@ class NotUnderstoodError(Exception):
 class Pipeline:
     """A decomposed tf.data pipeline: transformations after batching, the batching, those before, and the source.
 
-    `after` and `before` begin with the last transformation.
+    `after` and `before` start with the last transformation.
     """
 
     after: Sequence[Any]
@@ -281,7 +281,7 @@ def take_apart(dataset: tf.data.Dataset) -> Pipeline:
 
 
 def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> None:
-    """Raise if rows cannot be left out of a pipeline with these transformations."""
+    """Raise if rows cannot be skipped in a pipeline with these transformations."""
     if not all(map(can_be_blank, _tensors(source.element_spec))):
         raise NotUnderstoodError(
             f"{_name_of_op(source)} yields tensors that are not dense", "apply .map before .batch to dense tensors"
@@ -337,7 +337,7 @@ def _name_of_op(dataset: Any) -> str:
 
 # ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
 def blank(spec: tf.TensorSpec) -> tf.Tensor:
-    """A tensor of a spec with a placeholder value: NaN, the most extreme integer, "" or False. Open sizes are 0.
+    """A tensor of a spec with a placeholder value: NaN, the most extreme integer, "" or False. Unknown sizes are 0.
 
     >>> blank(tf.TensorSpec([2], tf.float32)).numpy().tolist(), int(blank(tf.TensorSpec([], tf.int32)))
     ([nan, nan], -2147483648)

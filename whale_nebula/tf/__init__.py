@@ -1,8 +1,8 @@
 """Private parts of TensorFlow and Keras that this package uses, by subject; each function has a contract test.
 
-`tf` is TensorFlow itself, loaded when it is first used, for modules that hosts without TensorFlow import too. Private
-parts change between versions: unsupported versions of TensorFlow and Keras are refused at first use. Importing this
-package checks nothing, because it loads neither of them.
+`tf` is TensorFlow itself, loaded when it is first used, for modules that are also imported on hosts without TensorFlow.
+Private parts change between versions, so unsupported versions of TensorFlow and Keras are refused at first use.
+Importing this package checks nothing, because it loads neither of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BACKEND = "tensorflow"
 
 
 def require_supported() -> None:
-    """Raise if TensorFlow or Keras is out of its range, or Keras has another backend than TensorFlow."""
+    """Raise if TensorFlow or Keras is out of its range, or the backend of Keras is not TensorFlow."""
     refusal = find_unsupported()
     if refusal is not None:
         raise refusal
