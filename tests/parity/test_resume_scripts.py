@@ -377,7 +377,7 @@ def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:
         model.compile("sgd", "mse")
         fit(model, count, rows=40)
 
-    with pytest.warns(NebulaWarning, match="what RandomShuffle in .*train_step has drawn is not saved"):
+    with pytest.warns(NebulaWarning, match="the random state of RandomShuffle in .*train_step is not saved"):
         run(script, tmp_path, False)
 
 

@@ -24,7 +24,7 @@ def test_anything_that_can_be_called_is_wrapped() -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(OptionError, match="wraps a function, not int 3") as caught:
+    with pytest.raises(OptionError, match="takes a function, not int 3") as caught:
         nb.function(3)
     assert "test_function.py" in caught.value.where
 

@@ -46,9 +46,8 @@ def capture_planned(
     tensors: Sequence[Any] | None,
     **options: Any,
 ) -> Captured:
-    """Capture a step again that was captured uncut, with the stages that are decided for it.
-
-    `tensors` are its first batch, if there is one; `options` are those of `capture`.
+    """Capture an uncut step again, with the stages that are decided for it. `tensors` are its first batch, if there is
+    one; `options` are those of `capture`.
     """
     run, said, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
     if said.unplanned:
@@ -97,8 +96,8 @@ def _reuse(
     shapes: Sequence[tuple[int, ...]],
     run: Run,
 ) -> Captured:
-    """A step with the stages that were decided for another one of the same variables; it runs with the whole batch if
-    its own cannot be cut.
+    """A step with the stages that were decided for a different step of the same variables; it runs with the whole batch
+    if its own cannot be divided.
     """
     try:
         found = cut(decision)
@@ -114,8 +113,8 @@ def _reuse(
 def _try_stages(
     cut: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
 ) -> tuple[Captured | None, Decision, NebulaError | None]:
-    """The step with the stages of a decision, or the error of a pass that refuses them; None if another decision is
-    found to be better.
+    """The step with the stages of a decision, or the error of a pass that refuses them; None if a different decision is
+    better.
     """
     try:
         found = cut(decision)
@@ -126,14 +125,14 @@ def _try_stages(
 
 
 def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
-    """Return to the previous plan, as the better one was refused by a pass."""
+    """Return to the previous plan, because a pass refused the better one."""
     stays = replace(before, replan=False, replaces=refused)
     run.decisions[:] = [stays if each is refused else each for each in run.decisions]
     return stays
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
-    """An earlier decision for the step's variables, as a model is evaluated with the stages of its training."""
+    """An earlier decision for the step's variables: a model is evaluated with the stages of its training."""
     handles = handles_of(captured)
     for decision in run.decisions:
         if any(decision.handles.get(handle) == path for handle, path in handles.items()):
@@ -142,7 +141,7 @@ def _find_decision(run: Run, captured: Captured) -> Decision | None:
 
 
 def shapes_of_batch(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:
-    """The shapes of the batch, as far as they are known; the rest has `ROWS` rows."""
+    """The shapes of the batch; unknown numbers of rows are `ROWS`."""
     given = [tuple(getattr(t, "shape", ())) for t in tensors] if tensors is not None else [()] * len(layout.specs)
     rows = [shape[0] for shape, split in zip(given, layout.batched, strict=True) if split and shape and shape[0]]
     count = max(rows, default=ROWS)

@@ -30,11 +30,11 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 _TOLD_SECONDS = 2.0
 """Measuring that takes longer is logged."""
 _LEAST = 0.1
-"""The least share of a measurement that is taken as work, when the seconds of an empty call are subtracted."""
+"""The minimum share of a measurement that counts as work, when the seconds of an empty call are subtracted."""
 _SMALL_SUM, _LARGE_SUM = 2.0**20, 2.0**26
-"""The bounds of the size for measuring additions, which is that of the largest gradient."""
+"""The bounds of the size for measuring additions, which is the size of the largest gradient."""
 _CALLS = 6
-"""The least number of calls of a measurement."""
+"""The minimum number of calls of a measurement."""
 
 
 def measure_blocks(
@@ -80,8 +80,8 @@ CALL = "call"
 
 
 def _adding_key(layers: Layers) -> str:
-    """The key of the seconds for adding a byte of a gradient: it contains the size, as fresh memory makes large tensors
-    slower for each byte.
+    """The key of the seconds for adding a byte of a gradient: it contains the size, because fresh memory makes large
+    tensors slower for each byte.
     """
     return f"adding {2 ** int(math.log2(min(max(layers.chain.gradients.max(), _SMALL_SUM), _LARGE_SUM)))}"
 
@@ -107,7 +107,7 @@ class _Bench:
     def measure(
         self, blocks: Mapping[int, Mapping[str, Subgraph]], layers: Layers, keys: Mapping[tuple[str, int, int], str]
     ) -> None:
-        """Measure unknown blocks: all together, then each, those with most work first."""
+        """Measure unknown blocks: all together, then each, those with the most work first."""
         work = [
             sum(op.moved + op.flops for ops in ways for op in ops)
             for ways in zip(layers.forward, layers.backward, strict=True)

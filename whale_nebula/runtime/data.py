@@ -57,8 +57,8 @@ def data(
     all rows. With a `seed` their order follows from the seed and the number of the pass, the same on every machine;
     without one, it is the stored order. `skip(n)` starts at a later batch without reading the skipped ones.
 
-    Each batch is authorised, counted and recorded where the data is. `purpose` is that of the grant; it is optional if
-    there is only one grant.
+    Each batch is authorised, counted and recorded where the data is. `purpose` is the purpose of the grant; it is
+    optional if there is only one grant.
     """
     where, match = str(calling_site()), _URL.fullmatch(source) if isinstance(source, str) else None
     if match is None:
@@ -84,7 +84,7 @@ def data(
 
 
 class Plan:
-    """The plan of reading a dataset: its source, the batches, and the next pass."""
+    """The state of reading a dataset: its source, the batches, and the next pass."""
 
     def __init__(
         self, reading: Reading, about: About, name: str, batch: int, seed: int | None, drop_remainder: bool
@@ -106,7 +106,7 @@ class Plan:
 
 
 class Batches(tf_datasets.Same):
-    """The result of `nb.data`: a dataset whose every iteration is a pass, from its batch `first` on."""
+    """The result of `nb.data`: a dataset that yields a pass in every iteration, from its batch `first` on."""
 
     def __init__(self, plan: Plan, first: int) -> None:
         self._plan, self._first = plan, min(first, plan.batches)
@@ -132,13 +132,13 @@ class Batches(tf_datasets.Same):
 
 
 def _to_value(column: Column, array: Any) -> Any:
-    """A column in a form for TensorFlow: texts as an array of bytes."""
+    """A column as a value for TensorFlow: strings become an array of bytes."""
     return array if column.dtype != STRING or array.size else np.empty(array.shape, "S1")
 
 
 # ---------------------------------------------------------------------- the reader
 def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Reading:
-    """The reader of a cluster's data: through the registry on its owner's machines, otherwise through the service."""
+    """The reader of a cluster's data: the registry on its owner's machines, otherwise the service."""
     home = run.config.data.get(cluster)
     if home is None:
         known = list(run.config.data)
@@ -198,7 +198,7 @@ def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str,
 
 
 def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> AuditLog:
-    """Open a log of this process alone; another process on this machine may have the same name."""
+    """Open a log of this process only; another process on this machine may have the same name."""
     for number in range(_MOST_LOGS):
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)

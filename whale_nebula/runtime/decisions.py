@@ -59,8 +59,8 @@ def decide(
     homes: Mapping[int, frozenset[str]],
 ) -> Decision | None:
     """Search for a plan among clusters; None if the step has nothing to assign to stages. `check` raises the refusals
-    of passes; `absent` are the numbers of the inputs that this process has not, `homes` the clusters by the number
-    of an input that some have not.
+    of passes; `absent` has the numbers of the inputs that this process lacks, and `homes` the clusters, by number, of
+    inputs that some processes lack.
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
@@ -107,7 +107,7 @@ def decide(
 
 
 def describe_measured(clusters: Clusters) -> list[str]:
-    """What was measured of lines, and of sums inside clusters, each with its date."""
+    """The measurements of links, and of sums inside clusters, each with its date."""
     found = [
         f"the link {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
         for line, at in sorted(clusters.measured.items())
@@ -134,7 +134,7 @@ def check_said(said: Constraints, limits: Limits, run: Run) -> None:
 
 
 def _explain_whole(captured: Captured, layers: Layers) -> str:
-    """The reason why a batch is not cut without a request by the user."""
+    """The reason why a batch is not divided unless the user requests it."""
     if len(captured.program.requests) > 1:
         return "the step requests gradients more than once"
     if layers.draws:
@@ -148,8 +148,8 @@ def _explain_whole(captured: Captured, layers: Layers) -> str:
 
 
 def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
-    """Recompute the seconds of split stages by the bytes that the passes have found; returns another plan if that is
-    then faster.
+    """Recompute the seconds of split stages with the bytes that the passes have found; returns a different plan if it
+    is then faster.
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)
@@ -173,8 +173,8 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], str], whole: bool = False) -> Decision:
-    """The decision with the best plans of its problem. Raises if none fits; the error is about the whole batch if that
-    cannot be cut.
+    """The decision with the best plans of its problem. Raises if none fits; the error is about the whole batch if it
+    cannot be divided.
     """
     found = search(decision.problem)
     if found.candidates:
@@ -186,13 +186,13 @@ def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], st
 
 
 def _keep_whole(decision: Decision, refused: str) -> Decision:
-    """The decision of which micro-batches are refused, to be searched again without."""
+    """The decision whose micro-batches are refused, to be searched again without them."""
     problem = replace(decision.problem, options=replace(decision.problem.options, micro_batch=1))
     return replace(decision, problem=problem, reasons=(*decision.reasons, f"the batch is not divided: {refused}"))
 
 
 def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) -> str:
-    """Why the batch cannot be cut, if no number of micro-batches is given; "" if it can."""
+    """The reason why the batch cannot be divided, if no number of micro-batches is given; "" if it can."""
     problem = decision.problem
     if problem.options.micro_batch is not None or len(problem.counts) == 1:
         return ""
@@ -206,7 +206,7 @@ def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) ->
     except BatchCoupledError as refused:
         return refused.what
     except (CaptureError, PlanError, NotYetError):
-        pass  # of another cause, which is reported where it fits
+        pass  # a different cause, which is reported elsewhere
     return ""
 
 
@@ -233,14 +233,14 @@ def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
 
 
 def expect_all_beside(captured: Captured) -> dict[str, Expected]:
-    """The memory that objects beside a step's variables are expected to take, by the path of the variable."""
+    """The memory that objects other than a step's variables are expected to use, by the path of the variable."""
     found = {path: expect_beside(variable) for path, variable in captured.variables.items()}
     return {path: each for path, each in found.items() if each is not None}
 
 
 class Known(NamedTuple):
-    """What a process knows of a step: the rows of the batch; the shapes of its inputs, None for one that it has not;
-    and the memory of objects beside variables.
+    """What a process knows about a step: the rows of the batch; the shapes of its inputs, None for one that it lacks;
+    and the memory of objects other than variables.
     """
 
     rows: int
@@ -248,7 +248,7 @@ class Known(NamedTuple):
     beside: Mapping[str, Expected] = {}
 
     def merge(self, other: Known) -> Known:
-        """What two processes know together: of what both know the larger one."""
+        """The merged knowledge of two processes: the larger value if both have one."""
         pairs = itertools.zip_longest(self.shapes, other.shapes)
         shapes = [one if two is None else two if one is None else tuple(map(max, one, two)) for one, two in pairs]
         beside = {path: max(own, other.beside.get(path, own)) for path, own in self.beside.items()}
@@ -264,7 +264,7 @@ class Known(NamedTuple):
 
 class Agreed(NamedTuple):
     """The agreed input of planning: clusters with measurements, whether the workers of each cluster can communicate,
-    and what is known of the step.
+    and what is known about the step.
     """
 
     clusters: Clusters
@@ -294,8 +294,8 @@ def agree_on_clusters(name: str, clusters: Clusters, known: Known, run: Run) -> 
 
 
 def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozenset[str]]:
-    """The clusters whose workers all have an input, by its number, for each that some processes have not. All
-    processes call it at the same point; `absent` are the numbers of those that this process has not.
+    """The clusters whose workers all have an input, by its number, for each input that some processes lack. All
+    processes call it at the same point; `absent` has the numbers of the inputs that this process lacks.
     """
     if run.alone or not run.config.inputs:
         return {}

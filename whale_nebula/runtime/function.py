@@ -21,7 +21,7 @@ from whale_nebula.tf import private as tf_private
 
 @tf_private.not_rewritten
 class NebulaFunction:
-    """A step of a custom loop; call it as the function that it wraps."""
+    """A step of a custom loop; call it like the function that it wraps."""
 
     def __init__(self, fn: Callable[..., Any], whole: Iterable[str]) -> None:
         functools.update_wrapper(self, fn)
@@ -32,9 +32,8 @@ class NebulaFunction:
 
     @short_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step; the first call with each form of arguments captures and plans it.
-
-        Called inside another step, it is a part of that one.
+        """Run one step; the first call with each signature captures and plans it. Called inside another step, it
+        becomes part of that step.
         """
         if current() is not None or uncut_on_purpose():
             return self._step.fn(*args, **kwargs)
@@ -45,7 +44,7 @@ class NebulaFunction:
         return results
 
     def _warn_uncut(self) -> None:
-        """After the first call: warn once of a function in which no stage was entered, as it runs uncut."""
+        """After the first call: warn once of a function that runs uncut because it enters no stage."""
         made = self._step.last if observer() is None else None
         if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
             return
@@ -81,7 +80,7 @@ def _call(fn: Callable[..., Any], names: list[str], values: list[Any]) -> tuple[
 
 @check_signature
 def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ()) -> Any:
-    """Run a function by a plan: `@nb.function` replaces `@tf.function`.
+    """Run a function with a plan: `@nb.function` replaces `@tf.function`.
 
     Every tensor argument of rank 1 or more is a batch along its first axis, except those named in `whole`.
 
@@ -112,7 +111,7 @@ def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ())
 
 
 def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ...]:
-    """The names in `whole`: each must be that of an argument."""
+    """The names in `whole`: each must be the name of an argument."""
     parameters = inspect.signature(fn).parameters.values()
     known = [each.name for each in parameters]
     names = tuple(whole)

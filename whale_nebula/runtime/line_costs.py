@@ -1,5 +1,5 @@
-"""Measure what neither the config of a run nor an earlier measurement says, between its processes: lines, and
-collectives of the workers of a cluster.
+"""Measure links between the processes of a run, and collectives of the workers of a cluster, if neither the config nor
+an earlier measurement has them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from whale_nebula.runtime.replicas.collective_costs import fit_collectives, time
 from whale_nebula.runtime.run import Run
 
 SECONDS = 0.3
-"""For about so long each direction of a line is measured, after bursts that take less."""
+"""The approximate seconds for which each direction of a link is measured, after shorter bursts."""
 _ABOUT_SECONDS = 1.5
-"""What measuring a line takes, with its round trips."""
+"""The approximate seconds of a link's measurement, including its round trips."""
 COLLECTIVE_SIZES, COLLECTIVE_RUNS = (1 << 12, 1 << 16, 1 << 20), 5
 COLLECTIVE_SECONDS = 1.0
-"""The most seconds for which collectives inside a cluster are measured, or the budget if that is less."""
+"""The maximum seconds for which collectives inside a cluster are measured, or the budget if that is less."""
 _PROGRAM = PROGRAMS - 1
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 class Ends(NamedTuple):
-    """The workers between which a line is measured; the `first` one leads."""
+    """The workers between which a link is measured; the `first` one leads."""
 
     first: str
     second: str
 
 
 def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float, able: Collection[str]) -> Clusters:
-    """Complete the cluster object that all processes of a run share by the collectives of clusters with several
-    workers: those that were measured before in this run, and those that are unknown, which are measured now. `able` are
-    the clusters whose workers have collectives. All processes call it at the same point, with the same budget.
+    """Complete the cluster object that all processes of a run share with the collectives of clusters with several
+    workers: those that were measured earlier in this run, and unknown ones, which are measured now. `able` are the
+    clusters whose workers have collectives. All processes call it at the same point, with the same budget.
     """
     for each in run.collectives:
         clusters = clusters.complete_from(each)
@@ -71,7 +71,7 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
 
 
 def _lacks_collectives(cluster: ClusterInfo) -> bool:
-    """Whether several workers are joined by what nobody has described."""
+    """Whether the collectives of several workers are unknown."""
     return len(cluster.workers) > 1 and not cluster.inside.takes_time and not cluster.collectives
 
 
@@ -100,9 +100,9 @@ def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
 
 
 def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Clusters:
-    """Complete the cluster object that all processes of a run share by its lines: those that were measured before in
-    this run, and those that are unknown, which are measured now, as many as a budget of seconds allows. All processes
-    call it at the same point, with the same budget.
+    """Complete the cluster object that all processes of a run share with its links: those that were measured earlier in
+    this run, and unknown ones, which are measured now, as many as a budget of seconds allows. All processes call it at
+    the same point, with the same budget.
     """
     clusters = complete_from_lines(clusters, run.lines)
     session, unknown = run.ledger.session, list_unknown(clusters, run)
@@ -113,7 +113,7 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     if not unknown:
         return clusters
     session.expected.add_round(_PROGRAM, max(SIZES))
-    session.exchange(f"measuring lines for {name!r}", {}, set(session.links))  # from here on nothing else crosses
+    session.exchange(f"measuring lines for {name!r}", {}, set(session.links))  # from here on, no other data crosses
     own = [_measure(ends, clusters, run) for ends in unknown if session.worker in ends]
     part = {"lines": [each.to_json() for each in own if each.first == session.worker]}
     for _, each in sorted(session.share(f"the lines for {name!r}", part).items()):
@@ -122,8 +122,8 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
 
 
 def list_unknown(clusters: Clusters, run: Run) -> Sequence[Ends]:
-    """The ends of lines without a rate, in the same order in all processes: between two clusters their first workers,
-    inside a cluster its first two.
+    """The ends of links without a rate, in the same order in all processes: the first workers of two clusters, or the
+    first two workers of one cluster.
     """
     workers = {name: [worker for worker, cluster in run.workers.items() if cluster == name] for name in clusters.names}
     found = []
@@ -138,7 +138,7 @@ def list_unknown(clusters: Clusters, run: Run) -> Sequence[Ends]:
 
 
 def _measure(ends: Ends, clusters: Clusters, run: Run) -> link_advice.LineFound:
-    """Measure one line from this end of it, and keep what was found beside the config."""
+    """Measure one link from this end, and store the result next to the config."""
     session = run.ledger.session
     leads = session.worker == ends.first
     link = session.links[ends.second if leads else ends.first]

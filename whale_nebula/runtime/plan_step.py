@@ -47,8 +47,8 @@ from whale_nebula.scopes.auto import current_limits
 
 
 def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
-    """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, from sizes alone; empty
-    if there is no other cluster.
+    """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, computed from sizes;
+    empty if there is no other cluster.
     """
     apart = program.apart
     participants = None if apart is None else find_participants(apart, run)
@@ -121,7 +121,7 @@ def capture_step(
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
-    """The plan of a captured step; `example` are tensors in the form of its leaves."""
+    """The plan of a captured step; `example` has tensors with the specs of its leaves."""
     with pause_garbage_collection():
         return _build_plan(name, captured, example, notes)
 
@@ -189,7 +189,7 @@ def _plan(
 
 
 def _links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
-    """The lines that this step uses; sizes by the formula by which links count bytes."""
+    """The links that this step uses, with sizes by the formula with which links count bytes."""
     found: dict[str, PlanLink] = {}
     for name, link in link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
         line, sent = traffic.lines.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)

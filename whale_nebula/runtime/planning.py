@@ -38,7 +38,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     """Plan a step without running it: stages, boundaries, parts that run once, and the schedule.
 
     The arguments are a Keras model and a batch `x, y[, sample_weight]`, for the plan of its train step, or of its
-    predict step if it is not compiled; or an `nb.function` and its arguments. Only shapes and types of the example are
+    predict step if it is not compiled; or an `nb.function` and its arguments. Only shapes and dtypes of the example are
     used: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset`. Variables keep their values;
     layers and optimizer slots that the first step would build are built. A step that has run is not captured again.
 
@@ -75,7 +75,7 @@ class Subject:
     arguments: Arguments
     unpack: Unpack
     running: Step | None = None
-    """The step that its calls run, whose capture is reused."""
+    """The step that its calls run; its capture is reused."""
 
     def call(self, given: Sequence[Any]) -> Any:
         """Call the step with these values of its arguments."""
@@ -83,7 +83,9 @@ class Subject:
 
 
 def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subject:
-    """The subject of an example. `tupled` ones are passed to a train step as a tuple, others as `fit` passes them."""
+    """The subject of an example. A `tupled` example is passed to a train step as a tuple, others are passed like in
+    `fit`.
+    """
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):
@@ -113,7 +115,7 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
 
 
 def _warn_left_out(model: Any, example: Sequence[Any]) -> None:
-    """Warn if an example for a predict step, which takes x alone, has more."""
+    """Warn if an example for a predict step, which takes only x, has more parts."""
     names = [name for name, part in zip(("y", "sample_weight"), example[1:], strict=False) if part is not None]
     if names:
         warn_at(
@@ -125,7 +127,7 @@ def _warn_left_out(model: Any, example: Sequence[Any]) -> None:
 
 
 def check_batch(caller: str, model: str, example: Sequence[Any]) -> None:
-    """Validate a batch of Keras: x, y and sample_weight, each an array or several."""
+    """Validate a Keras batch: x, y and sample_weight, each one or several arrays."""
     if not 1 <= len(example) <= 3:
         raise OptionError(
             f"{caller} got {len(example)} parts of a batch",
@@ -152,7 +154,7 @@ def _name_given(given: Any) -> str:
 
 
 def no_scopes(name: str) -> PlanError:
-    """The error for a step without scopes, in which there is nothing to cut."""
+    """The error for a step without scopes, which has nothing to plan."""
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
@@ -171,13 +173,13 @@ def _example(example: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_tuple_dataset(example: Sequence[Any]) -> bool:
-    """Whether the example is a dataset of tuples, which the train step receives as they are, even with one element."""
+    """Whether the example is a dataset of tuples, which the train step receives unchanged, even with one element."""
     given = example[0] if len(example) == 1 else None
     return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
 
 
 def cast_as_fed(leaf: Any) -> Any:
-    """Cast a floating array to Keras's precision, in which it is fed."""
+    """Cast a floating-point array to Keras's precision, in which it is fed."""
     floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
     return leaf.astype(keras.config.floatx()) if floating else leaf
 

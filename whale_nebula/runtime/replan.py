@@ -27,18 +27,18 @@ from whale_nebula.schedule.lines import Line
 from whale_nebula.site import script_site, warn_once
 
 SKIPPED = 2
-"""The number of first steps of a plan that are not counted, as they trace, compile and warm up."""
+"""The number of first steps of a plan that are not counted, because they trace, compile and warm up."""
 FIRST = 8
 """The number of measured steps before a plan is judged; then again whenever their number has doubled."""
 KEPT = 64
 MOST = 5
-"""The most plans of one program that are tried."""
+"""The maximum number of plans tried for one program."""
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 @dataclass
 class PlanWatch:
-    """Compares the steps of one program with its decision's predictions for batches of these `rows`."""
+    """Compares the steps of a program with its decision's predictions for batches of `rows` rows."""
 
     name: str
     decision: Decision
@@ -56,8 +56,8 @@ class PlanWatch:
     def add(
         self, outcome: StepOutcome, tensors: Sequence[Any], workers: Mapping[str, WorkerReport]
     ) -> PlannedReport | None:
-        """Record a step; returns the comparison with the prediction. Steps with other rows than the first one do not
-        count.
+        """Record a step; returns the comparison with the prediction. Steps whose number of rows differs from the first
+        one do not count.
         """
         rows = self._count_rows(outcome, tensors)
         self.begun += 1
@@ -109,7 +109,7 @@ class PlanWatch:
 
     @cached_property
     def _predicted(self) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, int]]:
-        """Seconds of stages and lines, by "stage npu" and "link gpu->npu", and bytes by worker."""
+        """Seconds of stages and links, by "stage npu" and "link gpu->npu", and bytes by worker."""
         problem, planned = self.decision.problem, self.planned or self.decision.chosen
         names = stage_names(problem, planned.parts)
         rounds = [ceil(planned.shape.micro_batches / part.replicas) for part in planned.parts]
@@ -120,13 +120,15 @@ class PlanWatch:
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
     def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
-        """Medians of measurements with predictions, by names of stages or lines."""
+        """Medians of measurements with predictions, by names of stages or links."""
         known = ((what, seconds) for what, seconds in predicted.items() if what in self.kept)
         return {what.partition(" ")[2]: Beside(median(self.kept[what]), seconds) for what, seconds in known}
 
     # ------------------------------------------------------------------ reactions
     def _judge(self, planned: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
-        """Report a plan that deviates strongly, with a better one if measurements show one, which may be adopted."""
+        """Report a plan that deviates strongly from its prediction. If measurements show a better one, it is reported,
+        too, and may be adopted.
+        """
         seen = self._observe(planned, found.seconds.measured, outcome)
         better, slowness = None, self.decision.slowness
         if found.is_off and seen.stages:  # stages in one function are not measured separately
@@ -170,7 +172,7 @@ class PlanWatch:
         return self.run.alone and self.decision.uncut and outcome.basis is None
 
     def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Line]]:
-        """The lines between stages as measured: their rates, and the delays of the first micro-batch."""
+        """The measured links between stages: their rates, and the delays of the first micro-batch."""
         problem, count = self.decision.problem, planned.shape.micro_batches
         for place, (one, other) in enumerate(pairwise(planned.parts)):
             if one.cluster == other.cluster:
@@ -186,7 +188,7 @@ class PlanWatch:
             yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
 
     def _describe(self, better: Offer, seen: Observed, slowness: Mapping[str, float]) -> str:
-        """A better plan in words, compared with the current one."""
+        """A text that compares a better plan with the current one."""
         shape = better.candidates[0].shape
         names = dict.fromkeys(better.problem.clusters[part.cluster].name for part in shape.parts)
         unseen = " and ".join(name for name in names if name not in slowness)

@@ -20,7 +20,7 @@ _ALONE = "local/0"
 
 
 class EventFiles:
-    """A folder of event files, and for several processes a folder in it for each. A program's scalars have its name."""
+    """A folder of event files, with a subfolder for each of several processes. A program's scalars have its name."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)

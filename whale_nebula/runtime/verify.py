@@ -3,7 +3,7 @@
 Both run one step from the same state, which is then restored. The effect of rounding on an update is measured: the
 uncut step runs again from weights that differ by one bit. `plan.verification` has the limits.
 
-In several processes each runs the uncut step, while it holds the whole model, and then its part of the plan.
+With several processes, each runs the uncut step, while it holds the complete model, and then its part of the plan.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 @check_signature
 @short_traceback
 def verify(model_or_function: Any, *batch: Any) -> Verification:
-    """Run one step by the plan and the same step uncut, and compare all that they return and write.
+    """Run one step with the plan and the same step uncut, and compare everything that they return and write.
 
     The arguments are a Keras model and a batch (x, y[, sample_weight]), or an `nb.function` and its arguments.
     Variables, optimizer, metrics and seeds are restored afterwards; effects of the step outside TensorFlow's variables
     (printing, a `py_function`) happen more than once. In a run of several processes every process calls it with the
-    same batch, and temporarily holds the whole model, which is sent over the line twice.
+    same batch, and temporarily holds the complete model, which is sent over the link twice.
 
     The limit of a variable's error is 1e-3 of its update (1e-2 in half precision) plus the measured effect of rounding.
-    A plan with codecs less precise than half precision is not comparable.
+    A plan with codecs less precise than half precision cannot be compared.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -209,7 +209,7 @@ def _nudge(engine: Engine, seed: int) -> None:
 
 
 def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
-    """The batch with its rows in another order, if micro-batches also add them in another order."""
+    """The batch with its rows in a different order, if micro-batches also add them in a different order."""
     leaves = engine.captured.program.leaves
     strange = any(leaf.spec.dtype in ("string", "variant", "resource") for leaf in leaves)
     if engine.captured.program.pipeline.micro_batch < 2 or strange:

@@ -295,7 +295,7 @@ def backup_path(callback: Any) -> str:
 
 
 def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Create the folder of the file that a callback is about to save, from the arguments of its "save"; it may exist."""
+    """Create the folder of the file that a callback is about to save, from the arguments of "save"; it may exist."""
     if isinstance(callback, BACKUP):
         folder = str(callback.backup_dir)
     else:

@@ -159,7 +159,7 @@ def test_a_model_around_it_is_placed_with_it() -> None:
     outer.compile("sgd", "mse")
     assert trained(outer) == ("gpu", "npu")
     nb.place(outer, {"chain/a": "tpu"})
-    with pytest.raises(PlacementError, match=r"one layer comes as 'a' under .* and as 'chain/a' under"):
+    with pytest.raises(PlacementError, match=r"the same layer is placed twice, as 'a' under .* and as 'chain/a' under"):
         nb.plan(outer, X, Y)
 
 

@@ -113,7 +113,7 @@ def test_a_batch_that_is_shaped_unlike_the_first_is_named() -> None:
 
 
 def test_nothing_to_cut_is_told() -> None:
-    with pytest.warns(NebulaWarning, match="asks for 2 micro-batches, and the step has no batch"):
+    with pytest.warns(NebulaWarning, match="asks for 2 micro-batches, but the step has no batch"):
         assert float(doubled(2)(tf.constant(1.0))) == 3.0
 
 
@@ -160,7 +160,7 @@ def test_a_batch_of_another_shape_is_told_with_what_was_given() -> None:
 def test_a_dataset_of_another_structure(strange: Any) -> None:
     model = sub()
     given = tf.data.Dataset.from_tensors(strange)
-    error = told(CaptureError, lambda: model.fit(given, verbose=0), "the step was given x")
+    error = told(CaptureError, lambda: model.fit(given, verbose=0), "the arguments of the step are x")
     assert isinstance(error, ValueError)
 
 

@@ -52,7 +52,7 @@ class TestCopies:
     def test_a_part_that_is_to_be_copied_copies_all(self) -> None:
         (message,) = said(lambda: fit(compiled(Partly())))
         assert "nb.replica contains only a part of the step, but the whole step is copied: " in message
-        assert "all of it is copied: 'partly/back/bias' stands outside" in message
+        assert "the whole step is copied: 'partly/back/bias' is outside" in message
 
     def test_one_around_the_step_gives_way_to_the_models_own_and_says_so(self) -> None:
         inputs = keras.Input((4,))
@@ -114,8 +114,8 @@ def test_two_that_differ_are_refused_with_both_lines() -> None:
         model.fit(X, Y, verbose=0)
     error = caught.value
     mine, other = "micro_batch=2, schedule='eager-1f1b'", "micro_batch=4, schedule='gpipe'"
-    assert f"says {mine}, and at {built.__file__}:" in error.what
-    assert error.what.endswith(f"says {other}")
+    assert f"has {mine}, and at {built.__file__}:" in error.what
+    assert error.what.endswith(f"has {other}")
     assert error.where.startswith(f"{built.__file__}:")
     assert error.where not in error.what
     assert "one nb.pipeline(...) around all stages" in error.mend
@@ -156,7 +156,7 @@ def test_a_functional_model_without_a_block(first: dict[str, Any]) -> None:
         model.fit(X, Y, verbose=0)
     error = caught.value
     assert error.what.startswith(f"stage 's' is on cluster 'b' at {built.__file__}:")
-    assert f", and on '{first['cluster']}' at {built.__file__}:" in error.what
+    assert f", but on '{first['cluster']}' at {built.__file__}:" in error.what
     assert error.mend == "give the second one its own name: nb.stage(cluster='b', name='s_2')"
 
 

@@ -70,7 +70,7 @@ def test_a_stage_has_one_number_of_devices_and_a_variable_one_axis() -> None:
             with nb.split(2, axis=0):
                 return tf.reduce_sum(hidden @ tf.transpose(weight))
 
-    assert "nb.split says 4 devices, and at" in refused(two_counts)
+    assert "nb.split has 4 devices, and at" in refused(two_counts)
     assert "nb.split divides 'weight' along axis 0, and at" in refused(two_axes)
 
 

@@ -318,7 +318,12 @@ def test_a_manifest_says_what_it_was_given_and_nothing_else_is_one() -> None:
     assert decode_manifest(given.encode(), "m") == given
     assert replace(given, time="later").identity == given.identity != replace(given, attempt=1).identity
     changed = given.encode().replace(b'"step": 7', b'"step": 8')
-    for content, why in {b"": "no manifest", b"{}": "no manifest", b"[1]": "no manifest", changed: "digest"}.items():
+    for content, why in {
+        b"": "not the manifest",
+        b"{}": "not the manifest",
+        b"[1]": "not the manifest",
+        changed: "digest",
+    }.items():
         with pytest.raises(CheckpointError) as caught:
             decode_manifest(content, "m")
         assert why in caught.value.why

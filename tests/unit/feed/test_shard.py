@@ -82,7 +82,10 @@ WHOLE: dict[str, tuple[Chain, str]] = {
     "no map": (lambda rows: rows.batch(8), "no .map"),
     "mapped after": (lambda rows: rows.map(parse).batch(8).map(lambda x: x * 2.0), r"the dataset ends in .map\(...\)"),
     "cached": (lambda rows: rows.map(parse).batch(8).cache(), "the dataset ends in Cache"),
-    "random": (lambda rows: rows.map(lambda n: tf.random.uniform([2])).batch(8), "draws or writes .RandomUniform"),
+    "random": (
+        lambda rows: rows.map(lambda n: tf.random.uniform([2])).batch(8),
+        "draws random numbers or writes state .RandomUniform",
+    ),
     "open": (lambda rows: rows.map(ragged).take(1).batch(8), "shape of a row is not known"),
     "padded open": (lambda rows: rows.map(ragged).padded_batch(8), "shape of a row is not known"),
     "ragged": (lambda rows: rows.map(lambda n: tf.ragged.constant([[1], []])).batch(8), "not dense"),

@@ -152,7 +152,7 @@ def test_a_change_is_told_with_its_reason() -> None:
 def test_what_does_not_fit_is_said_not_to() -> None:
     ground = Ground()
     ground.step(rate=RAW, compute=0.001)
-    assert "and not under 1.0 ms of computing" in ground.said[0]
+    assert "and not under 1.0 ms of computation" in ground.said[0]
 
 
 def test_sizes_that_only_a_step_knows_are_guessed_by_proportion() -> None:

@@ -159,8 +159,8 @@ def test_auto_takes_what_a_slow_line_needs_and_says_so(fast_stages: None) -> Non
         lesson.run(X, X, X, X)
         found = lesson.reports[-1].boundaries
         assert {found[name].codec for name in (THERE, BACK)} == {"int4"}
-        assert any(note.startswith(f"{THERE}: auto takes ") for report in lesson.reports for note in report.notes)
-        assert any(note.startswith(f"{BACK}: auto takes ") for report in lesson.reports for note in report.notes)
+        assert any(note.startswith(f"{THERE}: auto chooses ") for report in lesson.reports for note in report.notes)
+        assert any(note.startswith(f"{BACK}: auto chooses ") for report in lesson.reports for note in report.notes)
         predicted = lesson.reports[-1].prediction.links
         for link, measured in lesson.reports[-1].links.items():
             assert predicted[link].bytes == measured.bytes

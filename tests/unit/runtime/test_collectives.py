@@ -77,7 +77,7 @@ def test_a_mate_that_does_not_come_is_waited_for_no_longer_than_patience() -> No
     assert found.same("first") == 2.0
     said = found.told["c/0"]["failed"]
     assert said.startswith("DeadlineError: NB-402 the sum 'last' of group 'last': not all workers"), said
-    assert "came to it within 1 s" in said
+    assert "took part within 1 s" in said
     assert set(found.result.codes.values()) == {0}
 
 

@@ -111,7 +111,7 @@ def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.Monkey
     ):
         lesson(**size)
     (warning,) = {str(each.message) for each in told}
-    assert "stage npu computes" in warning and "if gpu computes as its rates say" in warning
+    assert "stage npu computes" in warning and "if gpu computes as fast as configured" in warning
     assert re.search("mend: .*gpu.* would take", warning) and "nb.auto_parallel(replan=True)" in warning
     planned = nb.last_report("train_step").planned
     assert (

@@ -152,7 +152,7 @@ def datasets(group: Any) -> list[Any]:
 
 def test_the_cluster_is_in_the_name() -> None:
     assert name_own_path(Path("run/my.v1.weights.h5"), "gpu") == os.path.join("run", "my.v1.gpu.weights.h5")
-    with pytest.raises(OptionError, match="no file for the parts of a cluster") as caught:
+    with pytest.raises(OptionError, match="not the name of a weights file") as caught:
         name_own_path("run/my.keras", "gpu")
     assert 'model.save_weights("my.weights.h5")' in caught.value.mend
 

@@ -100,7 +100,7 @@ def test_a_users_word_that_is_no_count_is_refused(in_flight: int) -> None:
 
 
 def test_a_limit_for_each_stage_or_one_for_all() -> None:
-    with pytest.raises(OptionError, match="2 limits for 3 stages"):
+    with pytest.raises(OptionError, match="2 limits, but there are 3 stages"):
         limits("1f1b", 3, 8, in_flight=[2, 1])
 
 

@@ -1,8 +1,8 @@
 """Copies of a host's part of a checkpoint in the memory of another host of its cluster, and their return to a new host.
 
 The hosts of a cluster form a ring: each sends the part that it has written to its memory to the next one, which stores
-it with its own, as if both shared a folder. A host without a part of the checkpoint that a run resumes from receives
-its part from one that has it. A cluster that leaves the run passes its part to one that stays.
+it with its own, as if both shared a folder. A host without its part of the checkpoint that a run resumes from receives
+it from a host that has it. A cluster that leaves the run sends its part to one that stays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _PROGRAM = 1 << 21
-"""The number of copies in keys, above all numbers of programs and of rounds."""
+"""The number that marks copies in keys; it is larger than all numbers of programs and rounds."""
 _BLOCK = 4 << 20
 _NAME = re.compile(r"\w[\w.-]*")
 _SAVING, _RESTORING = 0, 2
@@ -148,7 +148,7 @@ class Copies:
     _usable: bool = True
 
     def expect(self, step: int) -> None:
-        """Receive the other host's part of a step that all have written."""
+        """Receive the other host's part of a step whose parts are all written."""
         way = Way(self.session, self.of, self.session.worker, step, _SAVING)
         self._thread.submit(self._guard, lambda: receive_part(way, self.folder))
 
@@ -159,7 +159,7 @@ class Copies:
         self._guard(lambda: send_part(way, found, self.folder.group))
 
     def _guard(self, act: Callable[[], object]) -> None:
-        """Call a function; after a failure copying stops, and training continues."""
+        """Call a function; after a failure, copying stops and training continues."""
         try:
             if self._usable:
                 act()
@@ -206,8 +206,8 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
 
 
 def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str, int]) -> None:
-    """Let hosts whose clusters leave the run, by the new numbers of workers, send their part of a step to one that
-    stays, unless that shares a folder which has it. All processes call it at the same point.
+    """Send the parts of a step from hosts whose clusters leave the run, by the new numbers of workers, to hosts that
+    stay, unless these share a folder that has them. All processes call it at the same point.
     """
     found = next((each for each in folder.scan() if each.step == step), None)
     has = [] if found is None else sorted(found.manifests)

@@ -32,7 +32,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 _ALONE = "local/0"
 _OFFERED = 3
 """The number of newest checkpoints of each folder that are offered: a host is at most one behind the others, and may
-have lost one that others have saved from memory as the run ended.
+have lost one that others saved from memory when the run stopped.
 """
 
 
@@ -85,7 +85,7 @@ class Group:
         self._report(saved=step)
 
     def report_saving(self, saving: bool) -> None:
-        """Report to the launcher that this worker is saving as it ends by an error, or no more."""
+        """Report to the launcher that this worker is saving because it stops with an error, or that it has finished."""
         self._report(saving=saving)
 
     def _report(self, **words: Any) -> None:
@@ -100,8 +100,8 @@ class Group:
         return self._run.ledger.session.share(doing, said)
 
     def list_entries(self, variables: Mapping[str, Any], sharers: Sequence[str] | None = None) -> Iterator[Entry]:
-        """The entries of variables that this worker writes: those that it alone holds, and its share of those that
-        others hold too. If clusters train apart, only the `sharers` of its own copy count.
+        """The entries of variables that this worker writes: those that only it holds, and its share of those that
+        others also hold. With local SGD, only the `sharers` of its own copy count.
         """
         mates = [each for each in self.members if sharers is None or each in sharers]
         for number, name in enumerate(sorted(variables)):
@@ -119,7 +119,7 @@ class Group:
                 yield make_whole_entry(name, variable.read_value())
 
     def digest_shared(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Digests of the variables that this worker and others hold, by all their holders."""
+        """Digests of the variables that this worker shares with others, by their holders."""
         found: dict[str, Any] = {}
         for name, variable in sorted(variables.items()):
             kept = self._find_kept(variable)
@@ -187,7 +187,7 @@ class Group:
             self._find_kept(variable).piece.variable.assign(read(part))
 
     def _find_piece(self, variable: Any, form: Tensor) -> Slice | None:
-        """The part of a variable that this worker has; None if it has all of it."""
+        """The part of a variable that this worker has; None if it has the complete variable."""
         kept = self._find_kept(variable)
         if kept is None or kept.piece is None:
             return None
@@ -202,12 +202,12 @@ class Group:
         return self._run.alone or self._find_kept(variable) is not None
 
     def _find_kept(self, variable: Any) -> Any:
-        """The record of a variable's holders; None if each process has it whole."""
+        """The record of a variable's holders; None if each process has the complete variable."""
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
 
 
 class Arriving:
-    """A tensor that is received in slices: their element type, the tensor's shape, and the slices' starts and sizes."""
+    """A tensor that is received in slices: its dtype, its shape, and the starts and sizes of the slices."""
 
     def __init__(self, slices: Collection[tuple[Any, ...]]) -> None:
         dtype, shape = next(iter(slices))[:2]
@@ -253,8 +253,8 @@ def choose_source(
     list_durable: Callable[[], Sequence[Found]] = list,
 ) -> Source | None:
     """The newest checkpoint with all its parts, the same in all processes; None if there is none. Damaged ones are
-    reported and skipped. A host without a part receives its own, into this `folder`. If the run continues without a
-    cluster, `list_durable` gives the checkpoints on the disk, of which parts may be missing.
+    reported and skipped. A host without its part receives it into this `folder`. If the run continues without a
+    cluster, `list_durable` returns the checkpoints on the disk, which may lack parts.
     """
     whole: dict[str, list[Found]] = {}  # by folder: a checkpoint in memory may be newer than all others
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():

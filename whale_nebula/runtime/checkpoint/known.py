@@ -1,10 +1,10 @@
 """The variables of a run by their names in checkpoints, their values from the checkpoint that it resumes from, and its
-leading program: the one whose steps the run's position counts, where several train.
+leading program: if several programs train, the position of the run counts the steps of the leading one.
 
-Of clusters that train apart each has its own copy of the weights. The shared weights are saved under the names of their
-variables, with the optimizer's slots of the first cluster: that is the model, for any other plan. Each cluster's own
-copy is saved under names that contain the cluster's, as are differences in flight, compression errors, and the outer
-optimizer's state. A run of the same clusters resumes bit for bit; a run of others starts from the model.
+With local SGD, each cluster has its own copy of the weights. The shared weights are saved under the names of their
+variables, with the optimizer's slots of the first cluster: this is the model, for any other plan. The copy of each
+cluster is saved under names that contain the cluster's name, as are differences in flight, compression errors, and the
+outer optimizer's state. A run of the same clusters resumes bit for bit; a run of other clusters starts from the model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def name_copy(cluster: str, name: str) -> str:
 def list_copies(
     opened: Opened, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
 ) -> Iterator[Entry]:
-    """The entries of this process's variables for a checkpoint of clusters that train apart."""
+    """The entries of this process's variables for a checkpoint under local SGD."""
     shared, first = opened.read_shared(), opened.names[:1]
     cluster = opened.own_cluster
     for entry in entries:
@@ -71,8 +71,8 @@ def list_copies(
 
 
 def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
-    """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, in any thread.
-    `names` are the names of variables in checkpoints, by their ids.
+    """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, which any thread
+    may call. `names` are the names of variables in checkpoints, by their ids.
     """
     taken = []
     for meetings in opened.list_rounds():
@@ -106,8 +106,8 @@ class SavedRounds:
             self._of.update(each["of"])
 
     def has(self, clusters: tuple[str, ...], here: Mapping[str, Meetings], weights: Sequence[str]) -> bool:
-        """Whether it was a run of exactly these clusters with the same options, and the state of this process's
-        clusters is in this checkpoint.
+        """Whether it is from a run of exactly these clusters with the same options, and has the state of this process's
+        clusters.
         """
         found = {cluster: self._find(cluster, weights) for cluster in here}
         alike = all(each is not None and each.get("form") == here[cluster].form for cluster, each in found.items())
@@ -126,8 +126,8 @@ class SavedRounds:
 def restore_apart(
     group: Group, source: Source, runner: BetweenClusters, opened: Opened, named: Mapping[str, Any]
 ) -> list[str]:
-    """Restore the variables of a step that clusters train apart, by their names in checkpoints, and this process's
-    copies of them for other clusters; returns the names without a saved value. All processes call it at the same point.
+    """Restore the variables of a step with local SGD, by their names in checkpoints, and this process's copies of them
+    for other clusters; returns the names without a saved value. All processes call it at the same point.
     """
     rounds, clusters, kept = runner.rounds, runner.participants.names, opened.copies.kept
     own = opened.own_cluster
@@ -198,11 +198,9 @@ def _refuse_missing(path: str, program: str, source: Source, over: bool) -> Chec
 @dataclass
 class Known:
     """The registered variables of a process. `aliases` gives, by program, the names that are not the paths of its
-    variables. The n-th variable with a path in programs of one name is `path@n`: that of a model that was made again.
-    A name is not reused, whether or not its variable still exists.
-
-    `over`: the `fit` that is about to begin was over when the checkpoint was saved. `turns` counts the requests to
-    restore all values again.
+    variables. The n-th variable with a path in programs of one name is `path@n`: it belongs to a model that was created
+    again. A name is not reused, even if its variable no longer exists. `over`: the `fit` that is about to begin was
+    complete when the checkpoint was saved. `turns` counts the requests to restore all values again.
     """
 
     group: Group
@@ -225,8 +223,9 @@ class Known:
     def restore(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
     ) -> None:
-        """Register the variables of a program, by path, and restore those that have not been restored. A `needed` one
-        must be in the checkpoint, unless the program had not trained, so that its steps are not `counted` there.
+        """Register the variables of a program, by path, and restore those that have not been restored. A `needed`
+        variable must be in the checkpoint, unless the program had not trained, so that its steps are not `counted`
+        there.
         """
         fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
         self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
@@ -241,8 +240,8 @@ class Known:
         *,
         began: bool,
     ) -> None:
-        """Like `restore` for a program that clusters train apart: each cluster gets its own copy. If the run `began` to
-        train since, restored variables keep their values.
+        """Like `restore`, for a program with local SGD: each cluster gets its own copy. If the run has `began` to train
+        since, restored variables keep their values.
         """
         names = self.add(program, variables)
         if names.keys() <= (self._restored if began else self._copied):
@@ -290,11 +289,11 @@ class Known:
             )
 
     def was_reached(self, program: str, needed: Collection[str]) -> bool:
-        """Whether the saved run had reached the model of these variables, if models are made again."""
+        """Whether the saved run had reached the model of these variables, if models are created again."""
         return not needed or any(self._was_saved(program, path) for path in needed)
 
     def _was_saved(self, program: str, path: str) -> bool:
-        """Whether the saved run had reached this variable: if a model is made again, the previous one."""
+        """Whether the saved run had reached this variable: if a model is created again, the previous one."""
         key = self._find_key(program, path)
         return key == path or (self.source is not None and key in self.source.manifest.aliases.get(program, {}))
 
@@ -304,14 +303,14 @@ class Known:
         return path if count <= 1 else f"{path}@{count}"
 
     def restore_again(self) -> None:
-        """Let all variables be restored again when their program begins to train."""
+        """Request that all variables are restored again when their program begins to train."""
         self.turns += 1
         self._restored.clear()
         self._copied.clear()
 
     def find_title(self, program: str, trained: Sequence[Any]) -> str:
-        """The title of a program that trains these variables: its name, with a number if there are others of that name
-        that train none of these.
+        """The title of a program that trains these variables: its name, with a number if other programs with that name
+        train none of these.
         """
         met, own = self._titles.setdefault(program, {}), {id(each): each for each in trained}
         title = next((title for title, known in met.items() if any(each in known for each in own)), None)
@@ -351,7 +350,7 @@ class Known:
         return {self.names[id(variable)]: path for path, variable in sorted(variables.items())}
 
     def _choose_name(self, program: str, path: str) -> str:
-        """The name of a variable in checkpoints: its path, or a free name if another one has that."""
+        """The name of a variable in checkpoints: its path, or a free name if that is already used."""
         saved = {} if self.source is None else self.source.manifest.aliases.get(program, {})
         self._counts[program, path] += 1
         key = self._find_key(program, path)
@@ -371,8 +370,8 @@ _AWAY = 32
 
 @dataclass
 class Leading:
-    """Chooses the leading program: that of the running `fit`; in loops the first that trained, until another one has
-    trained alone for long, which then leads with all its steps so far.
+    """Chooses the leading program: that of the running `fit`; in loops the first program that trained, until a
+    different one has trained alone for long, which then leads with all its steps so far.
 
     `_away` are the programs of the steps since the last one of the leading program, `_beside` those that train in turn
     with it.
@@ -413,7 +412,7 @@ class Leading:
         return position
 
     def _replace_leading(self, position: Position) -> Position:
-        """Let the first program lead that trained since the last step of the leading one, and count its steps."""
+        """Make the first program lead that has trained since the last step of the leading one, and count its steps."""
         away, self._away, self._beside = self._away, [], set()
         first = away[0]
         for program in away:
@@ -429,7 +428,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 def warn_of_unused(checkpoints: Checkpoints) -> None:
-    """Log a warning if a script that ends without error has not trained the programs of its checkpoints."""
+    """Log a warning if a script that exits without error has not trained the programs of its checkpoints."""
     if sys.exc_info()[0] is not None:
         return
     resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path

@@ -1,13 +1,13 @@
-"""One place where the checkpoints of a run are written: a disk, or the memory of this host; and the interval between
+"""A place where the checkpoints of a run are written (a disk, or the memory of this host), and the interval between
 savings that minimises the expected loss of time.
 
 A failure loses half of the interval on average, and each saving slows steps down. The sum of both is minimal at
 `interval = sqrt(2 * cost * time between failures)` (Young), and a bound on the share of time spent on saving may
 require a longer one.
 
-Workers of clusters that train apart share no steps, and thus no sheets; they send each other notices instead: the first
-worker announces the step before which all save, which no worker can reach without the announcement; and each announces
-when its part is written.
+With local SGD, the workers share no steps, and thus no sheets; they send each other notices instead. The first worker
+announces the step before which all save, which no worker can reach without the announcement, and each announces when
+its part is written.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def guess_between_failures(seconds: float, failures: int) -> float:
 
 @dataclass
 class Pace:
-    """Schedule of savings: every so many `steps` or `seconds`, or by their cost, after `first` seconds."""
+    """Schedule of savings: at intervals of `steps` or `seconds`, or determined by their cost, after `first` seconds."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -120,8 +120,8 @@ class Level:
     """Writes checkpoints to a folder, at the rate of its `pace`, and keeps the newest. If an account's storage is
     limited, `check_room` raises for too many bytes.
 
-    A level on a disk is `durable`. One in memory without room is abandoned (`usable`); on a disk it is tried again. A
-    level in memory may have `copies` in the memory of another host.
+    A level on a disk is `durable`. A level in memory that runs out of space is abandoned (`usable`); on a disk it is
+    tried again. A level in memory may have `copies` in the memory of another host.
     """
 
     folder: Folder
@@ -143,9 +143,7 @@ class Level:
         return self._pending is not None
 
     def clean(self, step: int | None) -> None:
-        """Before a run resumes from a step, or starts anew: move unread checkpoints to another name; in memory remove
-        them.
-        """
+        """Before a run resumes from a step, or starts again: rename unread checkpoints; in memory, remove them."""
         for name in self.folder.clean(step):
             if self.durable:
                 _LOG.warning("the unread checkpoint %s is renamed to %s", self.folder.path, name)
@@ -171,13 +169,13 @@ class Level:
         return [self._pending.manifest.position.step, _digest_of(self._pending.part)]
 
     def sheet(self, step: int, decides: bool) -> list[Any]:
-        """The entry of a step's sheet: whether a saving is due after the step, if this worker `decides` that; and step
-        and digest of the local part.
+        """The entry of a step's sheet: whether a saving is due after the step, if this worker `decides` that; and the
+        step and digest of the local part.
         """
         return [decides and self.is_due(step), self.read_part()]
 
     def receive_sheets(self, sheets: Mapping[str, Any]) -> None:
-        """Receive the entries of all processes for the same step, from which all conclude the same."""
+        """Receive the entries of all processes for the same step; all processes draw the same conclusions from them."""
         self.due = any(isinstance(sheet, list) and sheet[:1] == [True] for sheet in sheets.values())
         if self.pending is not None:
             reports = {worker: _read_saved(sheet, self.pending) for worker, sheet in sheets.items()}
@@ -212,8 +210,8 @@ class Level:
             self._committing.result()
 
     def finish_writing(self) -> bool:
-        """Wait until nothing is being written here any more, without the other processes; returns whether a local part
-        is left that waits for those of others.
+        """Wait until nothing is being written here, without the other processes; returns whether a local part remains
+        that waits for those of others.
         """
         written = self._pending is not None and self._pending.part.exception() is None
         if self._committing is not None:
@@ -239,7 +237,7 @@ class Level:
             self._committing = self._writer.submit(self._commit, pending, dict(reports))
 
     def _conclude(self, pending: _Pending) -> None:
-        """Conclude a saving of this process alone: its part is the whole checkpoint once it is written."""
+        """Conclude a saving of a run of one process: its part is the whole checkpoint once it is written."""
         said = _digest_of(pending.part)
         if said.startswith("!"):
             self._report_failure(pending.manifest.position.step, said[1:])
@@ -274,7 +272,7 @@ class Level:
         )
 
     def close(self) -> None:
-        """Release all at the end of the run."""
+        """Release all resources at the end of the run."""
         self._writer.close()
         self.folder.unlock()
 

@@ -1,4 +1,4 @@
-"""The user's objects that are saved with a run, and their states as documents."""
+"""User objects that are saved with a run, and their states as documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stateful(Protocol):
     """The interface of a user-defined object that can be saved."""
 
     def state_dict(self) -> Any:
-        """The state: numbers, texts, arrays, and lists and dicts of these."""
+        """The state: numbers, strings, arrays, and lists and dicts of these."""
         ...
 
     def load_state_dict(self, state: Any) -> None:
@@ -37,23 +37,23 @@ class SavedState:
     get: Callable[[str], Any]
 
     def read(self) -> Any:
-        """The whole state."""
+        """The complete state."""
         return decode_value(self.document, self.get)
 
     def read_plain(self) -> Any:
-        """The state with None in place of arrays."""
+        """The state with None instead of arrays."""
         return decode_value(self.document, lambda name: None)
 
 
 class Spread(Stateful, Protocol):
-    """An object of which each worker has a part, and which only steps change. If a run resumes with other workers, the
+    """An object that is distributed over workers, and that only steps change. If a run resumes with other workers, the
     parts are redistributed. It may be large, so it is read only when it is saved: the arrays of its `state_dict` must
     not be modified afterwards.
     """
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
         """Restore the states that workers have saved, by their names; this `worker` selects its own part when it
-        trains. `complete` unless other workers have saved more, in files that are missing here.
+        trains. `complete` is true unless other workers have saved more, in files that are missing here.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Open the checkpoints of a run: find and check its folder, and make a level for the disk and one for memory."""
+"""Open the checkpoints of a run: find and check its folder, and create a level for the disk and one for memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints by hand: `nb.save`, `nb.restore`, `nb.resumed` and `nb.state`."""
+"""Manual checkpoints: `nb.save`, `nb.restore`, `nb.resumed` and `nb.state`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from whale_nebula.tf.keras_training import build_optimizer
 
 
 class Resumed(NamedTuple):
-    """The position at which a run resumes: `step` steps of training are done; in a `fit` also its epoch, and
-    the batches of that.
+    """The position at which a run resumes: `step` steps of training are done; in a `fit` also its epoch, and the
+    batches of that epoch.
     """
 
     step: int
@@ -34,7 +34,7 @@ class Resumed(NamedTuple):
 
 @check_signature
 def resumed() -> Resumed | None:
-    """The position at which this run resumes from a checkpoint; None if it started anew.
+    """The position at which this run resumes from a checkpoint; None for a new run.
 
     A custom loop starts there: `for batch in dataset.skip(nb.resumed().step if nb.resumed() else 0)`. `fit` does so
     automatically.
@@ -53,8 +53,8 @@ def resumed() -> Resumed | None:
 def state(**objects: Any) -> None:
     """Save these objects with the run, each by its name; if the run resumes from a checkpoint, restore them.
 
-    They are saved as they were when the last step returned. So a loop that draws its batch and calls the step draws the
-    next batch when it resumes; it must update counters before it calls the step.
+    They are saved as they were when the last step returned. A loop that draws its batch and then calls the step
+    therefore draws the next batch when it resumes; it must update counters before it calls the step.
 
     >>> import numpy as np, whale_nebula as nb
     >>> nb.state(generator=np.random.default_rng(1))
@@ -68,7 +68,8 @@ def state(**objects: Any) -> None:
 @check_signature
 @short_traceback
 def save(path: str | os.PathLike[str], model: Any) -> None:
-    """Save a model with its optimizer in a folder. Every process calls it at the same point; it is written on return.
+    """Save a model with its optimizer in a folder. Every process calls it at the same point; the model is written when
+    it returns.
 
     >>> import tempfile, keras, whale_nebula as nb
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -115,7 +116,9 @@ def _build_optimizer(model: Any) -> None:
 
 
 def _check_no_run(folder: Folder) -> None:
-    """Refuse to save a model to a folder with checkpoints of a run, as `nb.restore` could read only one of both."""
+    """Refuse to save a model to a folder with checkpoints of a run, because `nb.restore` could read only one of the
+    two.
+    """
     here = folder.look()
     found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.by_hand), None)
     if found is not None:
@@ -131,7 +134,7 @@ def _check_no_run(folder: Folder) -> None:
 @short_traceback
 def restore(path: str | os.PathLike[str], model: Any) -> None:
     """Restore a model and its optimizer from a checkpoint of `nb.save`, or of a run (the newest one, or the one whose
-    folder `path` is). Any process may call it, with or without scopes; in a run of several all do.
+    folder `path` is). Any process may call it, with or without scopes; in a run of several processes, all must.
     """
     group = Group(current_run())
     _check_model("restore", model)
@@ -167,7 +170,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
-    """The variables of a model by their names in a checkpoint, in which another model may have the same paths."""
+    """The variables of a model by their names in a checkpoint, in which a different model may have the same paths."""
     variables, manifest, program = variables_of(model), source.manifest, program_of(model)
     own = manifest.aliases.get(program, {})
     again = any(f"{path}@2" in own for path in variables)

@@ -191,7 +191,7 @@ class Outgoing(_End):
         return distance(kept, again)
 
     def _leave_out(self, at: At, tally: Tally) -> None:
-        """Leave the step out, or raise an error if that is not allowed; in an evaluation do nothing."""
+        """Mark the step as skipped, or raise an error if that is not allowed; in an evaluation do nothing."""
         if not at.training:
             return
         if self.way.nonfinite != SKIP:
@@ -341,7 +341,7 @@ def rounding_key(name: str, at: At) -> np.ndarray:
 
 
 def _mark_rows(rows: Any, x: Any, codec: Codec | None) -> Any:
-    """One truth value for each row of the matrix, or None: all are sent."""
+    """One truth value for each row of the matrix, or None if all are sent."""
     if x.shape.rank < 1:
         return None
     marks, dims = np.asarray(rows).astype(bool).reshape(-1), tuple(x.shape)

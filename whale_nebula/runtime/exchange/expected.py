@@ -72,7 +72,7 @@ class _Step(NamedTuple):
 class Expected:
     """The bounds of tensors by key, for every program of a run; keys that no program has are refused.
 
-    Tensors of a step that has not begun here, or with another number of rows than their micro-batch, are not expected.
+    Tensors of a step that has not begun here, or whose number of rows differs from their micro-batch, are not expected.
     Values of variables (kind "control") belong to no program: each is admitted before it is sent, and dropped once
     received.
     """

@@ -1,4 +1,4 @@
-"""Clusters that train apart (local SGD), for the engine, and the lifecycle of a run's rounds.
+"""Local SGD for the engine: clusters that train separate copies, and the lifecycle of a run's rounds.
 
 Rounds are opened for a set of weights, settled before reads, and restarted after writes.
 """
@@ -51,15 +51,15 @@ from whale_nebula.transport import MemoryNetwork
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _MOST = 8
-"""The most bytes of a number in transit: a large share by topk takes more bytes than all numbers uncompressed."""
+"""The maximum bytes of a number in transit: a large share by topk takes more bytes than all numbers uncompressed."""
 _OWN = 1 << 10
-"""The most bytes of a codec's header."""
+"""The maximum bytes of a codec's header."""
 
 
 @dataclass
 class Opened:
-    """All rounds of a run; steps that train the same set of weights share one. `own_cluster` is the participant whose
-    copy the variables of this process hold, by its workers: the first, if the process runs all.
+    """All rounds of a run; steps that train the same set of weights share one. `own_cluster` has the participant whose
+    copy the variables of this process hold, by its workers: the first one if the process runs all.
     """
 
     run: Run
@@ -73,7 +73,7 @@ class Opened:
     _made: int = 0
 
     def note_own(self, participants: Participants) -> None:
-        """Record which of them this process belongs to."""
+        """Record the participant that this process belongs to."""
         self.own_cluster = participants.find_own(self.run)
         self.own_workers = participants.workers[self.own_cluster]
 
@@ -100,9 +100,8 @@ class Opened:
     def here(
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Mapping[str, Meetings]:
-        """The rounds of these weights in this process, by cluster: of its own cluster, or of all if it runs all.
-
-        `variables` are all that the step touches.
+        """The rounds of these weights in this process, by cluster: of its own cluster, or of all clusters if it runs
+        all. `variables` are all variables that the step touches.
         """
         key = frozenset(id(variable) for variable in weights.values())
         exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
@@ -149,7 +148,7 @@ class Opened:
             self.copies.left(self._variables.values())
 
     def _meet(self, rounds: Meetings) -> None:
-        """Synchronise all processes, and verify that the weights that they shared before are bit-identical."""
+        """Synchronise all processes, and verify that their shared weights were bit-identical."""
         session, shared = self.run.ledger.session, rounds.digest()
         sheets = session.exchange(
             f"a meeting of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
@@ -164,7 +163,7 @@ class Opened:
             )
 
     def restart(self) -> None:
-        """Restart after the weights were replaced, in every process by the same ones."""
+        """Restart after the weights were replaced by the same ones in every process."""
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
             self.copies.alike(first.flat.variables)
@@ -174,7 +173,7 @@ class Opened:
                 each.restart()
 
     def close(self) -> None:
-        """Let all threads end."""
+        """Stop all threads."""
         for each in [each for rounds in self._known.values() for each in rounds.values()]:
             each.close()
 
@@ -195,7 +194,7 @@ class Opened:
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
-        lines = self.run.links if apart.copies == 1 else Links()  # lines are between clusters
+        lines = self.run.links if apart.copies == 1 else Links()  # links are between clusters
         specs = {(a, b): lines.between(a, b) for a in participants.names for b in participants.names if a != b}
         network = MemoryNetwork(specs)
         firsts = {cluster: f"{cluster}/0" for cluster in participants.names}
@@ -243,7 +242,7 @@ class Opened:
         return {own: rounds}
 
     def _start_alike(self, rounds: Meetings, seeds: Mapping[str, Any]) -> None:
-        """Give all clusters the first worker's seeds and weights; if these are equal already, they are not sent."""
+        """Give all clusters the first worker's seeds and weights; if they are already equal, they are not sent."""
         session, ends = self.run.ledger.session, rounds.ends
         whole = (0, rounds.flat.total)
         own = {
@@ -327,7 +326,7 @@ class OfClusters:
         return ("each worker sends all of its momenta to the others over links: TensorFlow had started before nb.init",)
 
     def check(self, cut: Cut) -> None:
-        """Verify that every worker of this cluster has all trained weights, as the cluster sends one difference."""
+        """Verify that every worker of this cluster has all trained weights: the cluster sends a single difference."""
         own = [worker.name for worker in cut.workers]
         weights = weights_of(self.captured.program, self.captured.variables, self.models)
         self._check_weights(weights)
@@ -378,7 +377,7 @@ class OfClusters:
             )
 
     def alone(self) -> None:
-        """Initialise variables in a process that is a whole cluster, and register them as held here."""
+        """Initialise variables in a process that is an entire cluster, and register them as held here."""
         if self.run.alone:
             return
         self.captured.begin(lambda variable: True)
@@ -422,7 +421,7 @@ class OfClusters:
 
 
 def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
-    """The local-SGD view of a step whose clusters train apart, after they have agreed on the exchange."""
+    """The local-SGD view of a step with `sync_every`, after the clusters have agreed on the exchange."""
     if run.rounds is None:
         run.rounds = Opened(run)
         run.closers.append(run.rounds.close)

@@ -31,8 +31,8 @@ from whale_nebula.transport import Link
 
 
 class Joined(NamedTuple):
-    """Links by the worker at their other end, and a common function to close them, if they are not
-    closed one by one.
+    """Links by the worker at their other end, and a function that closes all of them, if they are not closed one by
+    one.
     """
 
     links: Mapping[str, Link]
@@ -81,10 +81,9 @@ _DOING = "opening the collectives of a cluster"
 
 
 def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None:
-    """The collectives of this worker and its `mates` (worker to the host by which this one calls it).
-
-    Tasks are in the order of the workers' names. None in all of them if TensorFlow had already started in one. All
-    mates call this at the same point.
+    """The collectives of this worker and its `mates` (the host of each worker as addressed from here). Tasks are in the
+    order of the workers' names. None in all of them if TensorFlow had already started in one. All mates call this at
+    the same point.
     """
     workers = sorted([session.worker, *mates])
     index = workers.index(session.worker)
@@ -104,8 +103,8 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all name the same seed, or none. Also returns the host digests of
-    workers: those with this one's host and folder have the same digest.
+    """Open the session of this process; all specify the same seed, or none. Also returns the host digests of workers:
+    workers with this one's host and folder have the same digest.
     """
     expected = Expected()
     joined = join_links(attachment, expected, config)
@@ -126,7 +125,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
 
 
 def _collectives(attachment: Attachment, session: Session) -> Collectives | None:
-    """TensorFlow's collectives between the workers of this cluster, if it has several and all can take part."""
+    """TensorFlow's collectives between the workers of this cluster, if there are several and all can take part."""
     mates = [worker for worker in tasks_of(attachment) if worker != attachment.worker]
     addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
     hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
@@ -191,8 +190,9 @@ def host_digest(run: str, worker: str, home: str | None = None) -> str:
     """Digest that identifies a worker's host and folder: processes that share a file system write a file once.
     Processes of an account share its `home`, and nothing with others.
 
-    It reveals neither, as the kernel's random boot number prevents guessing them. A process on this host can compute
-    the digest of every worker, one elsewhere that of none: so repeating another worker's digest proves nothing.
+    It reveals neither, because the kernel's random boot number prevents guessing them. A process on this host can
+    compute the digest of every worker, and a process elsewhere that of none, so repeating another worker's digest
+    proves nothing.
     """
     path = os.path.realpath(home or ".")
     folder = os.stat(path)  # with its numbers: two containers of one host may have the same name and path
@@ -201,9 +201,8 @@ def host_digest(run: str, worker: str, home: str | None = None) -> str:
 
 
 def _host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
-    """The digest of this worker for a peer that proves to have the same host and folder, else "".
-
-    Without a boot number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
+    """The digest of this worker for a peer that proves to have the same host and folder, otherwise "". Without a boot
+    number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
     """
     near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
     proven = sheet.get("host") == host_digest(attachment.run_id, peer, attachment.home) and (

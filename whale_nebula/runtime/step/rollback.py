@@ -46,8 +46,8 @@ class Whereabouts:
         return "" if op is None or place == op.name else place
 
     def mend(self, failure: BaseException) -> str:
-        """The mend of an error of this library that TensorFlow has passed on, or of a shape error, if a constant
-        batch size may be its cause.
+        """The fix for an error of this library that TensorFlow passed on, or for a shape error that a constant batch
+        size may have caused.
         """
         said = str(getattr(failure, "message", failure))
         own = _OWN_MEND.search(said)
@@ -82,7 +82,7 @@ def op_of(failure: BaseException) -> str:
 
 @contextlib.contextmanager
 def taken_back(variables: Sequence[Any]) -> Iterator[None]:
-    """Run an update for its results only: all variables are restored at the end.
+    """Run an update only for its results: all variables are restored at the end.
 
     >>> import tensorflow as tf
     >>> weight = tf.Variable(1.0)
@@ -150,7 +150,7 @@ class Guard:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Context around a step, until all its threads have ended: failures before an update are rolled back."""
+        """Context around a step, until all its threads have stopped: failures before an update are rolled back."""
         try:
             yield
         except BaseException:
@@ -214,7 +214,7 @@ class Guard:
 
 
 def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
-    """The error for a failed step that runs as the user's own function, whose progress is unknown."""
+    """The error for a failed step that runs as the original function, with unknown progress."""
     return StageFailedError(
         f"the step of stage {stage!r} failed",
         where=whereabouts.of(failure, stage),
@@ -236,8 +236,8 @@ def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedE
 
 
 def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
-    """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run.
-    `alone` is the line that leaves the batch whole.
+    """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run. `alone` is
+    the line of code that keeps the batch undivided.
     """
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(

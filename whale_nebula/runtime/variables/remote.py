@@ -1,7 +1,7 @@
 """Variables of other clusters: emptied in this process, so that a model may be larger than any of its clusters.
 
-Reading such a variable would silently return an empty tensor, so its class is replaced by one whose reads raise. All
-processes together can read the whole model (`gathered`), a single one cannot.
+Reading such a variable would silently return an empty tensor, so its class is replaced by one that raises on reads. All
+processes together can read the complete model (`gathered`); a single process cannot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTROL = 0
 
 
 class Joined(Protocol):
-    """A sharded variable, of which this process has one shard."""
+    """A sharded variable; this process has one shard."""
 
     layout: Layout
 
@@ -47,8 +47,8 @@ class Joined(Protocol):
 
 @dataclass
 class Kept:
-    """A variable that programs of this run touch, and the workers that hold it: whole, or a `piece` each. Its `layout`
-    is the same in every process.
+    """A variable that programs of this run touch, and the workers that hold it: completely, or a `piece` each. Its
+    `layout` is the same in every process.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Kept:
 
 
 class Passed(NamedTuple):
-    """A value of an element type and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
+    """A value with a dtype and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
 
     source: str
     receivers: tuple[str, ...]
@@ -72,10 +72,10 @@ class Passed(NamedTuple):
 class Ledger:
     """The holders of each variable, the same in every process.
 
-    Variables are held until the run ends, also those of dropped models: Python frees them at different times in each
-    process, and exchanges require the same list in all. With `own` no values are exchanged: each process keeps its own
-    parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's cluster. `moved`
-    is the planner's decision by which all variables of a program were moved last.
+    Variables are held until the run is closed, including those of dropped models: Python frees them at different times
+    in each process, and exchanges require the same list in all. With `own` no values are exchanged: each process keeps
+    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's cluster.
+    `moved` is the planner's decision that last moved all variables of a program.
     """
 
     session: Session
@@ -95,7 +95,7 @@ class Ledger:
     ) -> None:
         """Register a program: variables of several workers start from the first one's value; others are emptied.
 
-        The workers of `copied` hold variables of their own, independent of others. For variables that are `parted`, by
+        The workers of `copied` hold their own variables, independent of others. For variables that are `parted`, by
         these layouts, each holder receives its piece: see `hand_out`.
         """
         new, parted = self._select_new(variables, held), parted or {}
@@ -113,8 +113,8 @@ class Ledger:
         held: Mapping[str, Sequence[str]],
         parted: Mapping[str, Sequence[int] | None] | None = None,
     ) -> None:
-        """Admit the values that `settle` and `hand_out` will receive. Called before the agreement on a program, as
-        others send them right after it. For a `parted` variable a shard of that shape is admitted, or nothing.
+        """Admit the values that `settle` and `hand_out` will receive. Called before the agreement on a program, because
+        others send them immediately after it. For a `parted` variable a shard of that shape is admitted, or nothing.
         """
         parted, here, new = parted or {}, self.session.worker, self._select_new(variables, held)
         shared = [kept for kept in new if len(kept.holders) > 1 and kept.path not in parted]
@@ -145,7 +145,7 @@ class Ledger:
                 empty(kept)
 
     def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
-        """The piece of a variable for this worker: its first holder sends the others theirs, one after the other.
+        """The piece of a variable for this worker: its first holder sends the others their pieces, one after the other.
         `take` returns the piece of a worker.
         """
         kept, here = self.kept[id(variable)], self.session.worker
@@ -250,7 +250,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def share_failures(self) -> Iterator[None]:
-        """Context around an action for which others wait, such as writing a file: its failure is sent to them."""
+        """Context around an action that others wait for, such as writing a file: its failure is sent to them."""
         try:
             yield
         except BaseException as failure:
@@ -285,7 +285,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def join_pieces(self, several: Iterable[Kept]) -> Iterator[None]:
-        """Context in which the variables of which this process has a piece are whole. All holders of pieces, which are
+        """Context in which the variables that this process has in pieces are complete. All holders of pieces, which are
         workers of one cluster, enter it at the same point; nothing is sent to other clusters.
         """
         joined: list[tuple[Kept, Joined]] = []
@@ -316,8 +316,8 @@ class Ledger:
 
 @contextlib.contextmanager
 def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
-    """Context in which emptied variables of a list are read as arrays that only contain their number: of shape
-    (number, 0).
+    """Context in which emptied variables of a list are read as arrays of shape (number, 0), which encode only their
+    number.
     """
     empty_here = [(number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _Elsewhere)]
     for number, variable in empty_here:
@@ -395,7 +395,7 @@ def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) ->
 
 
 def _write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """A write, which every process makes: it is ignored, or stored in the local piece."""
+    """A write, which every process performs: it is ignored, or stored in the local piece."""
     piece = variable.nebula_piece
     if not tf.executing_eagerly():
         return plain(variable, *args, **kwargs)
@@ -451,7 +451,7 @@ def load_own(cluster: str, plain: Plain, filepath: Any, *args: Any, **kwargs: An
 
 
 def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:
-    """Replace datasets that contain a variable's number by ones with that variable's shape, and NaN as values."""
+    """Replace datasets that contain a variable's number by datasets with that variable's shape and NaN as values."""
     with h5py.File(path, "a") as file:
         found: list[h5py.Dataset] = []
         file.visititems(lambda name, each: found.append(each) if _is_number(each) else None)

@@ -57,7 +57,7 @@ def test_the_run_is_that_with_the_number() -> None:
     every, found = find_every(), ours.get_weights()
     assert 1 < every < 4 and len(current_run().intervals) == 1  # of the rows that are left over, too
     reason = report.meetings.chosen
-    assert f"every {every} steps, as sync_every='auto' has chosen" in reason and reason in str(report)
+    assert f"every {every} steps, chosen by sync_every='auto'" in reason and reason in str(report)
     with nb.cluster(), nb.replica(sync_every="auto"):
         plan = nb.plan(ours, X[:12], Y[:12])
         assert reason in plan.to_text() and plan.explain().lower() == f"{reason.lower()}."
