@@ -185,7 +185,7 @@ def _find_doubt(checkpoints: Checkpoints) -> str:
 
 
 def can_hold(checkpoints: Checkpoints) -> bool:
-    """Whether the state after an epoch can be held: there is a step since the last saving, and no state is read late."""
+    """Whether the state after an epoch can be kept: there is a step since the last saving, and nothing is read late."""
     standing, position = checkpoints.standing, checkpoints.position
     new = standing.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
     spread = any(is_spread(value) for value in checkpoints.memories.objects.values()) or _find_shared(checkpoints)
