@@ -290,6 +290,6 @@ def body_error(frame: Frame, graph: str | None, *, compiled: bool = False) -> Bo
     return BoundaryInBodyError(
         f"nb.{frame.kind} is entered inside {called}",
         where=str(frame.site),
-        why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
+        why="TensorFlow runs such a body as one op, so a boundary inside it is not possible",
         mend=mend.format(kind=frame.kind),
     )

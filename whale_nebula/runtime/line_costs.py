@@ -113,10 +113,10 @@ def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Cl
     if not unknown:
         return clusters
     session.expected.add_round(_PROGRAM, max(SIZES))
-    session.exchange(f"measuring lines for {name!r}", {}, set(session.links))  # from here on, no other data crosses
+    session.exchange(f"measuring links for {name!r}", {}, set(session.links))  # from here on, no other data crosses
     own = [_measure(ends, clusters, run) for ends in unknown if session.worker in ends]
     part = {"lines": [each.to_json() for each in own if each.first == session.worker]}
-    for _, each in sorted(session.share(f"the lines for {name!r}", part).items()):
+    for _, each in sorted(session.share(f"the links for {name!r}", part).items()):
         run.lines += [link_advice.LineFound.from_json(text) for text in each["lines"]]
     return complete_from_lines(clusters, run.lines)
 

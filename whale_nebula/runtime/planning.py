@@ -101,7 +101,7 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
             "nb.plan needs an example",
             where=str(calling_site()),
             why="a step depends on the shapes and dtypes of its batch",
-            mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) stands for an array of that shape",
+            mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) can replace an array of that shape",
         )
     check_batch("nb.plan", "model", example)
     _check_arrays(example)
@@ -144,7 +144,7 @@ def _check_arrays(example: Sequence[Any]) -> None:
             "nb.plan got no array",
             where=str(calling_site()),
             why=f"shapes and dtypes are taken from the example, and {shorten(repr(example[0]), 50)} has none",
-            mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) stands for such an array",
+            mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) can replace such an array",
         )
 
 

@@ -110,7 +110,7 @@ def commit_written(group: Group, folder: Folder) -> None:
     workers exist and are from the same moment. All processes call it.
     """
     written = list_uncommitted(folder, group.members) if group.commits else {}
-    descriptions = group.exchange("the parts that were written", describe_parts(written))
+    descriptions = group.exchange("the written checkpoint parts", describe_parts(written))
     for joined in join_parts(descriptions.values(), group.everyone):
         if joined.why and joined.step in written:
             _LOG.warning("the parts of step %d in %s are not used: %s", joined.step, folder.path, joined.why)

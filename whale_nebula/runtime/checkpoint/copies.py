@@ -190,7 +190,7 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
     """
     manifests = {} if found is None else found.manifests
     has = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
-    answers = group.exchange("who has which part of the checkpoint", [group.label, has] if group.commits else None)
+    answers = group.exchange("the holders of checkpoint parts", [group.label, has] if group.commits else None)
     hosts = {worker: (str(each[0]), list(map(str, each[1]))) for worker, each in sorted(answers.items()) if each}
     needs = [need for worker in hosts if (need := _find_need(worker, hosts)) is not None]
     for number, (worker, label, source) in enumerate(needs):
@@ -201,7 +201,7 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
             receive_part(way, folder)
             _LOG.info("%s: %s has sent its part of the checkpoint", worker, source)
     if needs:
-        group.exchange("the end of that", None)
+        group.exchange("the end of sending checkpoint parts", None)
     return bool(needs)
 
 
@@ -211,7 +211,7 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
     """
     found = next((each for each in folder.scan() if each.step == step), None)
     has = [] if found is None else sorted(found.manifests)
-    answers = group.exchange("who leaves", [group.label, has] if group.commits else None)
+    answers = group.exchange("the hosts that leave", [group.label, has] if group.commits else None)
     hosts = {worker: said for worker, said in sorted(answers.items()) if said}
     leaves = {worker for worker in hosts if counts.get(cluster_of(worker), 1) == 0}
     stays = next((worker for worker in hosts if worker not in leaves), None)
@@ -224,7 +224,7 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
             receive_part(way, folder)
             _LOG.info("%s: %s leaves, and has sent its part of step %d", stays, worker, step)
     if leaving:
-        group.exchange("the end of that", None)
+        group.exchange("the end of sending checkpoint parts", None)
 
 
 def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> tuple[str, str, str] | None:

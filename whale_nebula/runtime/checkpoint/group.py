@@ -146,12 +146,14 @@ class Group:
 
     def _fetch(self, source: Source, lacking: Mapping[str, Any]) -> list[str]:
         """Receive missing tensors, by slices, from the first process that has them; send those that others lack."""
-        missing = self.exchange("what is missing of a checkpoint", list(lacking))
+        missing = self.exchange("the missing parts of a checkpoint", list(lacking))
         every = sorted({str(name) for names in missing.values() for name in names})
         if not every:
             return []
         own = {name: [_encode_slice(source, name, each) for each in source.list_slices(name)] for name in every}
-        there = self.exchange("who has that", {name: slices for name, slices in own.items() if slices})
+        there = self.exchange(
+            "the holders of missing checkpoint parts", {name: slices for name, slices in own.items() if slices}
+        )
         passed: list[Passed] = []
         arriving: dict[str, Arriving] = {}
         for name in every:
@@ -261,7 +263,7 @@ def choose_source(
         beside = whole.setdefault(os.path.dirname(each.path), [])
         if (each.manifests or each.problems) and len(beside) < _OFFERED and check_whole(each, _LOG.warning):
             beside.append(each)
-    offers = group.exchange("the checkpoints that there are", offer_checkpoints(chain.from_iterable(whole.values())))
+    offers = group.exchange("the available checkpoints", offer_checkpoints(chain.from_iterable(whole.values())))
     chosen = choose_checkpoint(list(offers.values()))
     _check_missed(group, list_durable(), chosen)
     if chosen is None:

@@ -134,7 +134,7 @@ def restore_apart(
     flat = rounds[own].flat.variables
     weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})
     saved = SavedRounds(source)
-    exact = all(group.exchange("whether all clusters go on", saved.has(clusters, rounds, weights)).values())
+    exact = all(group.exchange("the resumption of all clusters", saved.has(clusters, rounds, weights)).values())
     missing = group.restore(source, named)
     opened.copies.alike(named.values())
     for each in rounds.values():

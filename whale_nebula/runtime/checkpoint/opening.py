@@ -93,7 +93,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
     if not run.alone:
         admit_copies(group.session)
-    places = group.exchange("where checkpoints are kept", [memory is not None, group.label, os.path.abspath(path)])
+    places = group.exchange("the places of checkpoints", [memory is not None, group.label, os.path.abspath(path)])
     _check_folders({worker: str(places[worker][2]) for worker in group.members})
     in_memory = all(has for has, *_ in places.values())
     overhead = options.overhead / (1 + in_memory)

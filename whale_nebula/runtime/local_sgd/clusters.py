@@ -151,7 +151,7 @@ class Opened:
         """Synchronise all processes, and verify that their shared weights were bit-identical."""
         session, shared = self.run.ledger.session, rounds.digest()
         sheets = session.exchange(
-            f"a meeting of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
+            f"a synchronisation of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
         )
         unlike = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
         if unlike is not None:
@@ -249,7 +249,7 @@ class Opened:
             "weights": google_crc32c.value(rounds.flat.read(whole).tobytes()),
             "seeds": [[int(number) for number in seed.numpy()] for seed in seeds.values()],
         }
-        sheets = session.exchange("the weights that all clusters begin with", own, session.links)
+        sheets = session.exchange("the initial weights of all clusters", own, session.links)
         sheets = {**sheets, session.worker: own}
         first = next(iter(ends.firsts.values()))
         for seed, numbers in zip(seeds.values(), sheets[first]["seeds"], strict=True):

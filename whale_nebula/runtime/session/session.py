@@ -373,7 +373,7 @@ def _step(sheet: Sheet) -> str:
 
 
 def _describe_place(theirs: Sheet) -> str:
-    at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"
+    at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'outside the script')})"
     return escape_foreign_text(at)
 
 

@@ -54,7 +54,7 @@ def _rows(key: PartKey, pieces: int, runs: Sequence[StageRun]) -> list[tuple[Any
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
-ASSERTION = "assertion of what all rows make"
+ASSERTION = "assertion on values of the whole batch"
 """The name of a piece with only assertions, in errors."""
 
 

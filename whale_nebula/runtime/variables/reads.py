@@ -191,7 +191,7 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     if not run.writes_files:
         _restore(callback, plain, logs)
     epoch = keras_training.initial_epoch(callback.model)
-    session.exchange(f"a fit that begins with epoch {epoch}", {}, session.links.keys())
+    session.exchange(f"a fit that starts at epoch {epoch}", {}, session.links.keys())
 
 
 def _restore(callback: Any, plain: Plain, logs: Any) -> None:
