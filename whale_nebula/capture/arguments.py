@@ -145,14 +145,14 @@ def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]
     except (ValueError, TypeError, AttributeError) as error:
         if len(batch) != 1 or getattr(model, "loss", None) is None:
             raise
-        said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
+        message = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
         where = str(script_site())
         if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
             what = f"{call} got a tuple as x; x, y and sample_weight are separate arguments"
-            raise OptionError(what, where=where, why=said, mend=f"{call}(model, *batch)") from error
-        if any(word in said for word in _NO_Y):
+            raise OptionError(what, where=where, why=message, mend=f"{call}(model, *batch)") from error
+        if any(word in message for word in _NO_Y):
             what = f"{call} got only x, but the loss of model {model.name!r} needs y"
-            raise OptionError(what, where=where, why=said, mend=f"{call}(model, x, y)") from error
+            raise OptionError(what, where=where, why=message, mend=f"{call}(model, x, y)") from error
         raise
 
 

@@ -30,7 +30,7 @@ from whale_nebula.tf import private as tf_private
 
 _REWRITTEN = "__autograph_generated_file"
 """The prefix of the files with AutoGraph's copies of the user's functions."""
-_RETOLD = "in user code:"
+_IN_USER_CODE = "in user code:"
 """The beginning of AutoGraph's own description of an error."""
 
 Place = tuple[str, int]
@@ -55,7 +55,7 @@ class Raised:
     @cached_property
     def origin(self) -> BaseException:
         """The error before AutoGraph wrapped it."""
-        return next((each for each in self.chain if not str(each).lstrip().startswith(_RETOLD)), self.error)
+        return next((each for each in self.chain if not str(each).lstrip().startswith(_IN_USER_CODE)), self.error)
 
     @cached_property
     def text(self) -> str:
@@ -224,10 +224,10 @@ def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | 
             "Python code reads the value of a tensor",
             where=raised.line,
             why=f"a tensor has no value while the step is captured: {first}",
-            mend=_LOOP if loops else next((way for said, way in _WAYS.items() if said in raised.text), None),
+            mend=_LOOP if loops else next((way for phrase, way in _WAYS.items() if phrase in raised.text), None),
         )
-    for said, (what, why, mend) in _UNHOLDABLE.items() if translated is None else ():
-        if said in raised.text:
+    for phrase, (what, why, mend) in _UNSUPPORTED.items() if translated is None else ():
+        if phrase in raised.text:
             return _name_kind(raised)(what, where=raised.line, why=why.format(raised.sentence), mend=mend)
     return translated if translated is not None or raised.deliberate else _refused_by_tensorflow(raised, given)
 
@@ -240,7 +240,9 @@ def _find_static_batch(raised: Raised, graph: Any) -> NebulaError | None:
     """The error for an operation that failed on None, after a shape was read or a reshape fixed the number of rows."""
     if not isinstance(raised.error, (TypeError, ValueError)) or "None" not in raised.text:
         return None
-    reads = "shape" in raised.source or "len(" in raised.source or any(said in raised.text for said in _PARTLY_KNOWN)
+    reads = (
+        "shape" in raised.source or "len(" in raised.source or any(phrase in raised.text for phrase in _PARTLY_KNOWN)
+    )
     baked = baked_reshape(graph) if not reads or "shape=(None" in raised.text else None
     if baked is not None or not reads:
         return None if baked is None else baked.error()
@@ -270,7 +272,7 @@ _WAYS = {
 _LOOP = "use tf.while_loop(condition, body, [x]) or tf.map_fn(f, x); @nb.function converts a while on a tensor itself"
 
 # ------------------------------------------------------------------------------------- unsupported operations
-_UNHOLDABLE = {
+_UNSUPPORTED = {
     "tf.function only supports singleton tf.Variables": (
         "the step creates a variable in a later trace",
         "a step may create variables only the first time it is captured",

@@ -78,7 +78,7 @@ def nodes_of(layer: Any) -> list[Any]:
     return [node for level in tf_private.nodes_by_depth(layer).values() for node in level]
 
 
-_LIE = "scopes apply to the calls of layers, and are not part of the config from which Keras copies a model"
+_WHY = "scopes apply to the calls of layers, and are not part of the config from which Keras copies a model"
 _BUILD = "build it with the same code, inside the scopes"
 _PLACE = 'or nb.place(model, {"layer/.*": "cluster", ...})'
 
@@ -130,7 +130,7 @@ def warn_if_copy(model: Any) -> None:
         warn_at(
             script_site(),
             f"model {copy.name!r} runs uncut",
-            why=f"it has no scopes, but the saved model with this name and these layers had some: {_LIE}",
+            why=f"it has no scopes, but the saved model with this name and these layers had some: {_WHY}",
             mend=f"{_BUILD}, and load_weights(file), {_PLACE};\n"
             f"a model that is to run uncut needs a different name: keras.Model(..., name={copy.name + '_uncut'!r})",
         )
@@ -149,7 +149,7 @@ def find_copy_by_user() -> None:
     if not saved:
         _cloned.update(map(_fingerprint, _parts(found.given)))
     what, mend = _WAYS[found.name]
-    site, why = script_site(found.frame), f"{_LIE}; this is reported once for this line"
+    site, why = script_site(found.frame), f"{_WHY}; this is reported once for this line"
     warn_once(site, what.format(found.given.name), why=why, mend=mend, key=found.name)
 
 

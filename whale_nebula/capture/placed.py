@@ -267,9 +267,9 @@ class Places:
         chosen = [self._choose_in_map(layer, [home for home in homes if home.placement is each]) for each in placements]
         found = [home for home in chosen if home.rule is not None]
         if len({home.key for home in found}) > 1:
-            said = [f"as {home.spot.path!r} under {home.rule} at {home.placement.site}" for home in found]
+            places = [f"as {home.spot.path!r} under {home.rule} at {home.placement.site}" for home in found]
             raise PlacementError(
-                f"nb.place: the same layer is placed twice, {' and '.join(said)}",
+                f"nb.place: the same layer is placed twice, {' and '.join(places)}",
                 where=str(found[-1].placement.site),
                 why="a layer can belong to only one stage",
                 mend="remove one of the maps: nb.place(model, {})",
@@ -284,9 +284,9 @@ class Places:
             found = next((home for home in homes if home.spot.parent is parent), None)
             if found is not None:
                 return found
-        said = [f"{h.spot.path!r} ({f'under {h.rule}' if h.rule else 'under no pattern'})" for h in homes]
+        paths = [f"{h.spot.path!r} ({f'under {h.rule}' if h.rule else 'under no pattern'})" for h in homes]
         raise PlacementError(
-            f"nb.place: layer {layer.name!r} has several paths: {' and '.join(said)}",
+            f"nb.place: layer {layer.name!r} has several paths: {' and '.join(paths)}",
             where=str(homes[0].placement.site),
             why="it is called by none of the layers that contain it, so its stage is ambiguous",
             mend="assign both to the same stage",
@@ -363,8 +363,8 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
             )
         frames += [own] * (own not in frames)
     frames.append(placement.frame(rule, path))
-    said = f"layer {path!r} to {rule.cluster!r} by {rule.pattern.pattern!r}"
-    with impose_frames(tuple(frames)), tf_private.stamp_ops(graph, {LAYER: said}):
+    label = f"layer {path!r} to {rule.cluster!r} by {rule.pattern.pattern!r}"
+    with impose_frames(tuple(frames)), tf_private.stamp_ops(graph, {LAYER: label}):
         yield
 
 

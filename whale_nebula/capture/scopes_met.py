@@ -159,10 +159,10 @@ class ScopesMet:
 
 
 def _describe_stage(frame: Frame) -> str:
-    said = [f"{name}={frame.options[name]!r}" for name in ("cluster", "name") if frame.options.get(name) is not None]
+    options = [f"{name}={frame.options[name]!r}" for name in ("cluster", "name") if frame.options.get(name) is not None]
     if "rule" in frame.options:
         return f"the stage {frame.key!r} of nb.place at {frame.site}"
-    return f"nb.stage({', '.join(said)}) at {frame.site}"
+    return f"nb.stage({', '.join(options)}) at {frame.site}"
 
 
 def number_in(met: list[Frame], frame: Frame) -> int:
@@ -335,8 +335,8 @@ def _describe_frame(frame: Frame | None) -> str:
     if frame is None:
         return "none"
     every = frame.options.get("sync_every")
-    said = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every!r}"] * (every is not None)
-    return f"nb.replica({', '.join(said)}) at {frame.site}"
+    options = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every!r}"] * (every is not None)
+    return f"nb.replica({', '.join(options)}) at {frame.site}"
 
 
 def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:

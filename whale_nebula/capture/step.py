@@ -296,10 +296,10 @@ def capture(
     variables |= _find_variables(graph, program)
     if not later:  # variables that were left undrawn
         begin(lambda variable: True)
-    said = tuple(trace.bottlenecks.said)
+    notes = tuple(trace.bottlenecks.said)
     constraints = list_constraints(trace.met, program)
     return Captured(
-        program, graph, graph.structured_outputs, variables, aliases, begin, said,
+        program, graph, graph.structured_outputs, variables, aliases, begin, notes,
         constraints=constraints, draws=trace.draws, draw_part=draw_part,
     )  # fmt: skip
 

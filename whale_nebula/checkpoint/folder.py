@@ -51,10 +51,10 @@ class Found:
     def check_name(self) -> Found:
         """Return it, with a fault if the step in its folder's name differs from that of a manifest."""
         steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
-        said = [
+        problems = [
             f"it was saved after step {step}, but its folder is named for step {self.step}" for step in sorted(steps)
         ]
-        return replace(self, problems=(*self.problems, *said))
+        return replace(self, problems=(*self.problems, *problems))
 
     def check(self, *, digests: bool = True) -> tuple[str, ...]:
         """The faults of the files: their sizes, and with `digests` their content; empty if there are none."""
@@ -284,8 +284,8 @@ def offer_checkpoints(several: Iterable[Found]) -> list[dict[str, Any]]:
     for each in several:
         for manifest in each.manifests.values():
             parts = [part.worker for part in manifest.parts]
-            said = {"step": each.step, "identity": manifest.identity, "parts": parts}
-            found.append({**said, "workers": sorted(manifest.workers)})
+            offer = {"step": each.step, "identity": manifest.identity, "parts": parts}
+            found.append({**offer, "workers": sorted(manifest.workers)})
     return found
 
 

@@ -108,8 +108,8 @@ class Manifest:
     @property
     def identity(self) -> str:
         """An identity that is shared by all manifests of one checkpoint, and unique to it."""
-        said = json.dumps([self.position.step, self.attempt, sorted(self.workers.items())])
-        return hashlib.sha256(said.encode()).hexdigest()[:32]
+        content = json.dumps([self.position.step, self.attempt, sorted(self.workers.items())])
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     @property
     def by_hand(self) -> bool:

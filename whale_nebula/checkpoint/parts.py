@@ -55,8 +55,8 @@ class Written:
         if self.manifest is None or not self.start.token:
             return ""
         position = replace(self.manifest.position, logs={}, titles={})
-        said = [to_plain(self.start), self.manifest.attempt, to_plain(position)]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+        content = [to_plain(self.start), self.manifest.attempt, to_plain(position)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def write_document(path: str, written: Written) -> None:

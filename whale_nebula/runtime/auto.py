@@ -49,10 +49,10 @@ def capture_planned(
     """Capture an uncut step again, with the stages that are decided for it. `tensors` are its first batch, if there is
     one; `options` are those of `capture`.
     """
-    run, said, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
-    if said.unplanned:
-        said_so = f"nb.auto_parallel at {limits.site} does not change the scopes of this step: {said.unplanned}."
-        return replace(first, decision=Unplanned(said_so))
+    run, constraints, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
+    if constraints.unplanned:
+        note = f"nb.auto_parallel at {limits.site} does not change the scopes of this step: {constraints.unplanned}."
+        return replace(first, decision=Unplanned(note))
     homes = find_homes(name, layout.absent, run)
 
     def cut(decision: Decision) -> Captured:
@@ -68,7 +68,7 @@ def capture_planned(
             return again
         except (CaptureError, PlanError, NotYetError):
             return cut(_go_back(run, decision, decision.replaces))
-    check_said(said, limits, run)
+    check_said(constraints, limits, run)
     decision = decide(
         name, first, shapes, limits, run, tensors, lambda each: _check_cut(cut(each), each, shapes, run),
         layout.absent, homes,
@@ -76,7 +76,7 @@ def capture_planned(
     if decision is None:  # nothing to assign to stages: one cluster runs all of it
         if first.program.stages[0].where:
             return first
-        stage = Stage("stage0", find_clusters(limits, said, run).names[0], str(limits.site))
+        stage = Stage("stage0", find_clusters(limits, constraints, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
     found: Captured | None = None
     while found is None:

@@ -27,7 +27,7 @@ from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
-_TOLD_SECONDS = 2.0
+_LOGGED_SECONDS = 2.0
 """Measuring that takes longer is logged."""
 _LEAST = 0.1
 """The minimum share of a measurement that counts as work, when the seconds of an empty call are subtracted."""
@@ -136,7 +136,7 @@ class _Bench:
     @property
     def left(self) -> float:
         """Seconds of the budget."""
-        if self._spent > _TOLD_SECONDS and not self.said:
+        if self._spent > _LOGGED_SECONDS and not self.said:
             self.said = True
             _LOG.info("%s: measuring blocks, for at most %.0f s", self.name, self.budget)
         return self.budget - self._spent

@@ -154,8 +154,8 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Re
     script = code.find_script()
     program, versions = "" if script is None else code.digest_file(script), code.describe_versions()
     if home.registry is not None and own:
-        said = run_id, program, purpose, versions
-        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, said)
+        identity = run_id, program, purpose, versions
+        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, identity)
     if home.at is None:
         mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
         raise ConfigError(
@@ -170,7 +170,7 @@ def _explain_elsewhere(home: DataHome) -> str:
     return f"{home.registry} can be used only on the owner's machines, and this process is in another cluster"
 
 
-def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str | None, str]) -> Direct:
+def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> Direct:
     certificate = authority.load_certificate(folder)
     actor, account, signer = _find_self(run, cluster, certificate)
     key = str(folder)
@@ -181,7 +181,7 @@ def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str
         guard = run.data[key] = Guard(Grants(registry), usage, log)
         run.closers += [registry.close, usage.close, log.close]
         atexit.register(shut_down_at_exit)
-    return Direct(guard, Reader(account, actor.uri, *said))
+    return Direct(guard, Reader(account, actor.uri, *identity))
 
 
 def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:

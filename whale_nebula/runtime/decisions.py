@@ -63,24 +63,24 @@ def decide(
     inputs that some processes lack.
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
-    said = captured.constraints
+    constraints = captured.constraints
     here = [None if number in absent else shape for number, shape in enumerate(shapes)]
     known = Known(rows, here, expect_all_beside(captured))
-    clusters, able, known = agree_on_clusters(name, find_clusters(limits, said, run), known, run)
+    clusters, able, known = agree_on_clusters(name, find_clusters(limits, constraints, run), known, run)
     shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
     rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
     layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
     if layers is None:
         return None
     options = Options(
-        said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
-        said.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
+        constraints.micro_batch or limits.micro_batch, constraints.replicas or limits.replica,
+        constraints.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
     )  # fmt: skip
-    if said.pipeline.schedule != DEFAULT:
-        options = replace(options, schedules=(said.pipeline.schedule,))
+    if constraints.pipeline.schedule != DEFAULT:
+        options = replace(options, schedules=(constraints.pipeline.schedule,))
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
-    reasons = [f"the scopes fix: {'; '.join(words)}"] if (words := said.words()) else []
+    reasons = [f"the scopes fix: {'; '.join(words)}"] if (words := constraints.words()) else []
     reasons += describe_measured(clusters)
     reasons += [
         f"{size(each.bytes)} are added for {path}, from {each.said}" for path, each in sorted(known.beside.items())
@@ -93,11 +93,11 @@ def decide(
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     slow = [f"{each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
-    problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
+    problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, constraints)
     problem = bind_blocks(problem, layers, homes)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
-    first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=said)
+    first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=constraints)
     first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
     found = _search(first, limits, functools.partial(_explain_refusal, first, check))
     return replace(
@@ -121,12 +121,12 @@ def describe_measured(clusters: Clusters) -> list[str]:
     return found
 
 
-def check_said(said: Constraints, limits: Limits, run: Run) -> None:
+def check_said(constraints: Constraints, limits: Limits, run: Run) -> None:
     """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
-    run.check_named({name: each.said for each in said.stages for name in each.clusters})
-    if limits.compress is not None and (said.stages or said.clusters):
+    run.check_named({name: each.said for each in constraints.stages for name in each.clusters})
+    if limits.compress is not None and (constraints.stages or constraints.clusters):
         raise OptionError(
-            f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: {said.words()[0]}",
+            f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: {constraints.words()[0]}",
             where=str(limits.site),
             why="in a script with scopes, nb.compress determines which tensors are compressed",
             mend="use nb.compress(...) inside nb.cluster, and remove compress= here",
@@ -222,13 +222,13 @@ def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Deci
     raise refused
 
 
-def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
+def find_clusters(limits: Limits, constraints: Constraints, run: Run) -> Clusters:
     """The configured clusters that may take part; without a config, also those that scopes name."""
     names = list(dict.fromkeys(map(running_home, limits.clusters or run.here().clusters)))
     if limits.clusters is None and run.alone and not run.config.clusters:
-        named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
+        named = [*constraints.clusters, *(name for each in constraints.stages for name in each.clusters)]
         names = list(dict.fromkeys([*(named or names), *run.clusters]))
-    chosen = [name for name in names if name in said.clusters] if said.clusters else names
+    chosen = [name for name in names if name in constraints.clusters] if constraints.clusters else names
     return find_configured(run, chosen or names)
 
 
@@ -258,7 +258,7 @@ class Known(NamedTuple):
     def from_plain(cls, plain: Any) -> Known:
         """Parse what another process has sent."""
         rows, shapes, beside = plain
-        known = {str(path): Expected(float(count), str(said)) for path, (count, said) in beside.items()}
+        known = {str(path): Expected(float(count), str(text)) for path, (count, text) in beside.items()}
         return cls(int(rows), [None if each is None else tuple(map(int, each)) for each in shapes], known)
 
 

@@ -104,10 +104,10 @@ def _watch_plain_model(model: Any, kind: str) -> None:
     if kind != "train" or run is None or run.checkpoints is None:
         return
     if len(run.workers) > 1:
-        said = f"model {model.name!r} has no scopes, and is not saved in checkpoints"
+        what = f"model {model.name!r} has no scopes, and is not saved in checkpoints"
         why = f"each of the {len(run.workers)} processes trains its own, independent copy of it"
         mend = "call nb.save(path, model) in one of them; or put scopes around its layers"
-        warn_once(script_site(), said, why=why, mend=mend, where="", key=model.name)
+        warn_once(script_site(), what, why=why, mend=mend, where="", key=model.name)
         return
     from whale_nebula.runtime.checkpoint.plain import PlainStep
 

@@ -143,8 +143,8 @@ class PlanWatch:
             elif not self.decision.replan:
                 self._offer(found)
         elif found.is_off and seen.stages and not self.logged:
-            said = "the measurements show no better plan"
-            _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, said)
+            note = "the measurements show no better plan"
+            _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, note)
             self.logged = True
 
     def _takes(self, better: Offer | None) -> bool:
@@ -192,8 +192,8 @@ class PlanWatch:
         shape = better.candidates[0].shape
         names = dict.fromkeys(better.problem.clusters[part.cluster].name for part in shape.parts)
         unseen = " and ".join(name for name in names if name not in slowness)
-        said = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
-        return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as fast as configured' * bool(unseen)}"
+        text = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
+        return f"{text}{duration(seen.seconds)}{f', if {unseen} computes as fast as configured' * bool(unseen)}"
 
     def _offer(self, found: PlannedReport) -> None:
         """Report once that a better plan is known."""
@@ -219,13 +219,13 @@ class PlanWatch:
     def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:
         """Adopt a better plan from the next step on."""
         before, run = self.decision, self.run
-        said = f"planned again after {self.counted} steps: {self.offer}"
+        reason = f"planned again after {self.counted} steps: {self.offer}"
         after = replace(
             before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
-            tried={**before.tried, planned.shape: seen.seconds}, reasons=(*before.reasons, said),
+            tried={**before.tried, planned.shape: seen.seconds}, reasons=(*before.reasons, reason),
         )  # fmt: skip
         run.decisions[:] = [after if each is before else each for each in run.decisions]
-        _LOG.info("%s is %s", self.name, said)
+        _LOG.info("%s is %s", self.name, reason)
 
 
 def _computes(basis: Basis, place: int) -> float:

@@ -243,11 +243,11 @@ class Run:
         raise ConfigError(
             f"a stage is on cluster {unknown!r}, which is not in the config",
             where=written[unknown],
-            why=f"the clusters of {self._config_said()} are {list_names(known)}",
+            why=f"the clusters of {self._describe_config()} are {list_names(known)}",
             mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
         )
 
-    def _config_said(self) -> str:
+    def _describe_config(self) -> str:
         """A text that identifies the config: its file, and the line that reads it."""
         if self.source:
             return f"{self.source}, which nb.init reads at {self.site},"

@@ -57,7 +57,7 @@ def leave_errors() -> Iterator[None]:
 def _find_carried(message: str) -> NebulaError | None:
     """The error of this library that a TensorFlow message refers to; None while a step runs, which raises it itself."""
     with _lock:
-        found = next((said for said in _carried if said in message), None)
+        found = next((key for key in _carried if key in message), None)
         error = None if found is None else _carried.pop(found)
         if not _carried:
             _applied.close()

@@ -103,15 +103,15 @@ def receive_part(way: Way, folder: Folder) -> bool:
     """
     blocks = way.receive()
     try:
-        said = json.loads(next(blocks))
-        step, group = int(said.get("step", 0)), str(said.get("group", ""))
-        listed = [(str(name), int(size)) for name, size in said.get("files", [])]
+        header = json.loads(next(blocks))
+        step, group = int(header.get("step", 0)), str(header.get("group", ""))
+        listed = [(str(name), int(size)) for name, size in header.get("files", [])]
         known = all(_NAME.fullmatch(name) for name, _ in [(group or "a", 0), *listed])
     except (ValueError, AttributeError, TypeError):
         known = False
     if not known:
         raise RemoteProtocolError(f"worker '{way.source}' sends a copy of a checkpoint in an unknown format")
-    if not said:
+    if not header:
         return False
     manifest = b"".join(_take(blocks, int.from_bytes(next(blocks), "little")))
     if not folder.has_room(2 * sum(size for _, size in listed)):
@@ -212,7 +212,7 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
     found = next((each for each in folder.scan() if each.step == step), None)
     has = [] if found is None else sorted(found.manifests)
     answers = group.exchange("the hosts that leave", [group.label, has] if group.commits else None)
-    hosts = {worker: said for worker, said in sorted(answers.items()) if said}
+    hosts = {worker: answer for worker, answer in sorted(answers.items()) if answer}
     leaves = {worker for worker in hosts if counts.get(cluster_of(worker), 1) == 0}
     stays = next((worker for worker in hosts if worker not in leaves), None)
     leaving = [] if stays is None else [w for w in hosts if w in leaves and hosts[w][0] not in hosts[stays][1]]

@@ -93,11 +93,11 @@ class Group:
         if heart is not None:
             heart.send(**words)
 
-    def exchange(self, doing: str, said: Any) -> dict[str, Any]:
+    def exchange(self, doing: str, value: Any) -> dict[str, Any]:
         """Exchange a value with all processes; the result includes this one's."""
         if self._run.alone:
-            return {self.worker: said}
-        return self._run.ledger.session.share(doing, said)
+            return {self.worker: value}
+        return self._run.ledger.session.share(doing, value)
 
     def list_entries(self, variables: Mapping[str, Any], sharers: Sequence[str] | None = None) -> Iterator[Entry]:
         """The entries of variables that this worker writes: those that only it holds, and its share of those that

@@ -434,17 +434,17 @@ def warn_of_unused(checkpoints: Checkpoints) -> None:
     resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
     if resumed is not None and checkpoints.fits < resumed.fit:
         calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
-        said = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
+        what = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
         why = f"training resumes in fit {resumed.fit}: earlier fits were complete, and trained nothing"
         mend = "call fit as often in a resumed run as in a new one, without `if nb.resumed() is None:`"
     elif resumed is not None and not checkpoints.read:
-        said = f"the checkpoint of step {resumed.step} was not read"
+        what = f"the checkpoint of step {resumed.step} was not read"
         why = "no step was called, so all models have their initial values"
         mend = f"call nb.restore({folder!r}, model) if a loop has no steps left to train"
     elif resumed is None and not checkpoints.known.names:
-        said = "nothing was saved"
+        what = "nothing was saved"
         why = "no model was trained by fit, and no step under @nb.function was called"
         mend = "use @nb.function instead of @tf.function on the step of a loop; without training, remove checkpoint="
     else:
         return
-    _LOG.warning("%s", NebulaWarning(said, where=folder, why=why, mend=mend))
+    _LOG.warning("%s", NebulaWarning(what, where=folder, why=why, mend=mend))

@@ -180,7 +180,7 @@ class Level:
         if self.pending is not None:
             reports = {worker: _read_saved(sheet, self.pending) for worker, sheet in sheets.items()}
             if all(reports.values()):
-                self.settle({worker: str(said) for worker, said in reports.items()})
+                self.settle({worker: str(report) for worker, report in reports.items()})
 
     def write(self, snapshot: Snapshot) -> None:
         """Write this worker's part, concurrently with training."""
@@ -227,9 +227,9 @@ class Level:
             return
         self._pending = None
         failpoint("checkpoint.said")
-        failed = {worker: said[1:] for worker, said in sorted(reports.items()) if said.startswith("!")}
+        failed = {worker: report[1:] for worker, report in sorted(reports.items()) if report.startswith("!")}
         if failed:
-            why = "; ".join(f"{worker}: {escape_foreign_text(said)}" for worker, said in failed.items())
+            why = "; ".join(f"{worker}: {escape_foreign_text(report)}" for worker, report in failed.items())
             self._report_failure(pending.manifest.position.step, why)
         elif self.group.commits:
             if self.copies is not None:
@@ -238,11 +238,11 @@ class Level:
 
     def _conclude(self, pending: _Pending) -> None:
         """Conclude a saving of a run of one process: its part is the whole checkpoint once it is written."""
-        said = _digest_of(pending.part)
-        if said.startswith("!"):
-            self._report_failure(pending.manifest.position.step, said[1:])
+        digest = _digest_of(pending.part)
+        if digest.startswith("!"):
+            self._report_failure(pending.manifest.position.step, digest[1:])
         else:
-            self._commit(pending, {self.group.worker: said})
+            self._commit(pending, {self.group.worker: digest})
 
     def _commit(self, pending: _Pending, digests: Mapping[str, str]) -> None:
         step = pending.manifest.position.step
@@ -279,9 +279,9 @@ class Level:
 
 def _read_saved(sheet: Any, step: int) -> str | None:
     """A worker's report on its part of the checkpoint of a step, if there is one."""
-    said = sheet[1] if isinstance(sheet, list) and len(sheet) == 2 else None
-    right = isinstance(said, list) and len(said) == 2 and said[0] == step and isinstance(said[1], str)
-    return said[1] if right and isinstance(said, list) else None
+    entry = sheet[1] if isinstance(sheet, list) and len(sheet) == 2 else None
+    right = isinstance(entry, list) and len(entry) == 2 and entry[0] == step and isinstance(entry[1], str)
+    return entry[1] if right and isinstance(entry, list) else None
 
 
 def _digest_of(part: Future[Part]) -> str:
@@ -352,9 +352,9 @@ class Notices:
 
     def _announce_written(self, *, wait: bool = False) -> None:
         for number, level in enumerate(self.levels):
-            said = level.read_part(wait=wait)
-            if said is not None and self.worker not in self._parts.get((number, said[0]), {}):
-                self._announce_part(number, *said)
+            entry = level.read_part(wait=wait)
+            if entry is not None and self.worker not in self._parts.get((number, entry[0]), {}):
+                self._announce_part(number, *entry)
 
     def _announce_part(self, level: int, step: int, digest: str) -> None:
         self._post(level, step, part=digest)
@@ -374,13 +374,13 @@ class Notices:
 
     def _take(self, peer: str, patience: float) -> bool:
         """Receive a notice of a peer; returns whether there was one."""
-        said = None
+        notice = None
         with contextlib.suppress(*([] if patience else [DeadlineError])):
-            said = self.links[peer].take(_SAVING, patience)
-        if said is None or said["level"] >= len(self.levels):
-            return said is not None
-        if "part" in said:
-            self._parts.setdefault((said["level"], said["step"]), {})[peer] = said["part"]
+            notice = self.links[peer].take(_SAVING, patience)
+        if notice is None or notice["level"] >= len(self.levels):
+            return notice is not None
+        if "part" in notice:
+            self._parts.setdefault((notice["level"], notice["step"]), {})[peer] = notice["part"]
         else:
-            self.due[said["level"]] = said["step"]
+            self.due[notice["level"]] = notice["step"]
         return True

@@ -63,9 +63,9 @@ def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> Chan
     if "held" in document:
         held = Cache.of_arrays({n: get(name).numpy() for n, name in document["held"].items()}, document["limit"])
     if "structure" in document:
-        said = document["structure"]
-        arrays = {n: get(name).numpy() if n in said["numpy"] else get(name) for n, name in said["arrays"].items()}
-        structure = _STRUCTURES[said["kind"]](**arrays, **said["plain"])
+        saved = document["structure"]
+        arrays = {n: get(name).numpy() if n in saved["numpy"] else get(name) for n, name in saved["arrays"].items()}
+        structure = _STRUCTURES[saved["kind"]](**arrays, **saved["plain"])
     return ChannelState(
         state.steps, state.rung, state.version, structure, held, state.codec, state.error,
     )  # fmt: skip

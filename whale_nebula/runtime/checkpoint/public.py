@@ -90,12 +90,12 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     with telling():
         try:
             check_own_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))
-            said = write_part(folder, snapshot).digest
+            report = write_part(folder, snapshot).digest
         except AccountError as error:
-            said = f"!{error.what}"
+            report = f"!{error.what}"
         except (OSError, tf.errors.OpError) as error:
-            said = f"!{error}"
-    reports = group.exchange("the parts of a checkpoint", said)
+            report = f"!{error}"
+    reports = group.exchange("the parts of a checkpoint", report)
     failed = {worker: each[1:] for worker, each in reports.items() if each.startswith("!")}
     if failed:
         why = "; ".join(f"{worker}: {each}" for worker, each in failed.items())

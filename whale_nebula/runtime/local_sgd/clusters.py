@@ -105,13 +105,13 @@ class Opened:
         """
         key = frozenset(id(variable) for variable in weights.values())
         exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
-        said = replace(apart, where=""), exchanged
-        if key in self._known and self._said[key] != said:
+        options = replace(apart, where=""), exchanged
+        if key in self._known and self._said[key] != options:
             self.settle()
             for each in self._known.pop(key).values():
                 each.close()
         if key not in self._known:
-            self._said[key], self.names = said, participants.names
+            self._said[key], self.names = options, participants.names
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})

@@ -227,8 +227,8 @@ def _count_steps(
     """Seconds of a step of each cluster with its own rows, on all its workers or as many as the scopes specify: the
     stages and micro-batches of the program are those of a single cluster.
     """
-    said = captured.constraints
-    given = [said.replicas, *(stage.replicas for stage in said.stages)]
+    constraints = captured.constraints
+    given = [constraints.replicas, *(stage.replicas for stage in constraints.stages)]
     count = max((each for each in given if each), default=0)
     problem = problem_of(layers, clusters, Options(), measured)
     problem = replace(problem, clusters=tuple(replace(each, memory=math.inf) for each in problem.clusters))
@@ -236,8 +236,8 @@ def _count_steps(
     for number, each in enumerate(problem.clusters):
         begin, end = participants.rows(each.name, layers.rows)
         copies = min(count or each.workers, max(1, end - begin))
-        micro_batches = max(said.pipeline.micro_batch, copies)
-        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, said.pipeline.recompute)
+        micro_batches = max(constraints.pipeline.micro_batch, copies)
+        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, constraints.pipeline.recompute)
         scored = score(replace(problem, rows=max(1, end - begin)), shape)
         if isinstance(scored, Candidate):
             found[each.name] = scored.seconds

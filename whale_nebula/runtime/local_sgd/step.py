@@ -49,8 +49,8 @@ class Asked:
         """Collect the announcements of others. Raises if one of them has stopped."""
         for peer, link in self.links.items():
             with contextlib.suppress(DeadlineError):  # no announcement
-                said = link.take(_LEAVING, 0.0)
-                self._take(peer, said["program"], said["step"], said["why"])
+                message = link.take(_LEAVING, 0.0)
+                self._take(peer, message["program"], message["step"], message["why"])
 
     def after(self, program: int, steps: int) -> bool:
         """Whether a step was the last one of this program before all leave."""

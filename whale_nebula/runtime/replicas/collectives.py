@@ -189,10 +189,10 @@ class Collectives:
         known = self._ends[0] if self._ends else self._lost_soon()
         if known is not None:
             return known
-        said = re.search(r"Collective ops is aborted by: (.*)", text)
+        match = re.search(r"Collective ops is aborted by: (.*)", text)
         task = re.search(rf"remote target /job:{tf_collectives.JOB}/replica:0/task:(\d+)", text)
         who = f"at {self.addresses[int(task[1])]}" if task else "of its cluster"
-        return LinkClosedError(f"{doing} failed: the worker {who} is gone", why=said[1] if said else text)
+        return LinkClosedError(f"{doing} failed: the worker {who} is gone", why=match[1] if match else text)
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,15 +149,15 @@ def _agree_on_seed(worker: str, seed: int | None, greetings: Mapping[str, Mappin
     """Refuse a script's seed that others do not have; the launcher's was set before the script started."""
     named = {worker: str(seed), **{peer: str(sheet.get("seed")) for peer, sheet in greetings.items()}}
     if len(set(named.values())) > 1:
-        said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
+        seeds = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
         raise ConfigError(
-            f"the processes have different seeds: {said}",
+            f"the processes have different seeds: {seeds}",
             why="they would start with different weights",
             mend="use nb.init(seed=1) in every process, or in none",
         )
 
 
-_ALIKE = {
+_COMMON_KEYS = {
     "results": "the receivers of a step's results are part of the plan, which must be the same in all processes",
     "weights": "all processes must take part when a save gathers the model",
     "inputs": "every process traces the same step, with these shapes and dtypes for inputs that it does not have",
@@ -175,12 +175,12 @@ def config_sheet(config: Config) -> dict[str, Any]:
 
 def _agree_on_config(worker: str, own: Mapping[str, Any], greetings: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse configs that differ in keys that must be the same."""
-    for key, why in _ALIKE.items():
+    for key, why in _COMMON_KEYS.items():
         named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **greetings}.items())}
         if len(set(named.values())) > 1:
             raise ConfigError(
                 f"the configs of the processes differ in {key!r}: "
-                + "; ".join(f"{each}: {escape_foreign_text(said)}" for each, said in named.items()),
+                + "; ".join(f"{each}: {escape_foreign_text(value)}" for each, value in named.items()),
                 why=why,
                 mend=f"write the same {key!r} into the config of every cluster",
             )

@@ -224,8 +224,10 @@ class Session:
         failpoint("step.before")
         for peer in self.links:
             inputs = {name: value for name, value in sheet["inputs"].items() if peer in readers.get(name, (peer,))}
-            said = {**sheet, "inputs": inputs, "mark": mark}
-            known = said if peer in mates else {key: said[key] for key in said.keys() - _OF_MATES}
+            announcement = {**sheet, "inputs": inputs, "mark": mark}
+            known = (
+                announcement if peer in mates else {key: announcement[key] for key in announcement.keys() - _OF_MATES}
+            )
             self._say("STEP", _step(sheet), known, (peer,))
         failpoint("step.announced")
 
@@ -417,8 +419,8 @@ def check_sums(worker: str, own: Sums, peer: str, theirs: Any, step: int) -> Non
 
     >>> check_sums("gpu/0", {"gpu/0, gpu/1": 1}, "gpu/1", {"gpu/0, gpu/1": 1}, 101)
     """
-    said = theirs if isinstance(theirs, dict) else {}
-    unlike = next((names for names in own if names in said and said[names] != own[names]), None)
+    sums = theirs if isinstance(theirs, dict) else {}
+    unlike = next((names for names in own if names in sums and sums[names] != own[names]), None)
     if unlike is not None:
         raise PlanMismatchError(
             f"the replicas in {unlike} no longer have the same variables: {worker} and {peer} differ at step {step}",

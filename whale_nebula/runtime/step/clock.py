@@ -99,8 +99,8 @@ class StageClock:
             ended = time.perf_counter()
         self.doing = doing
         self.coding += ended - began
-        said = f"{what} {kind} {micro_batch}"
-        self.spans.append(Span(self.lane, said, began - self.start, ended - self.start, micro_batch, phase))
+        label = f"{what} {kind} {micro_batch}"
+        self.spans.append(Span(self.lane, label, began - self.start, ended - self.start, micro_batch, phase))
 
     def report(self) -> StageReport:
         """The stage's part of the step's report."""

@@ -254,8 +254,8 @@ class DistributedStep(ActorStep):
     def _move(self, cut: Cut) -> None:
         """Continue with a new version of the plan, in which replicas have other shares."""
         self.version += 1
-        said = "; ".join(changes(self.compiled.cut, cut))
-        self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {said}",)
+        text = "; ".join(changes(self.compiled.cut, cut))
+        self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {text}",)
         _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.shared[0])
         self.compiled.cut = cut
         self.measured.moves(cut)

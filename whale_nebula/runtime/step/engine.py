@@ -260,12 +260,12 @@ class Engine:
             self.runner, self.without_xla = self.without_xla(), None
             return self.runner.run(tensors)
 
-    def _log(self, said: StepLines) -> None:
+    def _log(self, lines: StepLines) -> None:
         """Log the lines of a step about its boundaries; both sides of a boundary log them."""
-        for line in said.fresh:
+        for line in lines.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
-        if said.left_out:
-            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, said.left_out)
+        if lines.left_out:
+            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, lines.left_out)
 
     @cached_property
     def _scalars(self) -> ScalarResults:

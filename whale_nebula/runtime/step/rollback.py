@@ -49,11 +49,11 @@ class Whereabouts:
         """The fix for an error of this library that TensorFlow passed on, or for a shape error that a constant batch
         size may have caused.
         """
-        said = str(getattr(failure, "message", failure))
-        own = _OWN_MEND.search(said)
+        message = str(getattr(failure, "message", failure))
+        own = _OWN_MEND.search(message)
         if own is not None:
             return own[1]
-        shapes = _SHAPES.search(said)
+        shapes = _SHAPES.search(message)
         baked = baked_reshape(self._graph) if shapes else None
         if baked is None:
             return "correct the input or the op"
@@ -254,5 +254,5 @@ _FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File "
 def _sentence(failure: BaseException) -> str:
     """TensorFlow's message without locations and decoration."""
     lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
-    said = [line for line in lines if line and not line.startswith(_FRAMES)]
-    return re.sub(r"^\{\{.*?\}\} ", "", (said or [type(failure).__name__])[0])[:300]
+    sentences = [line for line in lines if line and not line.startswith(_FRAMES)]
+    return re.sub(r"^\{\{.*?\}\} ", "", (sentences or [type(failure).__name__])[0])[:300]

@@ -57,8 +57,8 @@ def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes)
         now = _shape(tensor)
         if before is not None and now is not None and (len(now) != len(before) or now[1:] != before[1:]):
             dtype = getattr(tensor.dtype, "name", str(tensor.dtype))
-            said = str(Spec("", before)).replace(" ", "")
-            return f"input {name!r} is {Spec(dtype, now)} in this batch, but was {said} in the first"
+            text = str(Spec("", before)).replace(" ", "")
+            return f"input {name!r} is {Spec(dtype, now)} in this batch, but was {text} in the first"
     return ""
 
 
