@@ -217,7 +217,7 @@ class _Bench:
         graph, sizes = self.captured.program.graph, self.sizes[rows]
         spec, shape, numbers = graph.spec(value), sizes.shape(value), sizes.numbers.get(value)
         if spec.dtype in ("variant", "resource", "string"):
-            raise _UnfitError(f"{spec.dtype} comes in")
+            raise _UnfitError(f"an input has dtype {spec.dtype}")
         if numbers is not None and len(numbers) == int(np.prod(shape)):
             return tf.constant(np.reshape(numbers, shape), spec.dtype)
         if graph.ops[value.op].role == INPUT and self.tensors is not None:
