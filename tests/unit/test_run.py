@@ -82,8 +82,8 @@ def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
         ({"config": {"clusters": ["gpu"]}}, "is not a mapping", "clusters: {gpu: {}}"),
         ({"config": {"clutsers": {}}}, "no key is called", "did you mean 'clusters'?"),
         ({"links": "60mbits"}, "'60mbits' is not a rate", 'did you mean "60mbit"?'),
-        ({"links": {"gpu->npu": "60mbit"}}, "no pair of clusters", '{("gpu", "npu"): "60mbit,20ms"}'),
-        ({"seed": "1"}, "no whole number", "seed=1"),
+        ({"links": {"gpu->npu": "60mbit"}}, "is not a pair of clusters", '{("gpu", "npu"): "60mbit,20ms"}'),
+        ({"seed": "1"}, "is not an integer", "seed=1"),
         ({"ids": 3}, "is not the name of an input", 'ids="x/id"'),
     ],
 )

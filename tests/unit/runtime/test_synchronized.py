@@ -173,7 +173,7 @@ def test_a_worker_without_collectives_is_refused(engine: Engine) -> None:
     cut = between(engine, "c0/0", "c0/1")
     check_hosts(cut, "c0/0", str, collectives=True)
     check_hosts(cut, "c1/0", str, collectives=False)
-    with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before any code that creates a tensor"):
+    with pytest.raises(BatchCoupledError, match=r"call nb.init\(\) before anything that makes a tensor"):
         check_hosts(cut, "c0/0", str, collectives=False)
 
 

@@ -147,7 +147,7 @@ def test_flags_objects_and_texts_become_one_codec(scope: Any, codec: object) -> 
     assert options(scope())["codec"] == codec
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*holds no step")
+pytestmark = pytest.mark.filterwarnings("ignore:.*contains no step")
 
 
 def said(**options: Any) -> str:

@@ -284,7 +284,7 @@ def test_a_fit_outside_trains_what_all_share_and_the_next_one_goes_on_from_it() 
 
 def test_scopes_that_no_step_came_for_and_a_single_cluster_are_told() -> None:
     ours, told = model(), nb.errors.NebulaWarning
-    with pytest.warns(told, match="holds no step"), nb.cluster(["gpu", "npu"]), nb.replica(sync_every=7):
+    with pytest.warns(told, match="contains no step"), nb.cluster(["gpu", "npu"]), nb.replica(sync_every=7):
         tf.function(lambda x: x * 2.0)(X)
     with pytest.warns(told, match="has no effect"), nb.cluster(), nb.replica(sync_every=7):
         fit(ours)
@@ -354,7 +354,7 @@ def test_clusters_keep_their_own_seeds_whatever_is_written() -> None:
     assert int(copies[id(seed.value)].numpy()[0]) != int(seed.numpy()[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*holds no step")
+@pytest.mark.filterwarnings("ignore:.*contains no step")
 def test_replicas_of_replicas_are_still_refused() -> None:
     with nb.cluster(), nb.replica(sync_every=2), pytest.raises(NestingError):
         nb.replica(2).__enter__()
