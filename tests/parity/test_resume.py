@@ -399,7 +399,7 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callab
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         nb.restore(tmp_path / "nothing", model)
     nb.shutdown()
-    with pytest.raises(CheckpointError, match="holds a model that"):
+    with pytest.raises(CheckpointError, match="contains a model that"):
         nb.init(checkpoint=tmp_path / "model")
     nb.shutdown()
 

@@ -42,9 +42,9 @@ REPLICA, SPLIT_STAGE = "replica", "split"
 
 @dataclass
 class ScopesMet:
-    """The scopes of each kind in a trace. `around` are those that enclose the whole step, and `outer` is the first one
-    that contains stages. `entered` has the text of each stage's scope, with its line, and the clusters that may run it
-    (empty: any). If a planner has `decided` the stages, scopes only group ops.
+    """The scopes of each kind in a trace. `around` are those that enclose the whole step, `outer` is the first one that
+    contains stages. `entered` has for each stage the text of its scope, with its line, and the clusters that may run
+    it (empty: any). If a planner has `decided` everything, scopes only group ops.
     """
 
     around: tuple[Frame, ...] = field(default_factory=open_frames)

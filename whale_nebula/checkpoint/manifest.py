@@ -78,11 +78,11 @@ class Manifest:
     """A checkpoint without its tensors, as one host wrote it.
 
     `workers` are all writers of parts, with the parts' digests, the same in the manifest of every host; `parts` are
-    those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that differ
-    from the paths of its variables, because other variables have these paths. `forms` has, by program, the shapes of
-    the inputs of each of its traces in order, if a trace may be for more than one shape; `intervals` has the chosen
-    number of steps between its rounds. `at` is when the values were taken, in seconds since 1970, and `spent` how the
-    run's time was spent until then. `at_error`: the script stopped after it with an error.
+    those of this host, in the TensorFlow bundle `bundle`. `aliases` has, by program, the names of tensors that are not
+    the paths of its variables, as other variables have these. `forms` has, by program, the shapes of the inputs of each
+    of its traces in order, if a trace may be for more than one shape; `intervals` the steps between meetings that were
+    chosen for it. `at` is when the values were taken, in seconds since 1970, and `spent` how the run's time was spent
+    until then. `at_error`: the script ended after it by an error.
     """
 
     position: Position

@@ -84,7 +84,7 @@ def capture_planned(
         if refused is not None:
             decision = decide_again(decision, limits, refused)
     run.decisions.append(decision)
-    _LOG.info("nb.auto_parallel planned %s:\n%s", name, decision.considered[0])
+    _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
     return found
 
 

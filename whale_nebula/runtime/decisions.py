@@ -86,7 +86,7 @@ def decide(
         f"{size(each.bytes)} are added for {path}, from {each.said}" for path, each in sorted(known.beside.items())
     ]
     names = [leaf.name for leaf in captured.program.leaves]
-    reasons += [f"input {names[number]!r} is only in {' and '.join(sorted(own))}" for number, own in homes.items()]
+    reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
     whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch is not divided: {whole}"]
