@@ -134,7 +134,7 @@ def check_said(constraints: Constraints, limits: Limits, run: Run) -> None:
 
 
 def _explain_whole(captured: Captured, layers: Layers) -> str:
-    """The reason why a batch is not divided unless the user requests it."""
+    """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
         return "the step requests gradients more than once"
     if layers.draws:
