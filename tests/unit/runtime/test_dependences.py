@@ -346,7 +346,7 @@ def test_a_step_that_breaks_a_rule_is_refused(make: Callable[[], Callable[..., A
     [
         ("y to npu", "does not say which input"),
         ("y ->", "does not say which input"),
-        ({"input": "y"}, "no text"),
+        ({"input": "y"}, "is not a string"),
         ({"input": "y", "cluster": "npu", "allow": "labels"}, "'labels' is not known here"),
         ("y -> nbu", "no cluster is called 'nbu'"),
         ({"input": "y", "cluster": "npu", "except": "number"}, "no key is called 'except'"),

@@ -97,7 +97,7 @@ def test_lengths_that_only_a_step_knows_may_be_any() -> None:
     ids=str,
 )
 def test_what_no_plan_knows_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(RemoteProtocolError, match="came, "):
+    with pytest.raises(RemoteProtocolError, match="received "):
         expected()(dataclasses.replace(FORWARD, **change))
 
 

@@ -205,7 +205,7 @@ class Guard:
     def _torn_error(self, failure: BaseException) -> StageFailedError:
         """The error for a failure during an update: some variables are new, some old."""
         return StageFailedError(
-            "the update failed, and the step is incomplete: some variables are updated and some are not",
+            "the update failed, and the step is torn: some variables are updated and some are not",
             where=self._whereabouts.of(failure),
             why=_sentence(failure),
             mend="restore a checkpoint before you continue",

@@ -51,7 +51,7 @@ def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes)
 
     >>> import numpy as np
     >>> describe_change(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
-    "input 'x' is float32[32,5] in this batch, and was [64,8] in the first"
+    "input 'x' is float32[32,5] in this batch, but was [64,8] in the first"
     """
     for name, tensor, before in zip(names, tensors, first, strict=False):
         now = _shape(tensor)
