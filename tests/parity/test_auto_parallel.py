@@ -153,7 +153,7 @@ def test_memory_that_an_error_asks_for_is_enough_where_the_batch_cannot_be_cut()
             model.compile("sgd", "mse")
             return nb.plan(model, np.zeros((512, 16), "float32"), np.zeros((512, 1), "float32"))
 
-    with pytest.raises(nb.errors.PlanError, match=r"the batch stays whole: .*BatchNormalization") as told:
+    with pytest.raises(nb.errors.PlanError, match=r"the batch is not divided: .*BatchNormalization") as told:
         plan("1KiB")
     (needed,) = re.findall(r"mend: ([\d.]+) MiB of memory for each worker of \w+; or a smaller", str(told.value))
     assert len(plan(f"{float(needed) + 0.05:.2f}MiB").stages) > 1

@@ -280,7 +280,10 @@ GOES_ON = [
     pytest.param(folds, 24, True, marks=pytest.mark.grid),  # with scopes, those of `folds_that_begin_exact` are made
     pytest.param(folds, 45, False, marks=pytest.mark.grid),
     pytest.param(
-        folds_that_begin_exact, 10, True, marks=[pytest.mark.grid, pytest.mark.filterwarnings("error:.*begin anew")]
+        folds_that_begin_exact,
+        10,
+        True,
+        marks=[pytest.mark.grid, pytest.mark.filterwarnings("error:.*their initial values")],
     ),
     pytest.param(batches_by_hand, 7, False),
     pytest.param(batches_by_hand, 7, True, marks=pytest.mark.grid),
@@ -321,7 +324,7 @@ def test_steps_of_a_loop_are_counted_once(
     run(script, tmp_path, False)
     with nb.init(checkpoint=str(tmp_path)):
         assert nb.resumed() is not None and nb.resumed().step == steps
-        with pytest.raises(CheckpointError, match="a model cannot be saved where a run saves"):
+        with pytest.raises(CheckpointError, match="a model cannot be saved to the checkpoint folder of a run"):
             nb.save(tmp_path, build(False))
 
 
@@ -372,7 +375,7 @@ def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:
         model.compile("sgd", "mse")
         fit(model, count, rows=40)
 
-    with pytest.warns(NebulaWarning, match="what RandomShuffle in .*train_step has drawn is not saved"):
+    with pytest.warns(NebulaWarning, match="the random state of RandomShuffle in .*train_step is not saved"):
         run(script, tmp_path, False)
 
 
@@ -383,7 +386,7 @@ def test_what_is_saved_of_an_eager_step_is_said(tmp_path: Path) -> None:
         fit(model, count, rows=40)
 
     with pytest.warns(
-        NebulaWarning, match="of model.train_step, which runs eagerly, the model's variables are saved alone"
+        NebulaWarning, match="model.train_step runs eagerly, so only the variables of its model are saved"
     ):
         run(script, tmp_path, False)
 
@@ -392,7 +395,7 @@ def test_a_model_that_was_let_go_is_missed(tmp_path: Path) -> None:
     assert run(folds_let_go, tmp_path, False, 46) is None
     with pytest.raises(CheckpointError, match="is not in the checkpoint") as caught:
         run(folds_let_go, tmp_path, False)
-    assert "no more there" in caught.value.why and "in a list" in caught.value.mend
+    assert "no longer existed" in caught.value.why and "in a list" in caught.value.mend
 
 
 # ------------------------------------------------------------------ no scopes: what was not noticed
@@ -409,7 +412,7 @@ def two_at_once(cut: bool, count: Count) -> Any:
 @pytest.mark.parametrize("other", [pytest.param(other_rows, marks=pytest.mark.grid), two_at_once])
 def test_other_batches_of_a_model_without_scopes_are_named(other: Callable[[bool, Count], Any], tmp_path: Path) -> None:
     assert run(lambda cut, count: fit(build(cut), count, 2, rows=4), tmp_path, False, 15) is None
-    with pytest.raises(CheckpointError, match="is not the one that this run had before it ended"):
+    with pytest.raises(CheckpointError, match="differs from the one that this run had before it stopped"):
         run(other, tmp_path, False)
 
 
@@ -421,7 +424,7 @@ def test_slots_of_another_optimizer_begin_anew_and_a_warning_says_so(cut: bool, 
         return fit(model, count, 2, rows=4)
 
     assert run(lambda cut, count: script(cut, count, keras.optimizers.Lion), tmp_path, cut, 15) is None
-    with pytest.warns(NebulaWarning, match="'adam_w/.* of model.train_step are not in the checkpoint, and begin anew"):
+    with pytest.warns(NebulaWarning, match="'adam_w/.* of model.train_step are not in the checkpoint, and keep their"):
         run(script, tmp_path, cut)
 
 
@@ -450,9 +453,9 @@ def a_loop_of_tensorflow(cut: bool, count: Count) -> None:
         (
             a_first_fit_only_at_first,
             15,
-            "this run was in fit 2 when it was saved, and now the script has called fit 1 time",
+            "this run was saved in fit 2, but the script has now called fit 1 time",
         ),
-        (a_loop, 0, "nothing was read of the checkpoint of step 4"),
+        (a_loop, 0, "the checkpoint of step 4 was not read"),
         (a_loop_of_tensorflow, 0, "nothing was saved"),
     ],
 )

@@ -106,7 +106,7 @@ class TestWeights:
     def test_what_needs_the_whole_model_is_refused(self, own: Ended) -> None:
         for told in own.all("refusals"):
             assert len(told) == 3
-            assert all(text.startswith("NB-303 no process may hold the whole model") for text in told)
+            assert all(text.startswith("NB-303 no process may gather the whole model") for text in told)
             assert all("weights: everywhere" in text for text in told)
 
 

@@ -40,7 +40,7 @@ def test_both_sides_change_and_leave_out_at_the_same_step(
     slow, free, out = (expected[name]["notes"] for name in ("auto", "free again", "left out"))
     assert any("b0 c0->c1: none -> int4" in notes for notes in slow)
     assert any("b0 c1->c0: int4 -> none" in notes for notes in free)
-    said = "left out: b0 c0->c1 has a NaN or an infinity in micro-batch 1 of stage 'c0'"
+    said = "skipped: b0 c0->c1 contains a NaN or an infinity in micro-batch 1 of stage 'c0'"
     assert [said in notes for notes in out] == [False, True, False, False]
     for outcome in found.result.outcomes.values():
         assert said in outcome.err

@@ -18,7 +18,7 @@ def both(error: str, *said: str) -> tuple[Side, Side]:
     return ((error, said), (error, said))
 
 
-ABSENT = "input 'y' is None in this process, and stage 'c1' of cluster 'c1' here reads it"
+ABSENT = "input 'y' is None in this process, but stage 'c1' of cluster 'c1' reads it here"
 EXPLODED = ("the hidden values exploded", "stage 'c1'", "start all workers again")
 SCENARIOS: dict[str, tuple[Side, Side]] = {
     "seeds": both("ConfigError", "c0/0: 1, c1/0: 2"),

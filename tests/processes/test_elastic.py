@@ -84,7 +84,7 @@ def test_a_site_that_dies_is_gone_on_without_where_what_it_saved_can_be_read(tmp
             found["gpu"].await_line('told: ["homes 2"')
         else:
             found["gpu"].await_line("the run continues with 1 in gpu, 2 in npu")
-            assert "the run cannot go on without 'npu'" in found["gpu"].said
+            assert "the run cannot resume without 'npu'" in found["gpu"].said
         assert found["npu"].wait() == -signal.SIGKILL
         found.start_again("npu")
         assert found.ended() == {"gpu": 0, "npu": 0}, [site.said for site in found.started.values()]

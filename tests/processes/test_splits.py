@@ -136,7 +136,7 @@ def test_a_worker_holds_its_pieces(two: Found) -> None:
 
 
 def test_a_piece_is_not_read_for_the_whole(two: Found) -> None:
-    assert "nb.split has divided it: c0/0, c0/1 have a piece each" in two[0].same("read")
+    assert "nb.split has divided it: c0/0, c0/1 each have a piece" in two[0].same("read")
 
 
 @pytest.mark.grid

@@ -198,7 +198,7 @@ def test_trap_13_a_scope_in_a_compiled_function_is_refused(normal: Any) -> None:
     with pytest.raises(BoundaryInBodyError, match="jit_compile=True") as caught:
         step(normal(4, 4))
     assert "test_traps.py" in str(caught.value)
-    assert "leave jit_compile=True out" in caught.value.mend
+    assert "remove jit_compile=True" in caught.value.mend
 
 
 def test_trap_13_stages_that_go_back_are_refused(normal: Any, weights: Any) -> None:

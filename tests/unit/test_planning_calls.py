@@ -51,7 +51,7 @@ def test_what_fails_for_another_reason_is_told_as_it_is() -> None:
 
 
 def test_a_batch_as_one_tuple() -> None:
-    with pytest.raises(OptionError, match="given a tuple as x") as caught:
+    with pytest.raises(OptionError, match="got a tuple as x") as caught:
         nb.plan(model(), (X, Y))
     assert caught.value.mend == "nb.plan(model, *batch)"
 

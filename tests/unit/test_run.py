@@ -61,7 +61,7 @@ def test_links_of_a_cluster_that_the_config_does_not_know_are_refused_at_once() 
 def test_links_of_a_cluster_that_no_stage_is_on_are_refused_with_the_first_plan_that_has_links() -> None:
     run = nb.init(links={("gpu", "zpu"): "60mbit"})
     run.meet(["gpu"])
-    with pytest.raises(nb.errors.ConfigError, match="name cluster 'zpu', and no stage is on it") as caught:
+    with pytest.raises(nb.errors.ConfigError, match="name cluster 'zpu', but no stage is on it") as caught:
         run.meet(["gpu", "npu"])
     assert "did you mean 'npu'?" in caught.value.mend
     assert "nb.init({'clusters': {'gpu': {}, 'npu': {}, 'zpu': {}}}, links=...)" in caught.value.mend
@@ -77,14 +77,14 @@ def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
 @pytest.mark.parametrize(
     ("given", "what", "mend"),
     [
-        ({"config": "60mbit,20ms"}, "that is a line", "nb.init(links='60mbit,20ms')"),
+        ({"config": "60mbit,20ms"}, "not the options of a link", "nb.init(links='60mbit,20ms')"),
         ({"config": ["gpu", "npu"]}, "is not a mapping", "clusters: {gpu: {}, npu: {}}"),
         ({"config": {"clusters": ["gpu"]}}, "is not a mapping", "clusters: {gpu: {}}"),
         ({"config": {"clutsers": {}}}, "unknown key", "did you mean 'clusters'?"),
         ({"links": "60mbits"}, "'60mbits' is not a rate", 'did you mean "60mbit"?'),
         ({"links": {"gpu->npu": "60mbit"}}, "is not a pair of clusters", '{("gpu", "npu"): "60mbit,20ms"}'),
         ({"seed": "1"}, "is not an integer", "seed=1"),
-        ({"ids": 3}, "names no input", 'ids="x/id"'),
+        ({"ids": 3}, "is not the name of an input", 'ids="x/id"'),
     ],
 )
 def test_what_is_said_of_a_wrong_run(given: dict[str, object], what: str, mend: str) -> None:
@@ -119,7 +119,7 @@ def test_the_file_that_names_the_clusters_is_said(tmp_path: Path) -> None:
 
 def test_a_stage_on_a_cluster_that_the_config_does_not_name_is_refused() -> None:
     run = nb.init(CLUSTERS)
-    with pytest.raises(nb.errors.ConfigError, match="on cluster 'npu', which the config does not name") as caught:
+    with pytest.raises(nb.errors.ConfigError, match="on cluster 'npu', which is not in the config") as caught:
         run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
     assert caught.value.where == "train.py:5"
     assert "'gpu', 'npuu'" in caught.value.why
@@ -229,7 +229,7 @@ def test_a_plan_of_several_processes_names_the_one_that_made_it(monkeypatch: pyt
     one = nb.plan(step, np.ones(3, "float32"))
     monkeypatch.undo()
     assert "a/0" not in alone.to_text() and alone.digest
-    assert "this is the plan as a/0 made it" in one.to_text()
+    assert "this plan was created by a/0" in one.to_text()
 
 
 def test_opening_a_run_draws_no_number() -> None:

@@ -17,8 +17,8 @@ from whale_nebula.site import short_traceback
 def loss_weight(tensor: Any) -> Any:
     """Declare the weight of this micro-batch inside a step; returns the tensor.
 
-    It must depend on the step's inputs alone, because every micro-batch's share has to be known before the first
-    one starts. Without micro-batches it has no effect.
+    The weight must depend only on the step's inputs, because the share of every micro-batch must be known before the
+    first one starts. Without micro-batches it has no effect.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -43,8 +43,8 @@ def _number(tensor: Any) -> Any:
         found = None
     if found is None or not (found.dtype.is_floating or found.dtype.is_integer or found.dtype.is_bool):
         raise options.refuse(
-            f"nb.loss_weight({shorten(repr(tensor), 50)}) is given no numbers",
-            why="it says how much this micro-batch counts",
+            f"nb.loss_weight({shorten(repr(tensor), 50)}): the argument is not numeric",
+            why="the argument is the weight of this micro-batch in the loss",
             mend="nb.loss_weight(tf.reduce_sum(mask))",
         )
     return found
@@ -57,15 +57,15 @@ def place(model: Any, mapping: Mapping[str, Any]) -> None:
 
     `nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})`
 
-    A path is the names of layers from the model to the layer, as `model.summary(expand_nested=True)` shows them:
-    "encoder/block0/attention". A pattern is a regex that must match a whole path; it includes the layers inside. A
-    pattern that matches no layer, or a layer that two patterns match, is an error. Layers that are not named run where
-    the fewest bytes cross. A cluster's name is the name of its stage; if a cluster has two stages, write the second as
-    `nb.stage(cluster="gpu", name="head")`. With `nb.split(...)` instead of a cluster, the variables of these layers are
-    sharded in the stage where they are.
+    A path consists of the names of the layers from the model to the layer, as `model.summary(expand_nested=True)` shows
+    them: "encoder/block0/attention". A pattern is a regex that must match a complete path; it also selects the layers
+    inside. A pattern that matches no layer, or a layer that two patterns match, is an error. Layers that no pattern
+    matches run where the fewest bytes cross. A cluster's name is the name of its stage; if a cluster has two stages,
+    write the second as `nb.stage(cluster="gpu", name="head")`. With `nb.split(...)` instead of a cluster, the variables
+    of these layers are sharded in the stage where they are.
 
-    Scopes that are open here, `nb.cluster`, `nb.pipeline` and `nb.compress`, enclose the stages. Calling it again
-    replaces the map, from the next step on; an empty map removes it. Copies and saved models do not have it.
+    Scopes that are open at the call (`nb.cluster`, `nb.pipeline` and `nb.compress`) enclose the stages. Another call
+    replaces the map, from the next step on; an empty map removes it. Copies and saved models do not include the map.
 
     >>> import keras
     >>> import whale_nebula as nb

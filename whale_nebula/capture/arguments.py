@@ -19,7 +19,7 @@ from whale_nebula.site import script_site
 
 @dataclass(frozen=True)
 class Declared:
-    """Shapes and element types by the names of inputs; `alone` is whether all clusters are in this process.
+    """Declared shapes and dtypes by input name; `alone` is true if all clusters are in this process.
 
     >>> forms = Declared({"x/target": InputSpec((None, 64), "int32")}, alone=False)
     >>> forms.unfold("x", None)
@@ -32,28 +32,28 @@ class Declared:
     alone: bool = True
 
     def unfold(self, name: str, argument: Any) -> Any:
-        """Replace an argument that is None by the structure that the declared names of its inputs imply."""
+        """Replace an argument that is None by the structure implied by the declared names of its inputs."""
         inner = [path.removeprefix(f"{name}/") for path in self.forms if path.startswith(f"{name}/")]
         if argument is not None or name in self.forms or not inner:
             return argument
         return _nest_by_path(inner)
 
     def stand_in(self, path: str) -> Missing | None:
-        """The placeholder for an input that is None, if the config declares its form."""
+        """The placeholder for an input that is None, if the config declares its shape and dtype."""
         if path not in self.forms:
             return None
         if self.alone:
             raise AbsentInputError(
                 f"input {path!r} is None, and all clusters are in this process",
                 where=path,
-                why="only a process of another cluster may leave it out",
-                mend=f'give {path!r} here: nb.here().runs("gpu") is true for every cluster in one process',
+                why="an input can be None only in a process whose cluster does not read it",
+                mend=f'pass {path!r} here: in a single process, nb.here().runs("gpu") is true for every cluster',
             )
         form = self.forms[path]
         return Missing(path, tf.TensorSpec(form.shape, form.dtype))
 
     def spec(self, path: str, tensor: Any) -> tf.TensorSpec:
-        """The form of an input that is present, which must agree with the config's, if declared."""
+        """The spec of an input that is present; it must agree with the config, if declared there."""
         if path not in self.forms:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
         form = self.forms[path]
@@ -64,9 +64,9 @@ class Declared:
             written = ", ".join("null" if size is None else str(size) for size in shape)
             raise InputMismatchError(
                 f"input {path!r} is {tensor.dtype.name}{shape}, "
-                f"and the config says {spec.dtype.name}{list(spec.shape)}",
+                f"but the config specifies {spec.dtype.name}{list(spec.shape)}",
                 where=path,
-                why="clusters that do not have it trace the step by what the config says",
+                why="clusters without this input trace the step with the shape and dtype in the config",
                 mend=f"inputs: {{{path}: {{shape: [{written}], dtype: {tensor.dtype.name}}}}}",
             )
         return spec
@@ -145,14 +145,14 @@ def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]
     except (ValueError, TypeError, AttributeError) as error:
         if len(batch) != 1 or getattr(model, "loss", None) is None:
             raise
-        said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
+        message = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
         where = str(script_site())
         if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
-            what = f"{call} was given a tuple as x, and x, y and sample_weight are given one by one"
-            raise OptionError(what, where=where, why=said, mend=f"{call}(model, *batch)") from error
-        if any(word in said for word in _NO_Y):
-            what = f"{call} was given x alone, and the loss of model {model.name!r} needs y"
-            raise OptionError(what, where=where, why=said, mend=f"{call}(model, x, y)") from error
+            what = f"{call} got a tuple as x; x, y and sample_weight are separate arguments"
+            raise OptionError(what, where=where, why=message, mend=f"{call}(model, *batch)") from error
+        if any(word in message for word in _NO_Y):
+            what = f"{call} got only x, but the loss of model {model.name!r} needs y"
+            raise OptionError(what, where=where, why=message, mend=f"{call}(model, x, y)") from error
         raise
 
 

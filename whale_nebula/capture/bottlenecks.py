@@ -1,11 +1,11 @@
 """The variables of a trained low-rank basis: `down` in the producer's stage and `up` in the consumer's; for a layer
-with a bias also an `offset` there, which is the part of the bias that the basis loses.
+with a bias also an `offset` in the consumer's stage, the part of the bias that the basis loses.
 
-They belong to the Keras model (or layer) in whose call the tensor crosses to the other stage, as if its own `build`
-had made them: its optimizer trains them, and its `save_weights` saves them. They are made while the first step is
-traced, in the order of crossings, and found by their names in later traces. They may be initialised with the singular
-vectors of the linear layer whose output the tensor is: the layer's product itself, or that with its bias, its dropout,
-and a residual added to it.
+They belong to the Keras model (or layer) during whose call the tensor crosses to the other stage, as if its own `build`
+had created them: its optimizer trains them, and its `save_weights` saves them. They are created while the first step is
+traced, in the order of crossings, and found by name in later traces. They can be initialised with the singular vectors
+of the linear layer that produces the tensor: the layer's product itself, or the product with its bias, its dropout, and
+an added residual.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SUMS = ("AddV2", "Add", "BiasAdd")
 
 
 class Linear(NamedTuple):
-    """A product with a variable, by their ops in the graph; and the bias variables added to it."""
+    """The ops of a product and its variable in the graph, and the bias variables added to the product."""
 
     product: Any
     kernel: Any
@@ -39,8 +39,8 @@ class Linear(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The leading right singular vectors [rank, columns] of a kernel, and the part of its bias that they lose, if it
-    has one, which has to be added at the consumer.
+    """The leading right singular vectors [rank, columns] of a kernel, and the part of its bias, if any, that they lose
+    and that the consumer must add.
     """
 
     vectors: np.ndarray
@@ -48,15 +48,15 @@ class Factors(NamedTuple):
 
 
 def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
-    """The singular vectors of the linear layer that makes a tensor; refuses a tensor that none makes."""
+    """The singular vectors of the linear layer that produces a tensor; raises if no linear layer does."""
     found = find_linear(tensor)
     if found is None:
         raise UnsupportedError(
-            f"basis='svd' for {tensor.name!r}, which is made by {_maker(tensor)}, not by a linear layer",
+            f"basis='svd' for {tensor.name!r}, which is the output of {_maker(tensor)}, not of a linear layer",
             where=str(frame.site),
-            why="the cut goes through a layer's kernel, so what crosses is its product, with its bias and a residual "
-            "added at most: a norm or an activation between them belongs to the far side",
-            mend="end the stage at a Dense layer, and put its norm or activation into the next: "
+            why="the cut goes through a layer's kernel: only its product, with its bias and a residual added, "
+            "can cross; a norm or an activation after it must be in the next stage",
+            mend="end the stage at a Dense layer, and move its norm or activation to the next stage: "
             'nb.place(model, whale_nebula.strategies.low_rank_cut(bert, 3, ["gpu", "npu"])); or basis="learned"',
         )
     values = [_value(each) for each in (found.kernel, *found.biases)]
@@ -64,8 +64,8 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
         raise CollectiveReadError(
             f"basis='svd' cannot read the kernel of {found.product.name!r}",
             where=str(frame.site),
-            why="this process has emptied it: another cluster holds it since an earlier program",
-            mend="nb.plan(model, x, y) with this nb.compress before any other step of the model",
+            why="an earlier program placed the layer on another cluster, and this process has freed its copy",
+            mend="call nb.plan(model, x, y) with this nb.compress before any other step of the model",
         )
     kernel, *biases = values
     vectors = singular_vectors(kernel.reshape(-1, kernel.shape[-1]), rank)
@@ -78,7 +78,8 @@ def find_factors(tensor: Any, rank: int, frame: Frame) -> Factors:
 def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
     """The first `rank` right singular vectors of a kernel [inputs, columns], as rows; the same in every process.
 
-    In each the entry of largest magnitude is positive. If the kernel has fewer, other orthonormal vectors follow.
+    The entry of largest magnitude of each vector is positive. If the kernel has fewer, other orthonormal vectors
+    follow.
 
     >>> singular_vectors(np.diag([1.0, -3.0, 2.0]), 2).tolist()
     [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -89,7 +90,7 @@ def singular_vectors(kernel: np.ndarray, rank: int) -> np.ndarray:
 
 
 def find_linear(tensor: Any) -> Linear | None:
-    """The linear layer that makes a tensor; for a sum of several, the one that ran last."""
+    """The linear layer that produces a tensor; for a sum of several, the one that ran last."""
     columns = tensor.shape[-1]
     found = [each for each in _products(tensor, ()) if each.kernel.shape[-1] == columns]
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
@@ -123,7 +124,7 @@ def _products(tensor: Any, biases: tuple[Any, ...]) -> Iterator[Linear]:
 
 
 def _variable(tensor: Any) -> Any:
-    """The read of a variable that makes a tensor, without other ops between; otherwise None."""
+    """The variable read that directly produces a tensor, or None."""
     while tensor.op.type in ("Identity", "Cast", "Reshape"):
         tensor = tensor.op.inputs[0]
     return tensor if tensor.op.type == "ReadVariableOp" else None
@@ -165,7 +166,7 @@ class Home(NamedTuple):
 class Bottlenecks:
     """The bottlenecks of one trace of a step. Tensors are looked up by reference.
 
-    `owner` has those of tensors that cross outside any layer's call: the model that the step belongs to, if any.
+    `owner` has the bottlenecks of tensors that cross outside any layer's call: the model of the step, if any.
     """
 
     owner: Any = None
@@ -186,7 +187,7 @@ class Bottlenecks:
         self.said[sentence] = None
 
     def number(self, call: str, producer: str) -> int:
-        """The number of tensors of this stage that have crossed before, in the same call of a layer."""
+        """The number of tensors of this stage that have already crossed in the same call of a layer."""
         self.counted[call, producer] = self.counted.get((call, producer), -1) + 1
         return self.counted[call, producer]
 
@@ -195,7 +196,7 @@ class Bottlenecks:
 class Bottleneck:
     """Owner of one tensor's variables: the layer, and the prefix of their names.
 
-    `factors` are their initial values, computed when the first of them is made; by default an orthonormal basis.
+    `factors` are their initial values, computed when the first of them is created; by default an orthonormal basis.
     """
 
     owner: Any
@@ -217,7 +218,7 @@ class Bottleneck:
         return made
 
     def offset(self, consumer: str) -> Any:
-        """The variable that a consumer's stage adds, if the tensor's layer has a bias; made with `up`."""
+        """The variable that a consumer's stage adds, if the tensor's layer has a bias; created with `up`."""
         return kept_of(self.owner).get(f"{self.name}_{word(consumer)}_offset")
 
     def _vectors(self, columns: int, rank: int) -> np.ndarray:
@@ -230,10 +231,10 @@ class Bottleneck:
         if tuple(kept[name].shape) != shape:
             raise PlanError(
                 f"{name!r} of {self.owner.name!r} is {list(kept[name].shape)}, "
-                f"and the tensor that crosses needs {list(shape)}",
+                f"but the tensor that crosses needs {list(shape)}",
                 where=str(frame.site),
-                why="steps of one model cross in the same order, so that each of them finds its own variables",
-                mend="let the same tensors cross in training, evaluation and inference, or leave basis out",
+                why="variables are matched by order, so all steps of a model must send the same tensors in that order",
+                mend="use the same boundaries in training, evaluation and inference, or remove basis=",
             )
         return kept[name]
 
@@ -254,11 +255,11 @@ def find_bottleneck(
     owner = bottlenecks.owner if owner is None else owner
     if not isinstance(owner, keras.Layer):
         raise NotYetError(
-            "a learned basis outside of the call of a Keras layer",
+            "a learned basis outside the call of a Keras layer",
             where=str(frame.site),
-            why="its two variables belong to the model or layer that is called, so that its optimizer trains them",
+            why="its two variables must belong to the model or layer that is called, so that its optimizer trains them",
             mend="put both stages in the call of one keras.Model, and read its trainable_variables in the step, "
-            "after the call; or leave basis out",
+            "after the call; or remove basis=",
         )
     for each in (owner, bottlenecks.owner):
         _check_optimizer(each, owner, frame)
@@ -267,14 +268,14 @@ def find_bottleneck(
 
 
 def _find_layer(tensor: Any) -> tuple[Any, str]:
-    """The innermost running layer whose call made the tensor, otherwise the outermost running one; and that call.
+    """The innermost running layer that created the tensor, otherwise the outermost running one; and its call.
 
-    Each call of a layer has a name scope of its own.
+    Each call of a layer has a separate name scope.
     """
     now = tensor.graph.get_name_scope().split("/")
     pairs = zip(now, tensor.op.name.split("/")[:-1], strict=False)
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    calls: list[tuple[Any, int]] = []  # outermost first, each with the number of name scopes up to its own
+    calls: list[tuple[Any, int]] = []  # outermost first, each with its number of enclosing name scopes
     depth = 0
     for layer in tf_private.layers_running():
         own = re.compile(rf"{re.escape(layer.name)}(_\d+)?")
@@ -308,12 +309,12 @@ def orthonormal(name: str, columns: int, rank: int) -> np.ndarray:
 
 
 def _check_optimizer(model: Any, owner: Any, frame: Frame) -> None:
-    """Refuse an optimizer that is already built, as it takes no new variables."""
+    """Refuse an optimizer that is already built, as it accepts no new variables."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and getattr(optimizer, "built", False) and not kept_of(owner):
         raise UnsupportedError(
-            f"the optimizer of {model.name!r} is built, and its learned basis has no variables yet",
+            f"the optimizer of {model.name!r} is built before the variables of its learned basis exist",
             where=str(frame.site),
-            why="the first trace of a step makes them, and an optimizer takes no more variables once it is built",
-            mend=f"nb.plan({model.name}, x, y) before {model.name}.optimizer.build(...)",
+            why="the first trace of a step creates them, and a built optimizer accepts no more variables",
+            mend=f"call nb.plan({model.name}, x, y) before {model.name}.optimizer.build(...)",
         )

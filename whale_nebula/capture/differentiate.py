@@ -1,8 +1,8 @@
 """Build gradients inside the trace where a tape requests them; elsewhere TensorFlow computes them.
 
-From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its
-variables and the sources in it; a boundary's gradient enters the stage before through a placeholder. The user's code
-gets placeholders of the same kind (None, dense, IndexedSlices) and continues to trace its update.
+From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its variables
+and the sources in it; a boundary's gradient enters the previous stage through a placeholder. The user's code gets
+placeholders of the same kind (None, dense, IndexedSlices) and continues to trace its update.
 
 ::
 
@@ -10,8 +10,8 @@ gets placeholders of the same kind (None, dense, IndexedSlices) and continues to
     forward ──value──▶ forward ──value──▶ forward
     backward ◀─feed─── backward ◀─feed─── backward
 
-A gradient that depends on a micro-batch's share and on constants alone (that of a weight penalty added to the loss) is
-not sent: the stage before computes it itself.
+A gradient that depends only on a micro-batch's share and on constants (such as that of a weight penalty added to the
+loss) is not sent: the previous stage computes it itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def differentiate(
     given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
     seeds = weigh(trace, targets, seeds)
     operations = order_operations(trace.graph.get_operations())
-    # the ops that weigh the seeds belong to the target's stage, as all that is differentiated there
+    # the ops that weigh the seeds belong to the target's stage, like all ops differentiated there
     weighing = ascend_ops((s.op for s in seeds), lambda op: op.name not in before and op.type != "Placeholder")
     own = {op.name for op in weighing}
     request = LiveRequest(
@@ -94,7 +94,7 @@ def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
 
 
 def bound_ops(trace: Tracing, graph: Graph, numbers: Mapping[str, int]) -> dict[int, frozenset[int]]:
-    """The ops that read an input which some clusters have not, each with the stages that may run it."""
+    """The ops that read an input which some clusters do not have, each with the stages that may run it."""
     homes = {} if trace.assignment is None else trace.assignment.homes
     leaves = [numbers[leaf.op.name] for leaf in trace.leaves] if homes else []
     return bind_readers(graph, leaves, homes, [stage.cluster for stage in trace.met.stages.values()])
@@ -163,10 +163,10 @@ class _Region:
             if tensor.dtype == tf.variant and tensor.ref() in self.reached:
                 stages = [list(self.trace.met.stages)[number] for number in (self._stage(tensor), stage)]
                 raise PlanError(
-                    f"a list of tensors would cross from stage {stages[0]!r} to stage {stages[1]!r}",
+                    f"a list of tensors cannot cross from stage {stages[0]!r} to stage {stages[1]!r}",
                     where=f"{tensor.op.name} ({tensor.op.type}), {find_origin(tensor.op)}",
-                    why="a gradient flows through it, and between stages go tensors only",
-                    mend=f"stack it in {stages[0]!r} (a TensorArray's .stack()), or make it in {stages[1]!r}",
+                    why="a gradient flows through the list, and only tensors can be sent between stages",
+                    mend=f"stack it in {stages[0]!r} (a TensorArray's .stack()), or create it in {stages[1]!r}",
                 )
 
     def _walk(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
@@ -240,8 +240,8 @@ def _hold(request: LiveRequest, number: int, source: Any) -> Any:
 def _terms(gradient: Any) -> list[tuple[Any, ...]]:
     """A dense gradient, or the values and indices of each lookup.
 
-    TensorFlow concatenates the slices of several lookups of one table. They are separated here, as the indices of some
-    may depend on the batch, and those of others not.
+    TensorFlow concatenates the slices of several lookups of one table. They are separated here, because the indices of
+    some lookups may depend on the batch, and those of others not.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return [(gradient,)]
@@ -387,11 +387,11 @@ def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
         op = stack.pop()
         if op in held:
             raise GradientError(
-                "tf.gradients is asked for the gradient of something that a gradient went into",
+                "tf.gradients of a value that depends on a gradient is not supported",
                 where=str(script_site()),
-                why="a plan knows the first gradient only once all stages have run backward",
-                mend="with tf.GradientTape() as outer: around the forward and the first tf.gradients, then "
-                "outer.gradient(...); or tf.stop_gradient(...) around the first gradient, if it is meant as a constant",
+                why="in a plan, the first gradient is known only after all stages have run backward",
+                mend="use with tf.GradientTape() as outer: around the forward and the first tf.gradients, then "
+                "outer.gradient(...); or tf.stop_gradient(...) around the first gradient, if it is a constant",
             )
         if op not in seen and op.type != "StopGradient":
             seen.add(op)
@@ -415,8 +415,8 @@ def _ask_tape(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
         if "out of scope" not in str(error):
             raise
         raise GradientError(
-            "a tape of a step is asked after the step",
+            "a tape of a step is used after the step",
             where=str(script_site()),
-            why="it has seen the tensors of the trace, which have no values outside of it",
-            mend="ask inside the step, and return the answer: return loss, tape.gradient(loss, variables)",
+            why="it recorded the symbolic tensors of the trace, which have no values outside it",
+            mend="compute the gradient inside the step, and return it: return loss, tape.gradient(loss, variables)",
         ) from error

@@ -30,7 +30,7 @@ from whale_nebula.tf import private as tf_private
 
 _REWRITTEN = "__autograph_generated_file"
 """The prefix of the files with AutoGraph's copies of the user's functions."""
-_RETOLD = "in user code:"
+_IN_USER_CODE = "in user code:"
 """The beginning of AutoGraph's own description of an error."""
 
 Place = tuple[str, int]
@@ -55,7 +55,7 @@ class Raised:
     @cached_property
     def origin(self) -> BaseException:
         """The error before AutoGraph wrapped it."""
-        return next((each for each in self.chain if not str(each).lstrip().startswith(_RETOLD)), self.error)
+        return next((each for each in self.chain if not str(each).lstrip().startswith(_IN_USER_CODE)), self.error)
 
     @cached_property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class Raised:
 
     @property
     def line(self) -> str:
-        """The source line as 'file.py:12'; without a line of the user's, that of the call of the step."""
+        """The source line as 'file.py:12'; if it is not in user code, the line that called the step."""
         return str(script_site()) if self.place is None else f"{self.place[0]}:{self.place[1]}"
 
     @property
@@ -141,17 +141,17 @@ class Baked(NamedTuple):
         return f"tf.reshape(x, {free(self.sizes, self.op.inputs[0].shape.as_list())})"
 
     def error(self) -> StaticBatchError:
-        """The error of a trace that needs sizes which the reshape leaves unknown."""
+        """The error of a trace that needs sizes that the reshape leaves unknown."""
         return StaticBatchError(
             f"a batch size is baked in: rows are reshaped to {list(self.sizes)}",
             where=f"{self.op.name} (Reshape), {self.line}",
-            why="the batch's first axis is captured as None, and what the reshape leaves of the others is unknown",
+            why="the first axis of the batch is captured as None, so the other axes of this reshape cannot be inferred",
             mend=self.mend,
         )
 
 
 def baked_reshape(graph: Any) -> Baked | None:
-    """The first reshape of a traced graph, gradients included, that fixes the number of rows, if any."""
+    """The first reshape of a traced graph, including gradients, that fixes the number of rows, if any."""
     for op in graph.get_operations() if graph is not None else []:
         own = op.type == "Reshape" and tf_private.forward_op(op) is op
         if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
@@ -163,10 +163,7 @@ def baked_reshape(graph: Any) -> Baked | None:
 
 
 LIMIT = 2**31
-MEND = (
-    "hold it in a variable, tf.Variable(array, trainable=False), or give it as an argument: "
-    "@nb.function(whole=('table',))"
-)
+MEND = "use a variable, tf.Variable(array, trainable=False), or pass it as an argument: @nb.function(whole=('table',))"
 
 
 def check_constants(graph: Any) -> None:
@@ -176,9 +173,9 @@ def check_constants(graph: Any) -> None:
     if total >= LIMIT:
         largest = max(constants, key=_bytes)
         raise CaptureError(
-            f"the constants of the step are {total / 1e9:.1f} GB",
+            f"the constants of the step have {total / 1e9:.1f} GB",
             where=f"{largest.name} ({_bytes(largest) / 1e9:.1f} GB), {find_origin(largest)}",
-            why="constants are part of the traced graph, which holds 2 GB",
+            why="constants are part of the traced graph, which is limited to 2 GB",
             mend=MEND,
         )
 
@@ -224,13 +221,13 @@ def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | 
         # the sentences after TensorFlow's first one are advice for other cases
         first = raised.sentence.partition(" You can attempt")[0].partition(" This error may indicate")[0]
         translated = DataDependentError(
-            "Python asks for the value of a tensor",
+            "Python code reads the value of a tensor",
             where=raised.line,
-            why=f"while a step is captured a tensor has no value yet: {first}",
-            mend=_LOOP if loops else next((way for said, way in _WAYS.items() if said in raised.text), None),
+            why=f"a tensor has no value while the step is captured: {first}",
+            mend=_LOOP if loops else next((way for phrase, way in _WAYS.items() if phrase in raised.text), None),
         )
-    for said, (what, why, mend) in _UNHOLDABLE.items() if translated is None else ():
-        if said in raised.text:
+    for phrase, (what, why, mend) in _UNSUPPORTED.items() if translated is None else ():
+        if phrase in raised.text:
             return _name_kind(raised)(what, where=raised.line, why=why.format(raised.sentence), mend=mend)
     return translated if translated is not None or raised.deliberate else _refused_by_tensorflow(raised, given)
 
@@ -243,41 +240,43 @@ def _find_static_batch(raised: Raised, graph: Any) -> NebulaError | None:
     """The error for an operation that failed on None, after a shape was read or a reshape fixed the number of rows."""
     if not isinstance(raised.error, (TypeError, ValueError)) or "None" not in raised.text:
         return None
-    reads = "shape" in raised.source or "len(" in raised.source or any(said in raised.text for said in _PARTLY_KNOWN)
+    reads = (
+        "shape" in raised.source or "len(" in raised.source or any(phrase in raised.text for phrase in _PARTLY_KNOWN)
+    )
     baked = baked_reshape(graph) if not reads or "shape=(None" in raised.text else None
     if baked is not None or not reads:
         return None if baked is None else baked.error()
     return StaticBatchError(
         "the step reads the number of rows from a static shape",
         where=raised.line,
-        why=f"the batch's first axis is captured as None: {raised.sentence}",
-        mend="work on all rows at once, or tf.map_fn(f, x)" if "`num`" in raised.text else None,
+        why=f"the first axis of the batch is captured as None: {raised.sentence}",
+        mend="compute all rows at once, or use tf.map_fn(f, x)" if "`num`" in raised.text else None,
     )
 
 
 # -------------------------------------------------------------------------------------- the value of a tensor
 _SYMBOLIC = ("SymbolicTensor", "symbolic `tf.Tensor`", "symbolic tf.Tensor")
 _WAYS = {
-    "no attribute 'numpy'": "leave .numpy() out and go on with the tensor; where Python must see the numbers: "
+    "no attribute 'numpy'": "remove .numpy() and use the tensor; where Python needs the numbers: "
     "tf.py_function(f, [x], tf.float32)",
-    "Python `bool`": "tf.cond(condition, lambda: a, lambda: b), or tf.where(condition, a, b)",
-    "Iterating over": "work on all rows at once, or tf.map_fn(f, x)",
-    "integer": "keep it a tensor: tf.range(n) in the place of range(n), tf.cast(n, tf.int32) in the place of int(n)",
-    "int()": "keep it a tensor: tf.cast(t, tf.int32) in the place of int(t)",
-    "float()": "keep it a tensor: tf.cast(t, tf.float32) in the place of float(t)",
-    "numpy": "call TensorFlow's function in the place of NumPy's, tf.reduce_mean for np.mean; "
-    "where it must be NumPy's: tf.numpy_function(f, [x], tf.float32)",
+    "Python `bool`": "use tf.cond(condition, lambda: a, lambda: b), or tf.where(condition, a, b)",
+    "Iterating over": "compute all rows at once, or use tf.map_fn(f, x)",
+    "integer": "keep it a tensor: tf.range(n) instead of range(n), tf.cast(n, tf.int32) instead of int(n)",
+    "int()": "keep it a tensor: tf.cast(t, tf.int32) instead of int(t)",
+    "float()": "keep it a tensor: tf.cast(t, tf.float32) instead of float(t)",
+    "numpy": "use the TensorFlow function instead of NumPy's, such as tf.reduce_mean for np.mean; "
+    "if it must be NumPy's: tf.numpy_function(f, [x], tf.float32)",
 }
 
 
-_LOOP = "tf.while_loop(condition, body, [x]), or tf.map_fn(f, x); under @nb.function, while on a tensor is one already"
+_LOOP = "use tf.while_loop(condition, body, [x]) or tf.map_fn(f, x); @nb.function converts a while on a tensor itself"
 
 # ------------------------------------------------------------------------------------- unsupported operations
-_UNHOLDABLE = {
+_UNSUPPORTED = {
     "tf.function only supports singleton tf.Variables": (
-        "the step makes a variable in a later trace",
-        "a step may make its variables once, the first time it is captured; this one makes more of them",
-        "make it once, outside of the step: in __init__ or build, or before the function",
+        "the step creates a variable in a later trace",
+        "a step may create variables only the first time it is captured",
+        "create it once, outside the step: in __init__ or build, or before the function",
     ),
     "larger than 2GB": (
         "a constant of the step is larger than 2 GB",
@@ -285,15 +284,15 @@ _UNHOLDABLE = {
         MEND,
     ),
 }
-"""By TensorFlow's message: what happened, why (with TensorFlow's sentence) and the mend."""
+"""By TensorFlow's message: what happened, why (with TensorFlow's sentence) and the fix."""
 
 
 _FEW = 12
 _CORRECT = (
-    "correct that line, or what the step is given; without scopes it fails alike, "
+    "correct that line, or the arguments of the step; it fails without scopes as well, "
     "unless it needs the number of rows: tf.shape(x)[0]"
 )
-_ARRAYS = "give arrays, np.asarray(x): in a list each number is a tensor of its own"
+_ARRAYS = "pass arrays, np.asarray(x): in a list each number is a separate tensor"
 
 
 def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
@@ -303,11 +302,11 @@ def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
     several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
     # a tensor with one axis is assumed to be batched, which may be wrong: the state of an environment, for example
     rows = [f'"{name}"' for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
-    whole = f"\nor, where an argument with one axis is not a batch: @nb.function(whole=({', '.join(rows)},))"
+    whole = f"\nor, if an argument with one axis is not a batch: @nb.function(whole=({', '.join(rows)},))"
     return _name_kind(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
-        why=f"it raised a {type(raised.origin).__name__}; the step was given {names or 'no tensors'}",
+        why=f"it raised a {type(raised.origin).__name__}; the arguments of the step are {names or 'no tensors'}",
         mend=_ARRAYS if several else _CORRECT + whole * bool(rows),
     )
 

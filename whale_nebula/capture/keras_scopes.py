@@ -2,12 +2,12 @@
 
 A functional model is built once and run later, so its scopes are attached to its *nodes* (a shared layer may be in two
 stages). `Sequential.add` rebuilds every earlier node, so there each layer keeps the scope in which it was added. A
-scope that is already open (entered in a `call`, or around the model's call) takes precedence.
+scope that is already open (entered in a `call`, or around the call of the model) takes precedence.
 
-`clone_model`, `save` and `copy.deepcopy` copy by configs, which contain no calls, so that a copy has no scopes: a
-warning says so. `get_config` of each layer with scopes is watched, and the copying function is found on the stack. A
-model that is loaded or made from a config later is only recognised by its names: the warning is given at its first
-training.
+`clone_model`, `save` and `copy.deepcopy` copy models from configs, which contain no calls, so a copy has no scopes, and
+a warning is issued. `get_config` of each layer with scopes is watched, and the copying function is found on the stack.
+A model that is later loaded or created from a config is recognised only by its names: the warning is issued when it is
+first trained.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TAG, _LINE = "_nebula_frames", "_nebula_line"
 
 
 def frames_of(tagged: Any) -> Frames:
-    """The scopes in which a node, its original if it is a copy, or a Sequential's layer was made."""
+    """The scopes in which a node (or its original, if it is a copy) or a Sequential's layer was created."""
     found: Frames | None = getattr(tagged, _TAG, None)
     if found is None and isinstance(tagged, tf_private.KerasNode):
         original = tf_private.find_original(tagged)
@@ -53,7 +53,7 @@ def tag(target: Any, frames: Frames) -> None:
 
 
 def built_at(tagged: Any) -> str:
-    """The user's line that made a node, or added a Sequential's layer; empty outside of scopes."""
+    """The user's line that created a node or added a Sequential's layer; empty outside scopes."""
     found: str = getattr(tagged, _LINE, "")
     return found
 
@@ -64,7 +64,7 @@ def built_under_scopes(model: Any) -> bool:
 
 
 def stages_of(model: Any) -> list[Frame]:
-    """The stages in which a model, or a functional one inside it, was built; in a Sequential those of its layers."""
+    """The stages in which a model, or a functional one inside it, was built; for a Sequential, those of its layers."""
     found: list[Frame] = []
     for part in tf_private.layers_of(model):
         nodes = [] if isinstance(part, tf_private.KerasSequential) else nodes_of(part)
@@ -78,8 +78,8 @@ def nodes_of(layer: Any) -> list[Any]:
     return [node for level in tf_private.nodes_by_depth(layer).values() for node in level]
 
 
-_LIE = "scopes lie on the calls of layers, and the configs that models are copied by hold none"
-_BUILD = "build it by the same code, under the scopes"
+_WHY = "scopes apply to the calls of layers, and are not part of the config from which Keras copies a model"
+_BUILD = "build it with the same code, inside the scopes"
 _PLACE = 'or nb.place(model, {"layer/.*": "cluster", ...})'
 
 
@@ -89,10 +89,10 @@ _WAYS = {
     "__reduce__": ("the copy of model {!r} has no scopes", _AGAIN),
     "save_model": (
         "model {!r} is saved without its scopes",
-        f"to train it again by a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
+        f"to train it again with a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
     ),
 }
-"""Keras's functions that copy a model, with the texts on the copy and on what to do."""
+"""The Keras functions that copy a model, with the texts of the warning and its fix."""
 
 
 class _Fingerprint(NamedTuple):
@@ -104,9 +104,11 @@ class _Fingerprint(NamedTuple):
 
 _given: set[_Fingerprint] = set()
 _cloned: set[_Fingerprint] = set()
-"""Fingerprints of clones with a warning that have not run yet: no second warning is given when they do."""
+"""Fingerprints of clones that caused a warning and have not run yet: they cause no second warning when they do."""
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The models with a warning that they run uncut, by identity: another model of the same layers is warned of, too."""
+"""The models with a warning that they run uncut, by identity: a different model with the same layers causes another
+one.
+"""
 
 
 def watch(operation: Any) -> None:
@@ -128,26 +130,26 @@ def warn_if_copy(model: Any) -> None:
         warn_at(
             script_site(),
             f"model {copy.name!r} runs uncut",
-            why=f"it has no scopes, and a model of this name and these layers that was saved had some: {_LIE}",
+            why=f"it has no scopes, but the saved model with this name and these layers had some: {_WHY}",
             mend=f"{_BUILD}, and load_weights(file), {_PLACE};\n"
-            f"one that is meant to run uncut has a name of its own: keras.Model(..., name={copy.name + '_uncut'!r})",
+            f"a model that is to run uncut needs a different name: keras.Model(..., name={copy.name + '_uncut'!r})",
         )
 
 
 def find_copy_by_user() -> None:
-    """Warn of a copy that is being made or saved, at the outermost call of Keras that copies a whole model."""
+    """Warn of a copy that is being created or saved, at the outermost Keras call that copies a whole model."""
     calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
     found = next((call for call in reversed(calls) if call.name in _WAYS), None)
     saved = found is not None and found.name == "save_model"
     if found is None or saved:
         _given.update(_fingerprint(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
-    # a copy made inside a stage gets scopes of its own; `nb.cluster` alone adds none
+    # a copy created inside a stage gets its own scopes; `nb.cluster` alone adds none
     if found is None or not built_under_scopes(found.given) or (not saved and stage_of(open_frames())):
         return
     if not saved:
         _cloned.update(map(_fingerprint, _parts(found.given)))
     what, mend = _WAYS[found.name]
-    site, why = script_site(found.frame), f"{_LIE}; it is said once for this place"
+    site, why = script_site(found.frame), f"{_WHY}; this is reported once for this line"
     warn_once(site, what.format(found.given.name), why=why, mend=mend, key=found.name)
 
 
@@ -214,7 +216,7 @@ def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
     frames = _frames()
     if frames and not hasattr(layer, "_keras_history"):
         _tag(layer, layer, frames)
-        if not hasattr(model.build, "nebula_watched"):  # build makes the nodes later, and again for each added layer
+        if not hasattr(model.build, "nebula_watched"):  # build creates the nodes later, and again for each added layer
             tf_private.call_on_build(model, functools.partial(_watch_nodes, model))
             model.build.nebula_watched = True
     _add(model, layer, rebuild=rebuild)
@@ -227,7 +229,7 @@ def _watch_nodes(model: Any) -> None:
 
 
 def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
-    """Watch runs of this node, which, or whose layer in a Sequential, was made under these scopes."""
+    """Watch runs of this node; it, or its layer in a Sequential, was created under these scopes."""
     frames = frames_of(node.operation) or frames
     stage, around = stage_of(frames), compress_of(frames)
     projects = around is not None and learned_rank(around) is not None
@@ -235,7 +237,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     def note_arguments(arguments: Any) -> None:
         leaves = tf.nest.flatten(arguments)
         if tagged and any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-            find_copy_by_user()  # it runs to make a clone, which may share layers without their config
+            find_copy_by_user()  # it runs to create a clone, which may share layers without their config
         if stage is not None and any(isinstance(leaf, tf.Tensor) for leaf in leaves):
             _warn_if_eager(stage, projects)
 
@@ -249,8 +251,8 @@ def _warn_if_eager(stage: Frame, projects: bool) -> None:
     code = running()
     if code is not None and (not tf.executing_eagerly() or tf_private.tape_records() or projects):
         place = script_site()
-        then = f"so the scopes that the model was built in, at {stage.site}, catch nothing"
-        then += ", and nothing is projected on its learned basis" * projects
+        then = f"so the scopes around the construction of the model, at {stage.site}, have no effect"
+        then += ", and no tensor is projected on its learned basis" * projects
         warn_eager(stage, code, then, where=place, program=place)
 
 

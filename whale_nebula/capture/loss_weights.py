@@ -1,7 +1,8 @@
 """Initial weights of gradients, so that the sum over micro-batches is the gradient of the whole batch.
 
-With one micro-batch the weight is one. With several it is one for a target that is a sum over the batch, the
-micro-batch's share of the rows for a mean, and the square of that for a quotient by the rows; others are refused.
+With one micro-batch the weight is one. With several, it is one for a target that is a sum over the batch, the
+micro-batch's share of the rows for a mean, and the square of that share for a quotient by the number of rows. Other
+targets are refused.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: A
 
 
 def replace_batch_sizes(trace: Tracing) -> None:
-    """Replace constant batch sizes in a trace whose batch is divided, if it is known what they count."""
+    """Replace constant batch sizes in a trace with a divided batch, if it is known what they count."""
     graph, operations, numbers = _read_trace(trace)
     if not _suspects(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
         return
@@ -87,7 +88,7 @@ _FILLED = {"ZerosLike": tf.zeros, "OnesLike": tf.ones}
 
 
 def _suspects(graph: Graph, leaves: list[int]) -> bool:
-    """Whether a value of inputs alone is combined with a shape, or with a value of a shape, that is not."""
+    """Whether a value that depends only on inputs is combined with a shape, or a value of one, that does not."""
     fed, pure, like = set(leaves), set(leaves), set[int]()
     for op in graph.ops:
         above = {value.op for value in op.inputs}
@@ -140,14 +141,14 @@ def check_overwritten(trace: Tracing, sources: Sequence[Any]) -> None:
 
 _SHARES = {"mean": 1, "whole": 1, "inverse": 2}
 """The exponent of the micro-batch's share of the rows in a target's weight, by kind."""
-_MIXED = "its entries are no one kind: some grow with the rows, others do not"
+_MIXED = "its entries are of different kinds: some grow with the number of rows, others do not"
 
 
 def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
     """The fold of each target, after adding sums over replicas if a count of the whole batch is needed."""
     folding, graph, operations, values = _fold_targets(trace, targets)
     if folding.grows:
-        # readers of a micro-batch's count or sum read it scaled to the whole batch
+        # ops that read a micro-batch's count or sum get it scaled to the whole batch
         for consumer, position, value in folding.grows:
             tensor = operations[value.op].outputs[value.out]
             with tf.control_dependencies(None):

@@ -1,7 +1,7 @@
-"""Convert a FuncGraph to an `ir.Graph`: the only place where traced TensorFlow ops are read; with their source lines.
+"""Convert a FuncGraph to an `ir.Graph` with source lines. Traced TensorFlow ops are read only here.
 
 The location of an op is the innermost stack frame outside TensorFlow, Keras and this package. For a functional model,
-which runs elsewhere than it was built, it is the line that called the layer while building.
+it is the line that called the layer while the model was built.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
 BUILT = "_nebula_built"
-"""Stamp of an op of a functional model: the line where its node was made."""
+"""Stamp of an op of a functional model: the line where its node was created."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REPLAY = os.path.join(_OURS, "capture", "keras_scopes.py")
 
 
 def find_origin(op: Any) -> Origin:
-    """'file.py:12', or the op's name if no frame is the user's; and the Keras layer around the op."""
+    """'file.py:12', or the op's name if no frame is in user code; and the Keras layer around the op."""
     layers, file = tf_private.layers_around(op)
     inside = layers[1:] if len(layers) > 1 else layers
     return Origin(_line(op) or str(op.name), "/".join(inside), _class_in(file))
@@ -56,7 +56,7 @@ def _class_in(file: str) -> str:
 
 
 def foreign(file: str) -> bool:
-    """Whether a file belongs to a library and not to the user."""
+    """Whether a file belongs to a library, not to the user."""
     libraries = (_OURS, *(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))))
     return file.startswith("<") or file.startswith(libraries) or f"{os.sep}lib{os.sep}python" in file
 
@@ -272,7 +272,7 @@ class Donor:
 
     def cut(self, ops: Sequence[int], waits: Mapping[int, int] | None = None) -> Any:
         """A GraphDef of these ops only, without control inputs from other ops and without colocation. An op in `waits`
-        gets a control input from the op that it waits for.
+        gets a control input from the op it waits for.
         """
         waiting = {self.operations[op].name: self.operations[other].name for op, other in (waits or {}).items()}
         names = [self.operations[index].name for index in ops]
@@ -313,9 +313,7 @@ class Donor:
 
 
 def plant(definition: Any, known: Mapping[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
-    """Import nodes into the current graph, with `known` tensors for inputs that were left out;
-    returns tensors by name.
-    """
+    """Import nodes into the current graph, with `known` tensors for omitted inputs; returns tensors by name."""
     read = {given.split("^")[-1] for node in definition.node for given in node.input}
     used = {key: tensor for key, tensor in known.items() if key in read or key.removesuffix(":0") in read}
     fresh = list(dict.fromkeys(key for key in wanted if key not in known))

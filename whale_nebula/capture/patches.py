@@ -1,18 +1,18 @@
-"""The list of everything that capture replaces in TensorFlow and Keras, with its conditions; and the replaced ops.
+"""The list of all replacements of TensorFlow and Keras functions during capture, and the replaced ops.
 
-`BUILDING` is applied while a scope is open, so that Keras's construction of models is followed. `TRACING` is applied
-while a step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single features:
+`BUILDING` is applied while a scope is open, to follow the construction of Keras models. `TRACING` is applied while a
+step is traced. Outside of both, TensorFlow and Keras are unchanged, except for patches of single features:
 
 - `tf.keras_import`: one inert wrapper of Keras's `make_train_function` and similar methods.
 - `capture.differentiate`: the methods of a tape that a step opens, on that object.
-- `runtime.step.step`: `keras.Model.__call__`, while a step is traced, to see which models it calls.
+- `runtime.step.step`: `keras.Model.__call__`, while a step is traced, to record which models it calls.
 - `runtime.show`: the begin methods of callbacks, and all saving, while `whale-nebula show` plans a script.
 - `runtime.variables.reads`: reads and saves of single models, and hooks of single callbacks, in several processes.
 - `runtime.variables.remote`: the class of variables that other processes hold.
-- `capture.splits`: the class of large variables that are made under `nb.split` in a run of several processes.
+- `capture.splits`: the class of large variables that are created under `nb.split` in a run of several processes.
 - `runtime.step.results` and `feed.inputs`: `tf.shape` and `tf.concat` of substitutes for tensors, by TensorFlow's
   dispatch; `tf.private.tape_record`: a record on tapes around a step, whose gradient is refused.
-- `tf.collectives`: the start of TensorFlow's runtime, in a worker that has others in its cluster.
+- `tf.collectives`: the start of TensorFlow's runtime, in a worker whose cluster has other workers.
 
 Replaced here are stateful random ops, calls of tf.functions, and conditions.
 """
@@ -49,13 +49,13 @@ def find_draw_counter(seed: int, seed2: int) -> Any:
 
 
 STATE = "nebula_draws"
-"""The prefix of the variables' names; the seeds follow, so that processes with other seeds are detected."""
+"""The prefix of the variables' names; the seeds follow it, so that processes with different seeds are detected."""
 
 
 @contextlib.contextmanager
 def draw_from(draws: Sequence[tuple[int, int, Any]]) -> Iterator[None]:
-    """Context in which a step that is traced again draws from the variables that its capture has made, given with the
-    seeds of their ops in the same order.
+    """Context in which a step that is traced again draws from the variables that its capture created. They are passed
+    with the seeds of their ops, in the same order.
     """
     due: dict[tuple[int, int], list[Any]] = {}
     for seed, seed2, state in reversed(draws):
@@ -72,7 +72,7 @@ def draw_from(draws: Sequence[tuple[int, int, Any]]) -> Iterator[None]:
 _call = tf_private.PolymorphicFunction.__call__
 
 
-@functools.wraps(_call)  # by the module, AutoGraph calls it unconverted, as TensorFlow's own
+@functools.wraps(_call)  # with this module name, AutoGraph calls it unconverted, like TensorFlow's own functions
 def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Replacement of the call of a tf.function: inline its body in the trace, if that is equivalent."""
     trace = current_here()
@@ -126,7 +126,7 @@ class _Tree:
         self.branch = Branch(rewire(plain, aliases), given)
 
     def move(self, ops: Sequence[int]) -> None:
-        """Put ops into the outer graph."""
+        """Move ops into the outer graph."""
         made = [tensor.name for index in ops for tensor in self.donor.operations[index].outputs]
         with tf.control_dependencies(None):
             found = plant(self.donor.cut(ops), self.outer, made, name="nebula_shared")

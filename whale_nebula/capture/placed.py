@@ -1,4 +1,4 @@
-"""The registry of models given to `nb.place`: the stage of each of their layers, and of a layer's call in a trace."""
+"""The registry of models passed to `nb.place`: the stage of each of their layers, and of each call in a trace."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ class Spot(NamedTuple):
 
     @property
     def around(self) -> str:
-        """The path of the layer that holds this one; empty for the model."""
+        """The path of the enclosing layer; empty for the model."""
         return self.path.rpartition("/")[0]
 
 
 def spots(model: Any) -> Iterator[Spot]:
-    """All layers inside a model except inputs, a layer before those inside it.
-
-    The second of two siblings with one name gets a number: "dense", "dense#2".
+    """All layers inside a model except inputs, each before the layers inside it. The second of two siblings with the
+    same name gets a number: "dense", "dense#2".
 
     >>> import keras
     >>> inner = keras.Sequential([keras.layers.Dense(2, name="a"), keras.layers.Dense(2, name="b")], name="inner")
@@ -64,7 +63,7 @@ _changes = 0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """One layer at one of its places, with the rule that matches it or an enclosing layer."""
+    """A layer at one of its places, with the rule that matches it or an enclosing layer."""
 
     spot: Spot
     rule: Rule | None
@@ -91,8 +90,8 @@ def place(model: Any, placement: Placement) -> None:
         raise OptionError(
             f"nb.place takes a Keras model, not {model!r}",
             where=str(placement.site),
-            why="it goes by the names of layers",
-            mend="nb.place(model, {...}); around other code write with nb.stage(...):",
+            why="it selects layers by name",
+            mend="nb.place(model, {...}); use with nb.stage(...): around other code",
         )
     found = homes_of(model, placement)
     # layers that are not built yet may create others
@@ -110,7 +109,7 @@ def place(model: Any, placement: Placement) -> None:
 
 
 def homes_of(model: Any, placement: Placement) -> Homes:
-    """Every layer with the rule that matches it; raises for two that conflict."""
+    """Every layer with the rule that matches it; raises if two rules conflict."""
     found: dict[str, Home] = {}
     matched: set[Rule] = set()
     for spot in spots(model):
@@ -119,7 +118,7 @@ def homes_of(model: Any, placement: Placement) -> Homes:
             raise PlacementError(
                 f"nb.place: layer {spot.path!r} of {model.name!r} matches two patterns, {own[0]} and {own[1]}",
                 where=str(placement.site),
-                why="a layer belongs to one stage",
+                why="a layer can belong to only one stage",
                 mend=_separate_rules(list(dict.fromkeys(spot.path for spot in spots(model))), own[:2]),
             )
         matched.update(own)
@@ -127,11 +126,11 @@ def homes_of(model: Any, placement: Placement) -> Homes:
         around = outer.rule if outer is not None else None
         if own and around is not None and own[0].key != around.key:
             raise PlacementError(
-                f"nb.place: layer {spot.path!r} of {model.name!r} comes under {own[0]}, and {spot.around!r}, "
-                f"which holds it, under {around}",
+                f"nb.place: layer {spot.path!r} of {model.name!r} matches {own[0]}, and {spot.around!r}, "
+                f"which contains it, matches {around}",
                 where=str(placement.site),
-                why="stages follow one another, they do not nest",
-                mend=f"place the layers inside {spot.around!r} one by one, or leave {own[0].pattern.pattern!r} out",
+                why="stages follow one another, and cannot be nested",
+                mend=f"place the layers inside {spot.around!r} one by one, or remove {own[0].pattern.pattern!r}",
             )
         found[spot.path] = Home(spot, around or next(iter(own), None), placement)
     unmatched = tuple(rule for rule in placement.rules if rule not in matched)
@@ -169,7 +168,7 @@ def no_match(model: Any, placement: Placement, rule: Rule | SplitRule) -> Placem
     return PlacementError(
         f"nb.place: no layer of {model.name!r} matches {pattern!r}",
         where=str(placement.site),
-        why=shown if paths else "it has no layers inside",
+        why=shown if paths else "the model contains no layers",
         mend=_suggest_pattern(head, tail, paths),
     )
 
@@ -182,25 +181,25 @@ def _list_some(paths: Sequence[str]) -> str:
 def _suggest_pattern(head: str, tail: str, paths: Sequence[str]) -> str:
     meant = head if head in paths else closest(head, paths)
     if meant is None:
-        return "a pattern must match the whole path of a layer, from the model on"
+        return "a pattern must match the complete path of a layer, starting at the model"
     inside = any(path.startswith(f"{meant}/") for path in paths)
     if meant == head and tail:
-        return f"did you mean {head!r}? it has no layers inside"
+        return f"did you mean {head!r}? it contains no layers"
     return f"did you mean {meant + tail * inside!r}?"
 
 
 def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
-    """The mend for two overlapping patterns: exclude from the wider one what the other matches."""
+    """The fix for two overlapping patterns: exclude the matches of the narrower one from the wider one."""
     matched = [{path for path in paths if rule.pattern.fullmatch(path)} for rule in rules]
     less, more = sorted(rules, key=lambda rule: len(matched[rules.index(rule)]))
     if matched[0] == matched[1]:
-        return f"leave {less.pattern.pattern!r} or {more.pattern.pattern!r} out: they match the same layers"
+        return f"remove {less.pattern.pattern!r} or {more.pattern.pattern!r}: they match the same layers"
     gone, rest = (_group_pattern(rule.pattern.pattern) for rule in (less, more))
-    return f"let one of them leave it out: (?!{gone}$){rest}"
+    return f"exclude the layer from one of them: (?!{gone}$){rest}"
 
 
 def _group_pattern(pattern: str) -> str:
-    """A pattern that can be a part of a larger one: with a '|' it is put in a group.
+    """A pattern that can be part of a larger one: if it contains '|', it is put in a group.
 
     >>> _group_pattern("block_1.*"), _group_pattern("block_1.*|head")
     ('block_1.*', '(?:block_1.*|head)')
@@ -254,26 +253,26 @@ class Places:
         if tf.compat.v1.get_default_graph() is not trace.graph:
             around = home.spot.around
             raise BoundaryInBodyError(
-                f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, is called inside a loop, a branch "
+                f"nb.place: layer {home.spot.path!r}, which matches {home.rule}, is called inside a loop, a branch "
                 "or a nested tf.function",
                 where=str(home.placement.site),
-                why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
-                mend=f"place what is around it: {around!r}" if around else "place layers that are called outside of it",
+                why="TensorFlow runs such a body as one op, so a boundary inside it is not possible",
+                mend=f"place the layer around it: {around!r}" if around else "place layers that are called outside it",
             )
         return _enter_rule(trace.graph, home)
 
     def _choose_home(self, layer: Any, homes: list[Home]) -> Home | None:
-        """The home of this call, if a rule applies there; two maps that conflict raise an error."""
+        """The home of this call, if a rule applies there; raises if two maps conflict."""
         placements = dict.fromkeys(home.placement for home in homes)
         chosen = [self._choose_in_map(layer, [home for home in homes if home.placement is each]) for each in placements]
         found = [home for home in chosen if home.rule is not None]
         if len({home.key for home in found}) > 1:
-            said = [f"as {home.spot.path!r} under {home.rule} at {home.placement.site}" for home in found]
+            places = [f"as {home.spot.path!r} under {home.rule} at {home.placement.site}" for home in found]
             raise PlacementError(
-                f"nb.place: one layer comes {' and '.join(said)}",
+                f"nb.place: the same layer is placed twice, {' and '.join(places)}",
                 where=str(found[-1].placement.site),
-                why="a layer belongs to one stage",
-                mend="take one of the maps away: nb.place(model, {})",
+                why="a layer can belong to only one stage",
+                mend="remove one of the maps: nb.place(model, {})",
             )
         return next(iter(found), None)
 
@@ -285,12 +284,12 @@ class Places:
             found = next((home for home in homes if home.spot.parent is parent), None)
             if found is not None:
                 return found
-        said = [f"{h.spot.path!r} ({f'under {h.rule}' if h.rule else 'under no pattern'})" for h in homes]
+        paths = [f"{h.spot.path!r} ({f'under {h.rule}' if h.rule else 'under no pattern'})" for h in homes]
         raise PlacementError(
-            f"nb.place: layer {layer.name!r} stands at {' and at '.join(said)}",
+            f"nb.place: layer {layer.name!r} has several paths: {' and '.join(paths)}",
             where=str(homes[0].placement.site),
-            why="it is called by none of the layers that hold it, so nothing says which of them is meant",
-            mend="give both to the same stage",
+            why="it is called by none of the layers that contain it, so its stage is ambiguous",
+            mend="assign both to the same stage",
         )
 
     def check(self) -> None:
@@ -306,7 +305,7 @@ class Places:
             for home in found.homes:
                 if home.rule is not None and id(home.spot.layer) in self.strangers:
                     raise PlacementError(
-                        f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, was made "
+                        f"nb.place: layer {home.spot.path!r}, which matches {home.rule}, was created "
                         "while the step was traced",
                         where=str(placement.site),
                         why="it ran before it could be placed",
@@ -333,14 +332,14 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
     if home is None or home.rule is None:
         return
     around = f"inside nb.stage at {opened.site}"
-    mend = f"take that scope out of the model's code, or leave {home.rule.pattern.pattern!r} out"
+    mend = f"remove that scope from the code of the model, or remove {home.rule.pattern.pattern!r}"
     if outer is not None:
-        around = f"inside layer {outer!r}, which comes under {opened.options['rule']}"
-        mend = f"give both to the same stage, or leave {home.rule.pattern.pattern!r} out"
+        around = f"inside layer {outer!r}, which matches {opened.options['rule']}"
+        mend = f"assign both to the same stage, or remove {home.rule.pattern.pattern!r}"
     raise PlacementError(
-        f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, is called {around}",
+        f"nb.place: layer {home.spot.path!r}, which matches {home.rule}, is called {around}",
         where=str(home.placement.site),
-        why="stages follow one another, they do not nest",
+        why="stages follow one another, and cannot be nested",
         mend=mend,
     )
 
@@ -357,26 +356,26 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
         same = [frame for frame in frames if frame.kind == own.kind != "compress" and frame is not own]
         if same:
             raise PlacementError(
-                f"nb.place stands inside nb.{own.kind} at {own.site}, and layer {path!r} inside that at {same[0].site}",
+                f"nb.place is inside nb.{own.kind} at {own.site}, and layer {path!r} inside the one at {same[0].site}",
                 where=str(placement.site),
-                why=f"there is one nb.{own.kind} around a stage",
-                mend=f"leave one nb.{own.kind} out",
+                why=f"a stage can be inside only one nb.{own.kind}",
+                mend=f"remove one nb.{own.kind}",
             )
         frames += [own] * (own not in frames)
     frames.append(placement.frame(rule, path))
-    said = f"layer {path!r} to {rule.cluster!r} by {rule.pattern.pattern!r}"
-    with impose_frames(tuple(frames)), tf_private.stamp_ops(graph, {LAYER: said}):
+    label = f"layer {path!r} to {rule.cluster!r} by {rule.pattern.pattern!r}"
+    with impose_frames(tuple(frames)), tf_private.stamp_ops(graph, {LAYER: label}):
         yield
 
 
 _call = tf_private.KerasLayer.__call__
 
 
-@functools.wraps(_call)  # by the module, AutoGraph leaves it unconverted, as Keras's own
+@functools.wraps(_call)  # with this module name, AutoGraph leaves it unconverted, like Keras's own functions
 def call_placed(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replacement of `Layer.__call__`: a layer given to `nb.place` runs in its stage."""
+    """Replacement of `Layer.__call__`: a layer of a placed model runs in its stage."""
     trace = current()
     if trace is None or trace.flags.busy or not trace.places or tf_private.in_symbolic_scope():
-        return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
+        return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a separate graph
     with trace.places.around(trace, layer):
         return _call(layer, *args, **kwargs)

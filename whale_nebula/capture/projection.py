@@ -1,4 +1,4 @@
-"""Insert the projections of a learned basis where a tensor crosses a boundary under such a compress scope.
+"""Insert the projections of a learned basis where a tensor crosses a boundary inside a compress scope with one.
 
 While a step is traced, every new op is examined. If it reads a tensor of another stage, at a boundary that
 `nb.compress(rank=r, basis="learned")` covers, that input is replaced::
@@ -7,7 +7,7 @@ While a step is traced, every new op is examined. If it reads a tensor of anothe
     x [..., n] ── @ down [n, r] ── z [..., r] ── @ up [r, n] ── x' [..., n] ── the op that would read x
 
 So z and its gradient cross, and a tape records these ops. For the variables see `bottlenecks`: with `basis="svd"` they
-are initialised with the singular vectors of the linear layer that makes x.
+are initialised with the singular vectors of the linear layer that produces x.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any
 
 # ---------------------------------------------------------------------- stages of readers
 def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[Any]) -> str | None:
-    """The stage in which an op will run: that of the open scope, else the latest of its inputs."""
+    """The stage in which an op will run: that of the open scope, otherwise the latest of its inputs."""
     frame = stage_of(open_frames())
     if frame is not None:
         return trace.met.stage_of(frame)
@@ -61,7 +61,7 @@ def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[An
 
 
 def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
-    """The latest of these homes: the one that depends on most stages, else that of the stage entered last."""
+    """The latest of these homes: the one that depends on most stages, otherwise that of the stage entered last."""
     order = list(trace.met.stages)
     known = (home for home in homes if home is not None)
     return max(known, key=lambda home: (len(home.ran), order.index(home.stage)), default=None)
@@ -97,11 +97,11 @@ def _home(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
 
 # ---------------------------------------------------------------------- projected inputs
 def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
-    """The form of a tensor in the stage `consumer`, projected if it crosses on a learned basis."""
+    """The tensor as seen by the stage `consumer`: projected if it crosses on a learned basis."""
     home = home_of(trace, tensor)
     if home is None or home.stage == consumer:
         return tensor
-    # the compress scope around the producer, else around the consumer: see `passes.codec_options`
+    # the compress scope around the producer, otherwise around the consumer: see `passes.codec_options`
     here = compress_of(open_frames())
     frame = here if home.compress is None else trace.met.compressions[home.compress]
     rank = learned_rank(frame) if frame is not None else None
@@ -110,16 +110,16 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     if not shrinks(tensor, rank):
         sizes = ", ".join("?" if size is None else str(size) for size in tensor.shape)
         what = f"{tensor.dtype.name}[{sizes}] of stage {home.stage!r}"
-        trace.bottlenecks.say(f"{what} crosses whole: a rank of {rank.r} would not make it shorter")
+        trace.bottlenecks.say(f"{what} is sent without a basis: a rank of {rank.r} would not make it smaller")
         return tensor
     key = (tensor.ref(), consumer)
     if key not in trace.bottlenecks.entered:
         if tf_private.is_in_custom_gradient():  # its gradient is that of the tensor before the projection
             raise NotYetError(
-                "a learned basis for a tensor that a tf.custom_gradient is the first to read",
+                "a learned basis for a tensor that is first read by a tf.custom_gradient",
                 where=str(frame.site),
-                why="its gradient would go past the basis, whose variables would have none",
-                mend="read the tensor before that, in the stage that reads it: function(tf.identity(x))",
+                why="the gradient would bypass the basis, and its variables would get none",
+                mend="read the tensor with another op first, in the same stage: function(tf.identity(x))",
             )
         with trace.graph.as_default(), tf.control_dependencies(None):
             trace.bottlenecks.entered[key] = _project(trace, tensor, rank, frame, home.stage, consumer)
@@ -181,7 +181,9 @@ def _times(tensor: Any, variable: Any) -> Any:
 
 # ---------------------------------------------------------------------- refused steps
 def check_crossed(trace: Tracing, program: Program) -> None:
-    """Refuse a step in which a tensor under a learned basis crosses unprojected, as its crossing was found too late."""
+    """Refuse a step in which a tensor under a learned basis crosses unprojected, because its crossing was detected too
+    late.
+    """
     if not any(map(learned_rank, trace.met.compressions)):
         return
     operations, labels = order_operations(trace.graph.get_operations()), program.labels
@@ -199,16 +201,16 @@ def check_crossed(trace: Tracing, program: Program) -> None:
             rank = None if number is None else learned_rank(trace.met.compressions[number])
             if rank is not None and shrinks(tensor, rank):
                 raise NotYetError(
-                    f"a learned basis for {tensor.name!r}, which is read before it is known in which stage",
+                    f"a learned basis for {tensor.name!r}, which is read by an op without a stage",
                     where=find_origin(operations[op.index]),
-                    why="it is projected where an op of another stage reads it, and this reader bears no stage",
-                    mend="put what reads it inside its nb.stage, "
-                    "and inside nb.compress where that is around the reader",
+                    why="the tensor is projected where an op of another stage reads it, and this op has no stage yet",
+                    mend="move the op that reads it into its nb.stage, "
+                    "and into nb.compress if that encloses the reader",
                 )
 
 
 def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequence[Any]) -> None:
-    """Refuse a nested gradient through a bottleneck: it would need the whole tensor there."""
+    """Refuse a nested gradient through a bottleneck: it would need the complete tensor there."""
     smalls = [small for _, small in bottlenecks.small.values()]
     if not smalls:
         return
@@ -220,24 +222,24 @@ def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequ
     between = [small.op for small in smalls if small.op in above]
     if not wanted.isdisjoint(ascend_ops(between, lambda op: True)):
         raise NotYetError(
-            "a gradient inside a gradient that goes back over a learned basis",
+            "a second-order gradient through a learned basis",
             where=str(script_site()),
-            why="what is made of such a gradient needs all numbers of what crossed",
-            mend="ask for the inner gradient within one stage, or leave basis out",
+            why="values computed from the inner gradient need the complete tensor that crossed",
+            mend="compute the inner gradient within one stage, or remove basis=",
         )
 
 
 def check_listed(bottlenecks: Bottlenecks) -> None:
-    """Refuse a list of variables made before the first trace: those of the bottleneck would not be trained."""
+    """Refuse a list of variables created before the first trace: those of the bottleneck would not be trained."""
     own = {_handle(variable) for _, variable in bottlenecks.used.values()}
     for owner, variable in bottlenecks.used.values():
         others = {_handle(other) for other in owner.trainable_variables} - own
         if variable.trainable and _handle(variable) not in bottlenecks.asked and others and others <= bottlenecks.asked:
             raise GradientError(
-                f"a gradient is asked for variables of {owner.name!r}, but not for {variable.path!r}",
+                f"gradients are requested for variables of {owner.name!r}, but not for {variable.path!r}",
                 where=str(script_site()),
-                why="the list was made before the model was first called: then its learned basis had no variables",
-                mend=f"tape.gradient(loss, {owner.name}.trainable_variables), read in the step after it is called",
+                why="the list was created before the first call of the model, when its learned basis had no variables",
+                mend=f"tape.gradient(loss, {owner.name}.trainable_variables) in the step, after the model is called",
             )
 
 

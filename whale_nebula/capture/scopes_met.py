@@ -1,7 +1,7 @@
 """The scopes entered in the trace of a step: its stages, their numbers of replicas, its pipeline and its codecs.
 
-A stage's number of replicas is that of the enclosing `nb.replica`, else it follows from the workers of its cluster. If
-a planner has decided the stages, ops that read a variable are stamped with the stage that was decided for it.
+A stage's number of replicas is that of the enclosing `nb.replica`; otherwise it follows from the workers of its
+cluster. If a planner has decided the stages, ops that read a variable are stamped with the stage of that variable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from whale_nebula.scopes.step_options import StepOptions, current_step_options
 from whale_nebula.site import Site, warn_once
 
 REPLICA, SPLIT_STAGE = "replica", "split"
-"""The stages of an `nb.replica` and an `nb.split` side by side, in a step without `nb.stage`."""
+"""The stages of an `nb.replica` next to an `nb.split`, in a step without `nb.stage`."""
 
 
 @dataclass
@@ -69,13 +69,14 @@ class ScopesMet:
 
     @property
     def cut(self) -> bool:
-        """Whether the batch is cut into micro-batches."""
+        """Whether the batch is divided into micro-batches."""
         return self.pipeline.micro_batch > 1 or self.replicas.several
 
     def stage_of(self, frame: Frame) -> str:
         """The key of a stage's frame, in order of first entry. A stage without a cluster keeps its earlier one.
 
-        Stages outside any block may belong to several programs: only here it is known that two entries are in one.
+        Stages outside any block may belong to several programs: only here it is known whether two entries are in the
+        same one.
         """
         key, cluster = self.numbers.identity(frame, self.around)
         key, cluster = key or "stage0", cluster or "local"
@@ -104,17 +105,17 @@ class ScopesMet:
         mine, other = (", ".join(f"{name}={each.options.get(name)!r}" for name in names) for each in (frame, before))
         if names and before not in self.around:
             raise OptionError(
-                f"nb.pipeline says {mine}, and at {before.site} it says {other}",
+                f"nb.pipeline has {mine}, and at {before.site} it has {other}",
                 where=str(frame.site),
-                why="a step has one batch, which is cut once, for all of its stages",
-                mend="one nb.pipeline(...) around all stages, or the same options at both lines",
+                why="the batch of a step is divided once, for all stages",
+                mend="use one nb.pipeline(...) around all stages, or the same options at both lines",
             )
         if names:
             warn_once(
                 before.site,
-                f"nb.pipeline({other}) around the step does not count",
-                why=f"the model has its own at {frame.site}, with {mine}; it is said once for this place",
-                mend="leave one of the two out",
+                f"nb.pipeline({other}) around the step is ignored",
+                why=f"the model has its own at {frame.site}, with {mine}; this is reported once for this line",
+                mend="remove one of the two",
                 key=frame.site,
             )
         self.pipe = frame
@@ -143,7 +144,7 @@ class ScopesMet:
         return number_in(self.splits, frame)
 
     def find_siblings(self) -> bool:
-        """Whether the step has no `nb.stage`, but an `nb.split` beside an `nb.replica`: then these are its stages."""
+        """Whether the step has no `nb.stage`, but an `nb.split` next to an `nb.replica`, which are then its stages."""
         copied = self.replicas.met
         if not self.stages and self.beside and copied and self.replicas.apart is None:
             home = self.replicas.home
@@ -160,7 +161,7 @@ class ScopesMet:
     def settle(self, *, summed: bool) -> None:
         """At the end of a trace: give each stage its number of replicas, and the batch enough micro-batches for them.
 
-        Without a given number there are as many as shares by speed need, or one for each replica if replicas compute
+        If no number is given, there are as many as shares by speed need, or one for each replica if replicas compute
         sums in the forward.
         """
         stages = self.replicas.settle(list(self.stages.values()))
@@ -172,10 +173,10 @@ class ScopesMet:
 
 
 def _describe_stage(frame: Frame) -> str:
-    said = [f"{name}={frame.options[name]!r}" for name in ("cluster", "name") if frame.options.get(name) is not None]
+    options = [f"{name}={frame.options[name]!r}" for name in ("cluster", "name") if frame.options.get(name) is not None]
     if "rule" in frame.options:
         return f"the stage {frame.key!r} of nb.place at {frame.site}"
-    return f"nb.stage({', '.join(said)}) at {frame.site}"
+    return f"nb.stage({', '.join(options)}) at {frame.site}"
 
 
 def number_in(met: list[Frame], frame: Frame) -> int:
@@ -220,15 +221,15 @@ class Replicas:
         return [*self.met, *([self.around] if self.around is not None else [])]
 
     def enter(self, frame: Frame) -> None:
-        """Record the entry of a replica scope. If each cluster trains a copy, that holds for the whole step."""
+        """Record the entry of a replica scope. If each cluster trains a copy, this applies to the whole step."""
         if frame not in self.all:
             self.met.append(frame)
             if self.around is not None and self.around.options != frame.options:
                 warn_once(
                     self.around.site,
-                    f"{_describe_frame(self.around).partition(' at ')[0]} around the step does not count",
-                    why=f"what it holds stands in {_describe_frame(frame)}; it is said once for this place",
-                    mend="leave one of the two out",
+                    f"{_describe_frame(self.around).partition(' at ')[0]} around the step is ignored",
+                    why=f"its contents are in {_describe_frame(frame)}; this is reported once for this line",
+                    mend="remove one of the two",
                     key=frame.site,
                 )
         frames = open_frames()
@@ -238,10 +239,10 @@ class Replicas:
             return
         if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
             raise OptionError(
-                f"nb.replica({apart.option}) says something else than the one at {self.apart.where}",
+                f"nb.replica({apart.option}) differs from the one at {self.apart.where}",
                 where=apart.where,
-                why=f"a step is copied to all clusters as a whole: {apart}; and there: {self.apart}",
-                mend="one nb.replica(sync_every=...) around the whole step",
+                why=f"a step is copied to all clusters as a whole; here: {apart}; there: {self.apart}",
+                mend="use one nb.replica(sync_every=...) around the whole step",
             )
         self.apart, self.slow, self.home = apart, frame, find_own_home(frames)
 
@@ -263,24 +264,24 @@ class Replicas:
         named = None if stage is None or self.apart is None else stage.options.get("cluster")
         if named is not None and self.slow is not None:
             raise OptionError(
-                f"nb.stage(cluster={named!r}) stands in {_describe_frame(self.slow)}",
+                f"nb.stage(cluster={named!r}) is inside {_describe_frame(self.slow)}",
                 where=str(site),
-                why="with sync_every each cluster trains a copy of all that is inside, so no stage of it is on one",
-                mend=f'nb.stage(name="{named}"), or leave sync_every out',
+                why="with sync_every each cluster trains a copy of everything inside, so no stage is assigned to one",
+                mend=f'nb.stage(name="{named}"), or remove sync_every=',
             )
         before = self.of.setdefault(key, frame)
         if before is not frame and _count(before) != _count(frame):
             raise OptionError(
-                f"stage {key!r} stands in {_describe_frame(frame)}, and where it was entered first in "
+                f"stage {key!r} is in {_describe_frame(frame)}, but where it was first entered it is in "
                 f"{_describe_frame(before)}",
                 where=str(site),
-                why="entering a stage again continues it, and a stage has as many replicas everywhere",
-                mend="the same nb.replica(...) around both, or a name of its own for the second: nb.stage(name=...)",
+                why="entering a stage again continues it, and its number of replicas must not change",
+                mend="use the same nb.replica(...) around both, or a different name for the second: nb.stage(name=...)",
             )
 
     def settle(self, stages: Sequence[Stage]) -> list[Stage]:
         """The stages with their numbers of replicas; a step without a stage is one stage, on the first cluster if it
-        has replicas. If replicas of one cluster exchange momenta, each runs a program of its own.
+        has replicas. If replicas of one cluster exchange momenta, each runs a separate program.
         """
         found = self._number_all(stages)
         if self.apart is None or not self.apart.exchange or not is_single(self.apart.clusters):
@@ -302,10 +303,10 @@ class Replicas:
         idle = next((frame for frame in self.met if frame not in self.holding), None)
         if idle is not None and not self.decided:
             raise NestingError(
-                f"{_describe_frame(idle)} holds no nb.stage",
+                f"{_describe_frame(idle)} contains no nb.stage",
                 where=str(idle.site),
                 why=f"the step has stages elsewhere ({', '.join(stage.key for stage in stages[:3])}), "
-                "and copies are made of stages",
+                "and only stages can be replicated",
                 mend='with nb.replica(...), nb.stage(name="..."): around the same lines',
             )
         around = [self.of.get(stage.key) for stage in stages]
@@ -325,16 +326,16 @@ class Replicas:
         devices = 1 if split is None else split.options["count"]
         if devices is None and split is not None and workers > 1:
             raise OptionError(
-                f"neither nb.replica nor, at {split.site}, nb.split inside it says a count",
+                f"neither nb.replica nor the nb.split inside it, at {split.site}, has a count",
                 where=str(frame.site),
-                why=f"stage {stage.key!r} has {workers} workers, which can be shared out in several ways",
-                mend=f"nb.replica({workers}) or nb.split({workers}), or less: the other one then has what is left",
+                why=f"stage {stage.key!r} has {workers} workers, which can be distributed in several ways",
+                mend=f"nb.replica({workers}) or nb.split({workers}), or fewer: the other one gets the other workers",
             )
         return max(1, workers // (devices or 1))
 
 
 def _count(frame: Frame | None) -> int:
-    """The number that a scope gives; 0 if it depends on the cluster."""
+    """The number that a scope specifies; 0 if it depends on the cluster."""
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 
@@ -348,12 +349,12 @@ def _describe_frame(frame: Frame | None) -> str:
     if frame is None:
         return "none"
     every = frame.options.get("sync_every")
-    said = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every!r}"] * (every is not None)
-    return f"nb.replica({', '.join(said)}) at {frame.site}"
+    options = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every!r}"] * (every is not None)
+    return f"nb.replica({', '.join(options)}) at {frame.site}"
 
 
 def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
-    """Set the stages of a trace to the decided ones, as if its scopes, or new ones at this line, had defined them."""
+    """Set the stages of a trace to the decided ones, as if its own scopes, or new ones at this line, defined them."""
     numbers = dict[str, int]()
     for codec in dict.fromkeys(given.codecs.values()):
         numbers[codec] = len(met.compressions)
@@ -394,11 +395,11 @@ def list_constraints(met: ScopesMet, program: Program) -> Constraints:
 
 def _explain_unplanned(met: ScopesMet, program: Program) -> str:
     if program.apart is not None:
-        return "in it each cluster trains a copy of its own (nb.replica(sync_every=...))"
+        return "each cluster trains its own copy of it (nb.replica(sync_every=...))"
     if met.splits:
-        return f"it has nb.split at {met.splits[0].site}, and so says itself which variables are in pieces"
+        return f"it has nb.split at {met.splits[0].site}, which already determines the divided variables"
     if met.entered and len(program.requests) > 1:
-        return "it has stages of its own and asks for gradients more than once"
+        return "it has its own stages and requests gradients more than once"
     return ""
 
 

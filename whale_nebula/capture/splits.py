@@ -1,9 +1,9 @@
 """The variables that `nb.split` shards: those that ops inside the scope read, and those created inside it.
 
-In a run of several processes, large variables that are made inside are not drawn: they get their initial value when it
-is read, or only the piece of it that a worker holds, once the first step is planned. These are only variables whose
-initial value is drawn by an initializer of Keras with a seed of its own, in parts with the same bits as the whole: when
-it is computed makes no difference.
+In a run of several processes, the initial values of large variables that are created inside are drawn later: when they
+are read, or, once the first step is planned, only the piece that a worker holds. This applies only to variables that a
+Keras initializer with its own seed initialises, and whose parts are bit-identical to those of the whole value, so the
+time of drawing makes no difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.guarding import make_guarded_class
 
 LEAST = 1 << 20
-"""The least bytes of a variable that is left undrawn."""
+"""The minimum size, in bytes, of a variable that is left undrawn."""
 
 
 class Initial(NamedTuple):
@@ -49,7 +49,7 @@ class _Undrawn:
 
 def create_undrawn(create: Callable[..., Any], options: Mapping[str, Any], waits: Callable[[], bool]) -> Any:
     """Create a variable without drawing its initial value; None if it is too small, or needed as a whole. `waits` is
-    whether what reads a variable now waits for the plan, instead of its value.
+    whether code that reads a variable now waits for the plan instead of needing its value.
     """
     initial = options.get("initial_value")
     if not tf.executing_eagerly() or not callable(initial) or not initial_values.draws_alike(initial):
@@ -68,12 +68,12 @@ def create_undrawn(create: Callable[..., Any], options: Mapping[str, Any], waits
 
 
 def _allocate(like: Any) -> Any:
-    """Memory for a tensor, of which the system provides none before it is written."""
+    """Memory for a tensor, which the system provides only when it is written."""
     return tf.raw_ops.Empty(shape=like.shape.as_list(), dtype=like.dtype)
 
 
 def _replace(variable: Any, value: Any) -> None:
-    """Assign a value of another shape than that of the present one."""
+    """Assign a value with a shape different from that of the present one."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 
@@ -96,7 +96,7 @@ def draw_value(variable: Any) -> None:
 
 
 def release(variable: Any) -> Initial:
-    """Make an undrawn variable a plain one, with no value: it will be assigned. Returns its initial value."""
+    """Turn an undrawn variable into a plain one without a value, to be assigned later. Returns its initial value."""
     initial: Initial = variable.nebula_initial
     del variable.nebula_initial
     variable.__class__ = type(variable).__mro__[2]
@@ -121,13 +121,13 @@ _SIBLINGS = {REPLICA: COPIED, SPLIT_STAGE: SPLIT}
 """The stages of siblings, and the stamps of their ops."""
 
 _MADE_IN = "_nebula_split"
-"""Attribute of a variable: the scope in which it was made."""
+"""Attribute of a variable: the scope in which it was created."""
 
 
 @contextlib.contextmanager
 def mark_variables(frame: Frame, waits: Callable[[], bool]) -> Iterator[None]:
-    """Mark the variables that are made in this context with the scope. In several processes large ones are not drawn
-    as long as only what `waits` for the plan reads them.
+    """Mark the variables that are created in this context with the scope. In several processes, large ones are not
+    drawn as long as only code that `waits` for the plan reads them.
     """
 
     def make(create: Any, **options: Any) -> Any:
@@ -141,7 +141,7 @@ def mark_variables(frame: Frame, waits: Callable[[], bool]) -> Iterator[None]:
 
 
 def name_siblings(trace: Any, graph: Graph) -> Graph:
-    """The graph with a stage for an `nb.split` and one for the `nb.replica` beside it, in a step without `nb.stage`."""
+    """The graph with a stage for an `nb.split` and one for an `nb.replica` next to it, for steps without `nb.stage`."""
     if not trace.met.find_siblings():
         return graph
     operations = order_operations(trace.graph.get_operations())
@@ -201,7 +201,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
 
 def _list_decided(trace: Any, program: Program) -> dict[tuple[int, str], Frame]:
     """The variables that a planner has decided to shard, by stage number and path, as if a scope had requested it;
-    without optimizer slots, as an update shared by several stages reads those of all.
+    without optimizer slots, because an update shared by several stages reads the slots of all.
     """
     given = trace.assignment
     shards = {stage.key: stage.shards for stage in given.stages if stage.shards > 1} if given is not None else {}
@@ -235,10 +235,10 @@ def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]
         raise OptionError(
-            f"nb.split says {other} devices, and at {first.site} {one}",
+            f"nb.split has {other} devices, and at {first.site} it has {one}",
             where=str(second.site),
-            why=f"both divide variables of stage {stage.key!r}, and a stage has one group of devices",
-            mend=f"nb.split({one}) in both places, or a stage of its own for one of them",
+            why=f"both divide variables of stage {stage.key!r}, and a stage can have only one group of devices",
+            mend=f"use nb.split({one}) in both places, or a separate stage for one of them",
         )
     return int(next(iter(counts), 1))
 
@@ -247,15 +247,15 @@ def _two_axes(path: str, frame: Frame, axis: int, first: Frame, before: int) -> 
     return OptionError(
         f"nb.split divides {path!r} along axis {axis}, and at {first.site} along axis {before}",
         where=str(frame.site),
-        why="a variable is held in one way by the devices of a stage",
-        mend=f"nb.split(axis={before}) in both places",
+        why="a variable can be divided along only one axis",
+        mend=f"use nb.split(axis={before}) in both places",
     )
 
 
 def _warn_of_nothing(frame: Frame) -> None:
     warn_once(
         frame.site,
-        "nb.split divides nothing",
-        why=f"no variable with an axis {frame.options['axis']} is read inside it; it is said once for this place",
-        mend="with nb.split(...): around the call of the layer whose weights are to be divided",
+        "nb.split has no effect",
+        why=f"no variable with an axis {frame.options['axis']} is read inside it; this is reported once for this line",
+        mend="use with nb.split(...): around the call of the layer whose weights are to be divided",
     )

@@ -1,4 +1,4 @@
-"""Trace a user's step once and make a Program of it."""
+"""Trace a user's step once and build a Program from it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def warn_if_stageless(trace: Tracing) -> None:
-    """Warn, once for a place, of a traced step with `nb.cluster` or `nb.pipeline` but no `nb.stage`."""
+    """Warn, once for each source line, of a traced step with `nb.cluster` or `nb.pipeline` but no `nb.stage`."""
     met = trace.met
     if (
         met.stages
@@ -84,9 +84,9 @@ def warn_if_stageless(trace: Tracing) -> None:
         return
     warn_once(
         met.outer.site,
-        f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
-        why="what runs on which cluster is said by nb.stage alone; it is said once for this place",
-        mend='with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
+        f"nb.{met.outer.kind} contains no nb.stage: the whole step is one stage, 'stage0'",
+        why="only nb.stage assigns ops to clusters; this is reported once for this line",
+        mend='use with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
         "or with nb.stage(): around all of them",
     )
 
@@ -104,15 +104,15 @@ def warn_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
         return
     warn_once(
         replicas.met[0].site,
-        f"nb.replica holds a part of the step, and all of it is copied: {rest[0]!r} stands outside",
-        why="copies are made of stages, and a step without nb.stage is one; it is said once for this place",
-        mend='with nb.replica(...), nb.stage(name="..."): around these lines, and nb.stage(name="...") around the rest'
-        "\nor nb.replica around all of it",
+        f"nb.replica contains only a part of the step, but the whole step is copied: {rest[0]!r} is outside",
+        why="stages are copied, and a step without nb.stage is one stage; this is reported once for this line",
+        mend='use with nb.replica(...), nb.stage(name="..."): around these lines, '
+        'and nb.stage(name="...") around the rest\nor put nb.replica around the whole step',
     )
 
 
 def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
-    """The trainable variables that the forward reads inside of replica scopes, or outside: handle and name."""
+    """The trainable variables that the forward reads inside replica scopes, or outside: handle and name."""
     names = {id(each.handle): each.name.partition(":")[0] for each in trace.graph.variables if each.trainable}
     held = {inner.op.name: id(outer) for outer, inner in trace.graph.captures if id(outer) in names}
     first = trace.requests[0].before if trace.requests else None
@@ -127,7 +127,8 @@ def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
 class Signature:
     """The layout of a call's arguments: structure, names and specs of tensors, and other values.
 
-    `given` is for every leaf whether it is a tensor; `absent` are the numbers of the tensors absent in this process.
+    `given` states for every leaf whether it is a tensor; `absent` has the numbers of the tensors absent in this
+    process.
     """
 
     structure: Any
@@ -144,11 +145,11 @@ class Signature:
 class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
 
-    `begin` gives initial values to variables that the trace made: to those that are wanted and have none yet.
-    `draw_part` computes some entries of such a value along an axis alone, if that is possible.
-    `projected` has a sentence for each tensor that crosses on a learned basis, or would not be shorter on it.
-    `decision` is that of the planner, if any, within the `constraints` of the scopes. `draws` are the
-    variables that random ops draw from, each with the op's seeds, in their order.
+    `begin` assigns initial values to the requested variables that the trace created and that have none yet. `draw_part`
+    computes only some entries of such a value along an axis, if possible. `projected` has a sentence for each tensor
+    that crosses on a learned basis, or would not be smaller on it. `decision` is that of the planner, if any, within
+    the `constraints` of the scopes. `draws` are the variables that random ops draw from, each with the op's seeds, in
+    order.
     """
 
     program: Program
@@ -176,8 +177,8 @@ class Captured:
 def signature(
     arguments: Sequence[tuple[str, Any]], whole: frozenset[str] = frozenset(), declared: Declared | None = None
 ) -> tuple[Signature, list[Any]]:
-    """Lay out the arguments of a call; returns the signature and the tensors. `declared` are the forms that the config
-    declares for inputs, which replace one that is None by a placeholder.
+    """Lay out the arguments of a call; returns the signature and the tensors. `declared` has the specs that the config
+    declares for inputs; they replace an input that is None by a placeholder.
     """
     declared = declared or Declared()
     inputs: list[tuple[str, Any, bool]] = []  # for each tensor its name, its spec and whether it has a row per sample
@@ -204,13 +205,13 @@ def signature(
 
 
 def _tensor(path: str, leaf: Any) -> Any:
-    """A leaf as a tensor; None if it is none: a variable is read and written by the step itself."""
+    """A leaf as a tensor, or None if it is not one: a variable is read and written by the step itself."""
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise UnsupportedError(
             f"input {path!r} is a {type(leaf).__name__}",
             where=f"{path}, {script_site()}",
-            why="ragged and sparse inputs are not split by rows yet",
-            mend="give a dense tensor: .to_tensor() or tf.sparse.to_dense(...)",
+            why="ragged and sparse inputs cannot be split by rows yet",
+            mend="pass a dense tensor: .to_tensor() or tf.sparse.to_dense(...)",
         )
     if isinstance(leaf, tf.Tensor | Partial):
         return leaf
@@ -238,9 +239,9 @@ def capture(
 ) -> Captured:
     """Trace `call`, which takes arguments in the structure of `layout`, under the scopes. Variables that it creates get
     their initial values at the end of the trace, or `later` by `Captured.begin`, so that optimizer slots need no memory
-    in processes that do not keep them. `owner` is the model whose step it is, if any; for Keras's own train step,
-    `data` extracts its data from the arguments. An `assignment` gives the stages of a step without scopes by the paths
-    of variables; `handles` gives these paths by the id of the handle.
+    in processes that do not keep them. `owner` is the model that the step belongs to, if any; for Keras's own train
+    step, `data` extracts its data from the arguments. An `assignment` gives the stages of a step without scopes by the
+    paths of variables; `handles` gives these paths by the id of the handle.
     """
     install()
     check_surroundings()
@@ -285,7 +286,7 @@ def capture(
         trace.places.check()
     check_constants(graph)
     warn_if_partly_copied(trace, paths())
-    if isinstance(owner, keras.Model):  # a function under @nb.function warns itself
+    if isinstance(owner, keras.Model):  # a function with @nb.function issues its own warning
         warn_if_stageless(trace)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
@@ -293,12 +294,12 @@ def capture(
     check_crossed(trace, program)
     check_listed(trace.bottlenecks)
     variables |= _find_variables(graph, program)
-    if not later:  # those that were left undrawn before
+    if not later:  # variables that were left undrawn
         begin(lambda variable: True)
-    said = tuple(trace.bottlenecks.said)
+    notes = tuple(trace.bottlenecks.said)
     constraints = list_constraints(trace.met, program)
     return Captured(
-        program, graph, graph.structured_outputs, variables, aliases, begin, said,
+        program, graph, graph.structured_outputs, variables, aliases, begin, notes,
         constraints=constraints, draws=trace.draws, draw_part=draw_part,
     )  # fmt: skip
 
@@ -321,9 +322,7 @@ def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
 
 @contextlib.contextmanager
 def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
-    """Context of a step traced without cutting: apply the learned projections of the cut step, and
-    change nothing else.
-    """
+    """Context of a step that is traced uncut: apply the learned projections of the cut step and change nothing else."""
     with trace_patched(), _trace_begun(tensors, owner, plain=True) as trace:
         yield
     if trace.places:
@@ -356,7 +355,9 @@ def assemble(
     paths: Mapping[int, str],
     metrics: Mapping[int, str],
 ) -> Program:
-    """The Program of a trace. By the id of their handle, `paths` names variables, and `metrics` the metric of some."""
+    """The Program of a trace. `paths` has the names of variables, and `metrics` the metrics that some belong to, by the
+    id of their handle.
+    """
     if trace.met.cut:
         replace_batch_sizes(trace)
     operations = order_operations(trace.graph.get_operations())
@@ -410,7 +411,7 @@ def _requests(
     trace: Tracing, graph: Graph, numbers: Mapping[str, int], value: Callable[[Any], Value]
 ) -> tuple[Request, ...]:
     made = {numbers[name] for live in trace.requests for name in live.backward}
-    helpers: set[int] = set()  # ops made while differentiating that the forward reads: a loop's accumulators
+    helpers: set[int] = set()  # ops that differentiation created and the forward reads: a loop's accumulators
     for op in reversed(graph.ops):
         if op.index not in made or op.index in helpers:
             helpers.update(value.op for value in op.inputs if value.op in made)

@@ -1,4 +1,4 @@
-"""State of the trace in progress: the scopes that it has met, and its gradient requests.
+"""State of the trace in progress: the scopes entered so far, and its gradient requests.
 
 Contexts around a step that change what it computes, such as a distribution strategy, are refused.
 """
@@ -40,32 +40,32 @@ def check_surroundings() -> None:
     """Refuse a step in a TensorFlow context that a plan cannot reproduce."""
     if _started_before_fork:
         raise StateError(
-            "this process was forked from one where TensorFlow runs already",
+            "this process was forked after TensorFlow had started",
             where=_line(),
-            why="TensorFlow's threads are not copied with a process, and a step would wait for them forever",
-            mend='multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
+            why="a fork does not copy TensorFlow's threads, and a step would wait for them forever",
+            mend='use multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
         )
     if tf.config.functions_run_eagerly():
         raise UnsupportedError(
-            "tf.config.run_functions_eagerly(True) does not go with scopes",
+            "tf.config.run_functions_eagerly(True) is not compatible with scopes",
             where=_line(),
-            why="an eager step is never traced, so it cannot be cut",
-            mend="tf.config.run_functions_eagerly(False); to debug eagerly, take the scopes out",
+            why="an eager step is never traced, so it cannot be divided into stages",
+            mend="tf.config.run_functions_eagerly(False); to debug eagerly, remove the scopes",
         )
     if tf_private.ops_watched():
         raise UnsupportedError(
-            "tf.debugging.enable_check_numerics() (or a debugger like it) does not go with scopes",
+            "tf.debugging.enable_check_numerics() (or a similar debugger) is not compatible with scopes",
             where=_line(),
-            why="it adds an op to every op that is traced, to those of the plan too",
-            mend="tf.debugging.disable_check_numerics(), and tf.debugging.check_numerics(tensor, message) in a layer",
+            why="it adds an op to every traced op, including those of the plan",
+            mend="tf.debugging.disable_check_numerics(); in a layer, use tf.debugging.check_numerics(tensor, message)",
         )
     check_strategy(_line)
     if not tf.executing_eagerly():
         raise UnsupportedError(
-            "a step is called inside a tf.function, or in a dataset's map",
+            "a step is called inside a tf.function or the map function of a dataset",
             where=_line(),
-            why="a plan runs its step piece by piece, which a function of TensorFlow's cannot hold",
-            mend="@nb.function on the outer function as well, or instead: what it calls becomes part of its step",
+            why="a plan runs its step in separate parts, which cannot be inside a TensorFlow function",
+            mend="use @nb.function on the outer function, too, or instead: whatever it calls becomes part of its step",
         )
 
 
@@ -79,10 +79,10 @@ def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> Unsupporte
     """The error for a TensorFlow strategy around scopes of this package."""
     name = type(strategy).__name__
     return UnsupportedError(
-        f"tf.distribute.{name} stands around scopes",
+        f"tf.distribute.{name} is used around scopes",
         where=where,
-        why="both would say where the step runs: the strategy copies it, and a plan cuts it",
-        mend=f"leave {name}.scope() and {name}.run out; scopes alone say which cluster runs what",
+        why="both determine where the step runs: the strategy copies it, and a plan divides it",
+        mend=f"remove {name}.scope() and {name}.run; scopes determine which cluster runs what",
     )
 
 
@@ -122,9 +122,9 @@ class Flags:
 class Tracing:
     """The record of one trace of a step in `graph`, with the inputs `leaves`, some of them `batched`.
 
-    `places` are those of `placed`, if a model is placed. A `plain` trace is that of a step that runs uncut:
-    TensorFlow computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages
-    of a step without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
+    `places` are those of `placed`, if a model is placed. A `plain` trace belongs to a step that runs uncut: TensorFlow
+    computes its gradients, and only projections are applied (see `projection`). `assignment` has the stages of a step
+    without scopes, by the paths of its variables, and `handles` these paths by the id of the handle.
     """
 
     graph: Any
@@ -197,7 +197,7 @@ def tracing(trace: Tracing) -> Iterator[Tracing]:
 
 @contextlib.contextmanager
 def uncut() -> Iterator[None]:
-    """Context of a step that is uncut on purpose: scopes that this thread enters in it are ignored."""
+    """Context of a step that intentionally runs uncut: scopes that this thread enters are ignored."""
     before = _LOCAL.uncut
     _LOCAL.uncut = True
     try:
@@ -207,13 +207,13 @@ def uncut() -> Iterator[None]:
 
 
 def uncut_on_purpose() -> bool:
-    """Whether the running code is uncut on purpose: our oracle, Keras's shape inference, an export of a model."""
+    """Whether the running code is intentionally uncut: the oracle, Keras's shape inference, or an export of a model."""
     return _LOCAL.uncut or tf_private.in_symbolic_scope() or tf_private.exporting()
 
 
 def waits_for_plan() -> bool:
-    """Whether ops are made for a step, whose variables get their values when it is planned, or for Keras's inference of
-    shapes.
+    """Whether ops are created for a step, whose variables get their values when it is planned, or for Keras's shape
+    inference.
     """
     trace = current()
     captured = tf_private.in_symbolic_scope() or (trace is not None and not trace.plain)
@@ -221,11 +221,11 @@ def waits_for_plan() -> bool:
 
 
 class Stamper:
-    """A watcher of scopes: while a step is traced, a scope stamps the ops made inside it."""
+    """A watcher of scopes: while a step is traced, a scope stamps the ops created inside it."""
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
-        """A context for the body of a scope, which stamps the ops that are made in it."""
+        """A context for the body of a scope that stamps the ops created in it."""
         trace = current()
         if frame.kind == "stage" and not uncut_on_purpose():
             check_strategy(lambda: str(frame.site))
@@ -241,7 +241,7 @@ class Stamper:
 
 
 def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
-    """Record a scope that is entered; returns the attributes of the ops made inside it."""
+    """Record a scope that is entered; returns the attributes of the ops created inside it."""
     if frame.kind in ("cluster", "replica", "pipeline"):
         trace.met.outer = trace.met.outer or frame
     if frame.kind == "cluster":
@@ -292,7 +292,7 @@ def stamp_step_options(trace: Tracing) -> Iterator[None]:
 
 _LOOP = (
     "a loop (tf.while_loop, tf.map_fn, tf.scan, an RNN, or a Python loop that AutoGraph turned into one)",
-    "enter nb.{kind} around the whole loop, which then is a part of that stage",
+    "enter nb.{kind} around the whole loop, which then is part of that stage",
 )
 _BRANCH = ("a branch (tf.cond, or an if on a tensor)", "enter nb.{kind} around the whole condition")
 _VECTORIZED = ("tf.vectorized_map", "enter nb.{kind} around the tf.vectorized_map")
@@ -302,20 +302,20 @@ _FUNCTION = (
 )
 _COMPILED = (
     "a tf.function with jit_compile=True",
-    "leave jit_compile=True out there, and the function becomes a part of the step; or enter nb.{kind} around its call",
+    "remove jit_compile=True, so that the function becomes part of the step; or enter nb.{kind} around its call",
 )
-# the name of a kind of body, and the mend, by a part of the name that TensorFlow gives the body's graph
+# the name of a kind of body, and the fix, by a part of the name of the body's graph in TensorFlow
 _BODIES = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH}
 
 
 def body_error(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:
-    """The error for a scope that was entered in a body; `graph` is the name of its graph, if it has one."""
+    """The error for a scope entered in a body; `graph` is the name of the body's graph, if it has one."""
     other = _COMPILED if compiled else _FUNCTION
     found = (body for part, body in _BODIES.items() if graph is not None and part in graph)
     called, mend = _VECTORIZED if graph is None else next(found, other)
     return BoundaryInBodyError(
         f"nb.{frame.kind} is entered inside {called}",
         where=str(frame.site),
-        why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
+        why="TensorFlow runs such a body as one op, so a boundary inside it is not possible",
         mend=mend.format(kind=frame.kind),
     )

@@ -38,7 +38,7 @@ def join(folder: str, *names: str) -> str:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and its parents."""
+    """Create a folder and its parents."""
     if is_local(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     else:

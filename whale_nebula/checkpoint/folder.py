@@ -1,9 +1,9 @@
 """The folder of a run's checkpoints: a folder for each step, in which the manifest is written last.
 
-A folder without a manifest is not a checkpoint: the run ended while it was written. Processes of one host write
-together (a *group*), and each host of a run has its own manifest, in one shared folder or in several. A host may save
-into a folder in its memory, too, which outlives workers and not their launcher: when a run is not started again, the
-newest checkpoint there is copied to the disk.
+A folder without a manifest is not a checkpoint: the run stopped while writing it. Processes of one host write together
+(a *group*), and each host of a run has its own manifest, in one shared folder or in several. A host may also save to a
+folder in its memory, which outlives the workers but not their launcher. When a run is not restarted, the newest
+checkpoint in it is copied to the disk.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Found:
         return any(manifest.by_hand for manifest in self.manifests.values())
 
     def check_name(self) -> Found:
-        """Return it, with a fault if the name of its folder has another step than a manifest."""
+        """Return it, with a fault if the step in its folder's name differs from that of a manifest."""
         steps = {manifest.position.step for manifest in self.manifests.values()} - {self.step}
-        said = [
-            f"it was saved after step {step}, and the name of its folder says {self.step}" for step in sorted(steps)
+        problems = [
+            f"it was saved after step {step}, but its folder is named for step {self.step}" for step in sorted(steps)
         ]
-        return replace(self, problems=(*self.problems, *said))
+        return replace(self, problems=(*self.problems, *problems))
 
     def check(self, *, digests: bool = True) -> tuple[str, ...]:
         """The faults of the files: their sizes, and with `digests` their content; empty if there are none."""
@@ -62,22 +62,22 @@ class Found:
         for manifest in self.manifests.values():
             found += _check_files(self.path, manifest, digests)
         if not self.manifests and not found:
-            found.append("it has no manifest: the run ended while it was written")
+            found.append("it has no manifest: the run stopped while writing it")
         return tuple(found)
 
 
 def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
     if manifest.bundle and f"{manifest.bundle}.index" not in {file.name for file in manifest.files}:
-        yield f"the manifest has no file of the bundle {manifest.bundle!r}, which it names"
+        yield f"the manifest lists no file of its bundle {manifest.bundle!r}"
     for file in manifest.files:
         place = files.join(path, file.name)
         size = files.size(place)
         if size is None:
             yield f"{file.name} is missing"
         elif size != file.size:
-            yield f"{file.name} has {size} bytes, and was written with {file.size}"
+            yield f"{file.name} has {size} bytes, but {file.size} were written"
         elif digests and files.digest(place) != file.sha256:
-            yield f"{file.name} is not what was written: its digest is another"
+            yield f"{file.name} is damaged: its digest differs from the manifest"
 
 
 @dataclass
@@ -146,8 +146,8 @@ class Folder:
         _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
 
     def prune(self, keep: int, *, digests: bool = False) -> list[int]:
-        """Remove all checkpoints older than the newest `keep` whole ones; returns the removed steps. A checkpoint is
-        whole if the sizes of its files, or their `digests`, are right.
+        """Remove all checkpoints older than the newest `keep` complete ones; returns the removed steps. A checkpoint is
+        complete if the sizes of its files, or their `digests`, are correct.
 
         The manifest is removed first, so that a partly removed checkpoint is not taken for one.
         """
@@ -188,8 +188,8 @@ class Folder:
         return 2 * size <= about.f_bavail * about.f_frsize
 
     def lock(self) -> None:
-        """Lock the folder against other runs as long as this process lives; the hosts of one run may share a folder.
-        Only local file systems have locks.
+        """Lock the folder against other runs until this process exits; the hosts of one run may share a folder. Only
+        local file systems have locks.
         """
         if not files.is_local(self.path):
             return
@@ -213,9 +213,9 @@ class Folder:
         except OSError:
             self.unlock()
             raise StateError(
-                f"another run writes its checkpoints to {self.path!r}",
-                why="two runs in one folder would each remove what the other one wrote",
-                mend='nb.init(checkpoint="another/folder"), or wait until that run has ended',
+                f"another run is writing its checkpoints to {self.path!r}",
+                why="two runs in one folder would remove each other's checkpoints",
+                mend='nb.init(checkpoint="another/folder"), or wait until that run has stopped',
             ) from None
 
     def unlock(self) -> None:
@@ -284,8 +284,8 @@ def offer_checkpoints(several: Iterable[Found]) -> list[dict[str, Any]]:
     for each in several:
         for manifest in each.manifests.values():
             parts = [part.worker for part in manifest.parts]
-            said = {"step": each.step, "identity": manifest.identity, "parts": parts}
-            found.append({**said, "workers": sorted(manifest.workers)})
+            offer = {"step": each.step, "identity": manifest.identity, "parts": parts}
+            found.append({**offer, "workers": sorted(manifest.workers)})
     return found
 
 
@@ -305,13 +305,13 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
             held.setdefault(key, set()).update(map(str, offer["parts"]))
             wanted[key] = set(map(str, offer["workers"]))
         except (KeyError, TypeError, ValueError):
-            raise RemoteProtocolError("another process offers a checkpoint in words that are not known") from None
+            raise RemoteProtocolError("another process offers a checkpoint in an unknown format") from None
     whole = [key for key in held if wanted[key] and wanted[key] <= held[key]]
     return max(whole, default=None)
 
 
 def check_whole(found: Found, report: Callable[[str], None]) -> bool:
-    """Whether a checkpoint is complete; reports each fault."""
+    """Whether a checkpoint is complete; each fault is reported."""
     problems = found.check()
     for problem in problems:
         report(f"the checkpoint {found.path} is skipped: {problem}")
@@ -340,9 +340,8 @@ def note_origin(memory: Folder, origin: Origin) -> None:
 
 
 def save_memory(memory: str, check_room: Callable[[str, int], None] = lambda folder, need: None) -> Iterator[str]:
-    """Save to the disk the newest checkpoint of each folder within `memory`, if it is newer than all on the disk.
-
-    Yields a line on each. `check_room` raises if so many more bytes may not be written to a folder.
+    """Save the newest checkpoint of each folder within `memory` to the disk, if it is newer than all checkpoints there.
+    Yields a line for each. `check_room` raises if that many bytes must not be written to a folder.
     """
     for name in sorted(files.list_names(memory)):
         path = files.join(memory, name)
@@ -367,7 +366,7 @@ def save_memory(memory: str, check_room: Callable[[str, int], None] = lambda fol
 
 
 def _find_newest(memory: Folder, disk: Folder) -> Found | None:
-    """The newest whole checkpoint of a group in memory, unless the disk has one that is as new, damaged or not."""
+    """The newest complete checkpoint of a group in memory, unless the disk has one that is as new, damaged or not."""
     newest = max((each.step for each in disk.scan() if each.manifests or each.problems), default=-1)
     newer = (each for each in memory.scan() if each.step > newest and memory.group in each.manifests)
     return next((each for each in newer if not each.check()), None)

@@ -31,7 +31,7 @@ class File:
 
 @dataclass(frozen=True)
 class Tensor:
-    """The form of a tensor in the uncut model."""
+    """The dtype and shape of a tensor in the uncut model."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Tensor:
 class Position:
     """The position of a run: after `step` steps of training, in the `fit`-th call of `fit` after `batch` batches of an
     `epoch` (`fit` is 0 in a custom loop). If that call has `ended`, `epochs` is its requested number. `programs` counts
-    the steps of each program, `logs` are the results of the last step. For programs of a loop that share a name,
+    the steps of each program, and `logs` are the results of the last step. For programs of a loop that share a name,
     `titles` maps the title under which each is counted to a variable that it trains.
     """
 
@@ -59,8 +59,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of one worker: the slices of each tensor ("" is all of it), its data files, its states beside variables
-    as documents (their arrays are tensors), and a fingerprint of the next batch.
+    """The part of one worker: the slices of each tensor ("" is all of it), its data files, its states other than
+    variables as documents (their arrays are tensors), and a fingerprint of the next batch.
     """
 
     worker: str
@@ -112,8 +112,8 @@ class Manifest:
     @property
     def identity(self) -> str:
         """An identity that is shared by all manifests of one checkpoint, and unique to it."""
-        said = json.dumps([self.position.step, self.attempt, sorted(self.workers.items())])
-        return hashlib.sha256(said.encode()).hexdigest()[:32]
+        content = json.dumps([self.position.step, self.attempt, sorted(self.workers.items())])
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     @property
     def by_hand(self) -> bool:
@@ -138,14 +138,14 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         document = text.partition("\n")[2].rpartition("\n}")[0]
         outer = json.loads(text)
         if outer["sha256"] != _digest(document) or not text.endswith("\n}\n"):
-            raise _unreadable(where, "its digest is not that of what it says")
+            raise _unreadable(where, "its digest does not match its content")
         if outer["manifest"].get("format") != FORMAT:
             raise _unreadable(
-                where, f"it has format {outer['manifest'].get('format')}, and this version knows {FORMAT}"
+                where, f"it has format {outer['manifest'].get('format')}, but this version reads format {FORMAT}"
             )
         found: Manifest = from_plain(Manifest, outer["manifest"])
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        raise _unreadable(where, "it is not a manifest of a checkpoint") from None
+        raise _unreadable(where, "it is not the manifest of a checkpoint") from None
     return found
 
 

@@ -1,8 +1,9 @@
-"""Written parts of a checkpoint that was not committed: what each worker wrote, and which of them make a whole one.
+"""Written parts of a checkpoint that was not committed: what each worker wrote, and which parts form a complete
+checkpoint.
 
-A run that ends cannot always agree on a last checkpoint. So each worker writes its part, with the position at which it
-stands, and the next start decides: the parts are a checkpoint if those of all workers are there, of one start of the
-run, at one position.
+The processes of a run that stops cannot always agree on a last checkpoint. Each worker therefore writes its part with
+its position, and the next start decides: the parts form a checkpoint if those of all workers exist and are from the
+same start of the run and the same position.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Written:
-    """A worker's written part, the forms of its tensors, the manifest without parts, and the start that wrote it.
+    """A worker's written part, the dtypes and shapes of its tensors, the manifest without parts, and the start that
+    wrote it.
 
     It is `exact` if all workers took it at the same line of the script, which may change variables between two steps.
     Otherwise `shared` are digests of the variables that this and other workers hold, by all their holders.
@@ -53,8 +55,8 @@ class Written:
         if self.manifest is None or not self.start.token:
             return ""
         position = replace(self.manifest.position, logs={}, titles={})
-        said = [to_plain(self.start), self.manifest.attempt, to_plain(position)]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+        content = [to_plain(self.start), self.manifest.attempt, to_plain(position)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def write_document(path: str, written: Written) -> None:
@@ -67,7 +69,7 @@ def read_document(path: str) -> Written:
     try:
         found: Written = from_plain(Written, json.loads(files.read(files.join(path, _PART))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError("a worker's part is not there", where=path) from None
+        raise CheckpointError("the part of a worker is missing", where=path) from None
     return found
 
 
@@ -90,14 +92,14 @@ def list_uncommitted(folder: Folder, workers: Collection[str]) -> dict[int, dict
 
 
 def describe_waiting(path: str) -> str:
-    """Whose parts are in the folder of a step that is not committed, in words; "" if there are none."""
+    """A text that lists the workers with parts in the folder of an uncommitted step; "" if there are none."""
     written = list_written(path)
     every = sorted({worker for each in written.values() for worker in each.start.workers})
     if not written:
         return ""
     lacking = [worker for worker in every if worker not in written]
-    beside = f", if that of {escape_foreign_text(lacking[0])} is found, too" if lacking else ""
-    return f"parts of {escape_foreign_text(', '.join(sorted(written)))}: the next start of the run takes them{beside}"
+    beside = f", if it also finds that of {escape_foreign_text(lacking[0])}" if lacking else ""
+    return f"parts of {escape_foreign_text(', '.join(sorted(written)))}: the next start of the run uses them{beside}"
 
 
 PartDescription = Sequence[Any]
@@ -117,7 +119,7 @@ def describe_parts(several: Mapping[int, Mapping[str, Written]]) -> list[list[An
 
 @dataclass(frozen=True)
 class Joined:
-    """A step of which parts were written: the digests of all parts, or `why` they are no checkpoint."""
+    """A step with written parts: the digests of all parts, or `why` they do not form a checkpoint."""
 
     step: int
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -125,8 +127,8 @@ class Joined:
 
 
 def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Sequence[str]) -> list[Joined]:
-    """Decide on the steps of which processes of a run of these `workers` have parts, the newest first. All processes
-    decide the same.
+    """Decide on the steps with written parts of a run of these `workers`, the newest first. All processes decide the
+    same.
 
     >>> both = ["a/0", "b/0"]
     >>> parts = [[7, "a/0", "m", "d0", True, None, both], [7, "b/0", "m", "d1", True, None, both]]
@@ -142,7 +144,7 @@ def join_parts(descriptions: Iterable[Sequence[PartDescription]], workers: Seque
             part = _Part(str(moment), str(digest), exact is True, known, frozenset(map(str, those)))
             by_step.setdefault(int(step), {})[str(worker)] = part
     except (TypeError, ValueError):
-        raise RemoteProtocolError("another process tells of written parts in words that are not known") from None
+        raise RemoteProtocolError("another process describes written parts in an unknown format") from None
     return [_join(step, dict(sorted(by_step[step].items())), workers) for step in sorted(by_step, reverse=True)]
 
 
@@ -159,7 +161,7 @@ def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Join
     lacking = next((worker for worker in sorted(first.workers) if worker not in parts), "")
     elsewhere = next((worker for worker, each in parts.items() if each.moment != first.moment), "")
     if elsewhere:
-        return Joined(step, why=f"{one} and {elsewhere} did not stand at the same place")
+        return Joined(step, why=f"{one} and {elsewhere} saved at different points of the script")
     if lacking:
         return Joined(step, why=f"{escape_foreign_text(lacking)} has no part of it")
     if first.workers != set(workers):
@@ -167,7 +169,7 @@ def _join(step: int, parts: Mapping[str, _Part], workers: Sequence[str]) -> Join
     known: dict[str, tuple[str, Any]] = {}
     for worker, each in parts.items() if not all(each.exact for each in parts.values()) else ():
         if each.shared is None:
-            return Joined(step, why=f"what {worker} shares with others could not be compared")
+            return Joined(step, why=f"the variables that {worker} shares with others could not be compared")
         for holders, digest in each.shared.items():
             other, same = known.setdefault(holders, (worker, digest))
             if digest != same:

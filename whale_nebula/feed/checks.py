@@ -19,9 +19,9 @@ from whale_nebula.tf import tf
 
 def absent_error(name: str, reader: str, where: str) -> AbsentInputError:
     """The error for a read of an input that is absent here; `reader` names the stage and the cluster."""
-    what = f"input {name!r} is None in this process, and {reader or 'something'} here reads it"
-    why = "the config's 'inputs' gives its form, so that clusters that do not read it need not have it"
-    mend = f"yield {name!r} in this cluster as well\nor move what reads it into a stage of the cluster that has it"
+    what = f"input {name!r} is None in this process, but {reader or 'the step'} reads it here"
+    why = "'inputs' of the config allows None only in clusters that do not read the input"
+    mend = f"yield {name!r} in this cluster as well\nor move the ops that read it into a stage of a cluster that has it"
     return AbsentInputError(what, where=where or name, why=why, mend=mend)
 
 
@@ -29,8 +29,8 @@ def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
     """The error for a step that has none of its inputs in this process."""
     names = ", ".join(repr(leaf.name) for leaf in leaves)
     what = f"all inputs of this step are None in this process: {names}"
-    why = "how many rows the step has is taken from those that are here"
-    mend = "yield at least one of them in every cluster: ids of the rows, say, which nb.init(ids=...) then compares"
+    why = "the number of rows of the step is taken from the inputs that are not None"
+    mend = "yield at least one of them in every cluster, such as row ids, which nb.init(ids=...) compares"
     return AbsentInputError(what, where=leaves[0].name, why=why, mend=mend)
 
 
@@ -82,7 +82,8 @@ def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
-    """Whether a step has an input that `ids` names. Raises if it has only others, as then no row would be compared.
+    """Whether a step has an input that `ids` names. Raises if it has only other inputs, as then no row would be
+    compared.
 
     >>> names_any(["x/id"], ["x/id", "y"], "train.py:3"), names_any(["x/id"], [], "train.py:3")
     (True, False)
@@ -93,7 +94,7 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
         return False
     given = repr(ids[0]) if len(ids) == 1 else repr(list(ids))
     inner = [each for each in inputs if each.endswith(f"/{ids[0]}")]
-    why = f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared"
+    why = f"its inputs are {list_names(inputs)}; without ids among them no row would be compared"
     mend = f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(ids[0], inputs)
     raise OptionError(f"nb.init(ids={given}) names no input of this step", where=where, why=why, mend=mend)
 
@@ -106,11 +107,11 @@ def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]]
     for name in sorted(readers.keys() & set(ids)):
         if len({clusters[worker] for worker in readers[name]}) < 2 <= len(set(clusters.values())):
             raise OptionError(
-                f"nb.init(ids={name!r}) names an input that 'inputs' of the config keeps to the workers that read it",
+                f"nb.init(ids={name!r}): by 'inputs' of the config, only the workers that read this input have it",
                 where=f"inputs.{name}",
-                why="no two clusters read it here, so none would learn a checksum of it, and no row would be compared",
-                mend=f"leave {name!r} out of 'inputs' in every config, and give it in every cluster\n"
-                "or compare by another input, which all clusters have",
+                why="no two clusters read it, so no checksum of it could be compared",
+                mend=f"remove {name!r} from 'inputs' in every config, and pass it in every cluster\n"
+                "or use a different input for ids=, which all clusters have",
             )
 
 
@@ -140,8 +141,8 @@ def fingerprints(
     rows: Mapping[int, Rows] | None = None,
     counts: Sequence[int] = (),
 ) -> dict[str, Fingerprint]:
-    """Checksums of inputs by name, of all that are in this process or of those in `only`; never of one in `secret`. An
-    input of which some `rows` may be absent has one for each micro-batch of `counts` rows.
+    """Checksums of inputs by name, for all that are in this process or those in `only`, but never for one in `secret`.
+    An input some of whose `rows` may be absent has one for each micro-batch of `counts` rows.
 
     >>> leaf = Leaf(0, "x", None)
     >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.zeros(2)])

@@ -1,4 +1,4 @@
-"""The inputs of a step: tensors, the rows that this process holds of those from `nb.shard`, and micro-batches."""
+"""The inputs of a step: tensors, the rows of `nb.shard` tensors that this process holds, and micro-batches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class _PartialReadError(AbsentInputError, TypeError):
 
 
 class Partial:
-    """A tensor of which this process holds only some rows. Outside a step every read of it raises, so that nothing is
-    computed with missing rows. Steps unwrap it, and read only certain rows.
+    """A tensor some of whose rows this process does not hold. Outside a step every read of it raises, so that nothing
+    is computed with missing rows. Steps unwrap it, and read only certain rows.
 
     >>> import numpy as np
     >>> from whale_nebula.feed.rows import Feed
@@ -55,9 +55,9 @@ class Partial:
         raise _PartialReadError(
             f"{self!r} is read outside a step",
             where=str(script_site()),
-            why="nb.shard gives a process the rows that its micro-batches are made of; the others are not here",
+            why="nb.shard gives a process only the rows of its own micro-batches",
             mend="do it in dataset.map(...) before nb.shard, or inside the step\n"
-            "or iterate over the dataset itself, without nb.shard, where all rows are needed",
+            "or iterate over the dataset without nb.shard if all rows are needed",
         )
 
     def __repr__(self) -> str:
@@ -96,16 +96,16 @@ class Given:
 
     @property
     def mark(self) -> int:
-        """A checksum of the rows' identities, whether they are in this process or not: equal in every process that
-        reads the same dataset in the same order.
+        """A checksum of the identities of all rows, present or not: equal in every process that reads the same dataset
+        in the same order.
         """
         batches = {id(rows): rows for rows in self.rows.values()}
         return int(google_crc32c.value(b"".join(rows.marks.tobytes() for rows in batches.values())))
 
 
 def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[Reads]) -> Given:
-    """Unwrap the tensors of a step, and notify the datasets that they come from of the rows that it reads. A row that
-    is read must be in this process.
+    """Unwrap the tensors of a step, and notify their datasets of the rows that it reads. A row that is read must be in
+    this process.
     """
     known = {number: rows for number, tensor in enumerate(tensors) if (rows := rows_of(tensor)) is not None}
     for number, rows in known.items():
@@ -125,11 +125,11 @@ def take_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
 def _not_here(name: str, wanted: Mask, here: Mask) -> AbsentInputError:
     missing = np.flatnonzero(wanted & ~here)
     return AbsentInputError(
-        f"this step reads {len(missing)} rows of input {name!r} that are not here, row {missing[0]} first",
+        f"this step reads {len(missing)} rows of input {name!r} that this process lacks, first row {missing[0]}",
         where=f"{name}, {script_site()}",
-        why="nb.shard gave this process the rows that other steps read, which took batches of the same dataset before",
-        mend="give this step a dataset of its own: nb.shard(dataset) once more\n"
-        "or let it take the first batch too, as the others do: from the next one on its rows are read",
+        why="nb.shard selected the rows that earlier steps on the same dataset read in this process",
+        mend="use a separate dataset for this step: call nb.shard(dataset) again\n"
+        "or run this step on the first batch as well, like the others: its rows are read from the next batch on",
     )
 
 
@@ -150,7 +150,7 @@ class _Part:
 
 
 def slice_rows(tensor: Any, span: Span, name: str) -> Any:
-    """The rows of a tensor that belong to `name`; `span` maps a name and the number of rows to the first and last."""
+    """The rows of a tensor that belong to `name`; `span` maps a name and a number of rows to the first and last row."""
     begin, end = span(name, len(tensor))
     rows = rows_of(tensor)
     if rows is None:
@@ -162,7 +162,7 @@ def slice_rows(tensor: Any, span: Span, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's inputs: whole, cut into micro-batches, and each one's share of the rows."""
+    """A step's inputs: complete, divided into micro-batches, and the share of rows of each micro-batch."""
 
     whole: Sequence[Any]
     slices: Sequence[Sequence[Any]]
@@ -193,15 +193,15 @@ def count_rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
             raise BatchAxisError(
                 f"input {leaf.name!r} has {other} rows, and {first.name!r} has {rows}",
                 where=f"{leaf.name}, {script_site()}",
-                why="with micro-batches every input of rank 1 or more is split along its first axis",
-                mend=f"give them as many rows each\nor say that {leaf.name!r} is not a batch: "
+                why="with micro-batches, every input of rank 1 or more is split along its first axis",
+                mend=f"use the same number of rows in both\nor, if {leaf.name!r} is not a batch: "
                 f"@nb.function(whole=({leaf.name!r},))",
             )
     return rows
 
 
 def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Batch:
-    """Cut a batch into micro-batches of `counts` rows; works on tensors of a step and inside a trace."""
+    """Divide a batch into micro-batches of `counts` rows; works on tensors of a step and inside a trace."""
     rows, slices = sum(counts), []
     for leaf, tensor in zip(leaves, tensors, strict=True):
         uncut = not leaf.batched or len(counts) == 1 or isinstance(tensor, Missing)

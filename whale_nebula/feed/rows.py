@@ -33,7 +33,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Reads(Protocol):
-    """A rule for which rows of a batch are read. Two that are equal select the same rows."""
+    """A rule for which rows of a batch are read. Equal rules select the same rows."""
 
     def of(self, count: int) -> Mask:
         """Which rows of a batch of `count` these are."""
@@ -50,7 +50,7 @@ class AllRows:
 
 @dataclass(frozen=True)
 class Within:
-    """The rows that are read of the part of each batch that belongs to `name`: `span` gives its first and last row.
+    """The rows that are read from the part of each batch that belongs to `name`: `span` returns its first and last row.
 
     >>> halves = lambda name, count: (0, count // 2) if name == "gpu" else (count // 2, count)
     >>> Within(AllRows(), halves, "npu").of(4)
@@ -108,10 +108,8 @@ _LOG = logging.getLogger("whale_nebula.feed")
 
 @dataclass(eq=False)
 class Feed:
-    """A dataset's record of the rows that steps read of its batches.
-
-    A step is recorded when it takes a batch. Rows that no step reads are left out from the next requested batch on: by
-    then all steps that took this one are recorded.
+    """A dataset's record of the rows of its batches that steps read. A step is recorded when it takes a batch. Rows
+    that no step reads are omitted from the next requested batch on: by then all steps that took this one are recorded.
 
     >>> from whale_nebula.feed.rows import RowsRead
     >>> from whale_nebula.ir.routing import Routing
@@ -130,14 +128,14 @@ class Feed:
     def take(self, read: Reads, name: str = "") -> None:
         """Record that a step takes a batch, and which rows it reads of its input `name`."""
         if read not in self.taking and read.of(_MANY).all():
-            _LOG.info("nb.shard: a step reads all rows of input %r, so all of them are read here", name)
+            _LOG.info("nb.shard: a step needs all rows of input %r, so this process reads all of them", name)
         self.taking |= {read}
 
     def settle(self) -> None:
         """Conclude a batch, as the next one is requested."""
         if not self.taking <= self.reads:
             self.reads |= self.taking
-            _LOG.info("nb.shard: this process reads about %.0f rows in 100", 100 * self.own(_MANY).mean())
+            _LOG.info("nb.shard: this process reads about %.0f%% of the rows", 100 * self.own(_MANY).mean())
 
     def own(self, count: int) -> Mask:
         """Mask of the rows of a batch of `count` rows that must be in this process; all if the batch cannot be divided,
@@ -150,7 +148,7 @@ class Feed:
 
 
 class Takes(Protocol):
-    """Receiver of the rows that a step reads of a batch."""
+    """Receiver of the rows of a batch that a step reads."""
 
     def take(self, read: Reads, name: str = "") -> None:
         """Record that a step takes a batch, and which rows it reads of its input `name`."""
@@ -182,5 +180,5 @@ def tag_rows(tensor: Any, rows: Rows) -> Any:
 
 
 def rows_of(tensor: Any) -> Rows | None:
-    """The tag of a tensor; None if it does not come unchanged from `nb.shard`."""
+    """The tag of a tensor; None if it is not an unchanged tensor from `nb.shard`."""
     return getattr(tensor, _NAME, None)

@@ -1,8 +1,8 @@
 """`nb.shard`: read only this process's rows of the user's batches, by rebuilding a tf.data pipeline.
 
-The supported form is `source.map(parse).batch(size)`, with transformations that do not depend on the elements:
-shuffle, repeat, take, skip, prefetch, options. The source is read completely, which is cheap; its elements are counted
-in batches, and `parse` is called for the wanted ones. The order is that of the user's pipeline, with the same seeds.
+The supported form is `source.map(parse).batch(size)`, with transformations that do not depend on the elements: shuffle,
+repeat, take, skip, prefetch, options. The source is read completely, which is cheap; its elements are counted in
+batches, and `parse` is called only for the wanted ones. The order is that of the user's pipeline, with the same seeds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A dataset with the same batches, of which each process reads only the rows of its own micro-batches.
 
     Apply it last, to a pipeline that ends in `.map(parse).batch(size)`: `parse` is then called only for those rows. The
-    batches are unchanged, and so are results, bit for bit. Which rows these are follows from the plan, by cluster and
-    worker; before the first step all are read. A pipeline that cannot be read by rows is read whole, and the reason is
+    batches are unchanged, and so are results, bit for bit. The plan determines these rows for each cluster and worker;
+    before the first step all are read. A pipeline that cannot be read by rows is read completely, and the reason is
     logged. In one process the result is the dataset itself.
 
     >>> import whale_nebula as nb
@@ -91,7 +91,7 @@ def _derive(name: str, *, by_rows: bool) -> Callable[..., Any]:
         found = plain(self._dataset, *args, **kwargs)
         if by_rows:
             return shard_rows(found, self)
-        _LOG.warning("nb.shard reads whole batches: .%s(...) comes after it\n  mend: nb.shard(dataset) last", name)
+        _LOG.warning("nb.shard reads whole batches: .%s(...) follows it\n  mend: apply nb.shard(dataset) last", name)
         return found
 
     return method
@@ -114,12 +114,12 @@ class Batches(tf.data.Iterator):
 
     @property
     def element_spec(self) -> Any:
-        """The form of a batch."""
+        """The spec of a batch."""
         return self._dataset.element_spec
 
     def __next__(self) -> Any:
         if self._whole is not None:
-            raise _mixed_error("is read here, and was given to a function of TensorFlow's before")
+            raise _mixed_error("is read in Python after it was passed to a TensorFlow function")
         self._begun = True
         self._feed.settle()
         *tensors, marks, here = next(self._inner)
@@ -156,31 +156,31 @@ class Batches(tf.data.Iterator):
 
     def _iterate_rows(self) -> Any:
         if self._begun:
-            raise _mixed_error("has given batches, and is now given to a function of TensorFlow's")
+            raise _mixed_error("is passed to a TensorFlow function after it was read in Python")
         if self._whole is None:
             self._whole = iter(self._dataset)
         return self._whole
 
     def _serialize_to_tensors(self) -> NoReturn:
         what = "an iterator of nb.shard cannot be saved in a checkpoint"
-        why = "it reads other rows in each process"
-        mend = "save the number of the step, and begin with nb.shard(dataset.skip(step))"
+        why = "it reads different rows in each process"
+        mend = "save the number of the step, and start with nb.shard(dataset.skip(step))"
         raise UnsupportedError(what, where=str(calling_site()), why=why, mend=mend)
 
 
 def _mixed_error(what: str) -> UnsupportedError:
-    why = "outside of functions it goes through its own rows, inside through all rows: it would begin anew"
-    mend = "an iterator of its own for the function: iter(dataset)\nor give the function batches"
+    why = "in Python it yields this process's rows, in a function all rows, so it would start again"
+    mend = "use a separate iterator for the function: iter(dataset)\nor pass batches to the function"
     return UnsupportedError(f"an iterator of nb.shard {what}", where=str(calling_site()), why=why, mend=mend)
 
 
 def _no_dataset(given: Any) -> OptionError:
     """The error for an argument that has rows but is not a dataset; it states what to write."""
-    name, why = type(given).__name__, "rows that a generator makes come one after the other: none can be left out"
+    name, why = type(given).__name__, "a generator yields its rows one after the other, and none can be skipped"
     mend = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
     if hasattr(given, "__array__") or isinstance(given, tuple | list | dict):
-        why = "of arrays nothing is to be saved, each process slices those that it has"
-        mend = "leave nb.shard out, or nb.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32))"
+        why = "with arrays nothing is saved: each process slices the arrays that it already has"
+        mend = "remove nb.shard, or use nb.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32))"
     article = "an" if name[:1].lower() in "aeiou" else "a"
     return refuse(f"nb.shard takes a tf.data.Dataset of batches, not {article} {name}", why=why, mend=mend)
 
@@ -189,7 +189,7 @@ def _no_dataset(given: Any) -> OptionError:
 Wanted: TypeAlias = Callable[[int], Mask]
 """A function from the number of rows in a batch to the mask of the wanted ones."""
 Made: TypeAlias = MutableMapping[Any, Any]
-"""The rebuilt datasets by the steps of a pipeline. A dataset that is reshuffled in each epoch counts epochs: so one
+"""The rebuilt datasets by the steps of a pipeline. A dataset that is reshuffled in each epoch counts epochs, so one
 rebuilt dataset is shared by all iterators.
 """
 _MADE: Made = WeakKeyDictionary()
@@ -209,7 +209,7 @@ class NotUnderstoodError(Exception):
 class Pipeline:
     """A decomposed tf.data pipeline: transformations after batching, the batching, those before, and the source.
 
-    `after` and `before` begin with the last transformation.
+    `after` and `before` start with the last transformation.
     """
 
     after: Sequence[Any]
@@ -260,8 +260,8 @@ def take_apart(dataset: tf.data.Dataset) -> Pipeline:
         batches = tf_datasets.below(batches)
     if tf_datasets.kind(batches) not in ("batch", "padded_batch"):
         raise NotUnderstoodError(
-            f"it ends in {_name_of_op(batches)}, and what is looked for is .batch(...)",
-            "end it with .map(parse).batch(size); what changes rows goes before .batch",
+            f"the dataset ends in {_name_of_op(batches)}, not in .batch(...)",
+            "end it with .map(parse).batch(size); apply ops that change rows before .batch",
         )
     before, source, refused = [], tf_datasets.below(batches), None
     while refused is None and tf_datasets.kind(source) in tf_datasets.MOVES | {"map"}:
@@ -273,18 +273,18 @@ def take_apart(dataset: tf.data.Dataset) -> Pipeline:
         source = before.pop()
     if not before:
         raise refused or NotUnderstoodError(
-            "there is no .map(...) right before .batch(...), so nothing is saved by reading fewer rows",
-            "read what is dear in .map(parse), and begin with names or numbers of rows",
+            "there is no .map(...) directly before .batch(...), so reading fewer rows saves nothing",
+            "do the expensive reads in .map(parse), and start from the names or indices of rows",
         )
     _check_rows(dataset, batches, before, source)
     return Pipeline(after, batches, before, source)
 
 
 def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> None:
-    """Raise if rows cannot be left out of a pipeline with these transformations."""
+    """Raise if rows cannot be skipped in a pipeline with these transformations."""
     if not all(map(can_be_blank, _tensors(source.element_spec))):
         raise NotUnderstoodError(
-            f"{_name_of_op(source)} yields more than dense tensors", "map before .batch from dense ones"
+            f"{_name_of_op(source)} yields tensors that are not dense", "apply .map before .batch to dense tensors"
         )
     maps = [step for step in before if tf_datasets.kind(step) == "map"]
     deterministic = {
@@ -292,14 +292,14 @@ def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], s
     }
     if False in deterministic or (None in deterministic and dataset.options().deterministic is False):
         raise NotUnderstoodError(
-            "deterministic=False: each process would have rows in an order of its own", "leave deterministic=False out"
+            "deterministic=False: each process would read the rows in a different order", "remove deterministic=False"
         )
     parts = _tensors(maps[0].element_spec)
     shapes = tf_datasets.batching(batches).shapes or [None] * len(parts)
     if not all(_is_fixed_shape(part.shape, padded) for part, padded in zip(parts, shapes, strict=True)):
         raise NotUnderstoodError(
-            f"the sizes of a row are not known before it is read: {maps[0].element_spec}",
-            "tf.ensure_shape(...) in the function of .map, or .padded_batch(padded_shapes=...) with numbers",
+            f"the shape of a row is not known before it is read: {maps[0].element_spec}",
+            "use tf.ensure_shape(...) in the function of .map, or .padded_batch(padded_shapes=...) with fixed sizes",
         )
 
 
@@ -307,13 +307,13 @@ def _refuse_map(dataset: Any) -> NotUnderstoodError | None:
     """The reason why the function of a map cannot be skipped for some rows, if any."""
     mapping = tf_datasets.mapping(dataset)
     if mapping is None or not all(map(can_be_blank, _tensors(mapping.gives))):
-        why = "the function of .map gives more than dense tensors"
-        return NotUnderstoodError(why, ".to_tensor() or tf.sparse.to_dense")
+        why = "the function of .map returns tensors that are not dense"
+        return NotUnderstoodError(why, "use .to_tensor() or tf.sparse.to_dense")
     lasting = tf_datasets.lasting(mapping.function)
     if lasting:
         return NotUnderstoodError(
-            f"the function of .map draws or writes ({lasting}), so each call changes those that follow",
-            "tf.random.stateless_uniform(..., seed=[row, epoch]) and its like: numbers that are made of the row",
+            f"the function of .map draws random numbers or writes state ({lasting}), so calls depend on earlier ones",
+            "use tf.random.stateless_uniform(..., seed=[row, epoch]) or similar, with a seed computed from the row",
         )
     return None
 
@@ -337,7 +337,7 @@ def _name_of_op(dataset: Any) -> str:
 
 # ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
 def blank(spec: tf.TensorSpec) -> tf.Tensor:
-    """A tensor of a spec with a placeholder value: NaN, the most extreme integer, "" or False. Open sizes are 0.
+    """A tensor of a spec with a placeholder value: NaN, the most extreme integer, "" or False. Unknown sizes are 0.
 
     >>> blank(tf.TensorSpec([2], tf.float32)).numpy().tolist(), int(blank(tf.TensorSpec([], tf.int32)))
     ([nan, nan], -2147483648)

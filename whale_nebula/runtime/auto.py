@@ -47,14 +47,13 @@ def capture_planned(
     tensors: Sequence[Any] | None,
     **options: Any,
 ) -> Captured:
-    """Capture a step again that was captured uncut, with the stages that are decided for it.
-
-    `tensors` are its first batch, if there is one; `options` are those of `capture`.
+    """Capture an uncut step again, with the stages that are decided for it. `tensors` are its first batch, if there is
+    one; `options` are those of `capture`.
     """
-    run, said, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
-    if said.unplanned:
-        said_so = f"nb.auto_parallel at {limits.site} leaves this step as its scopes say: {said.unplanned}."
-        return replace(first, decision=Unplanned(said_so))
+    run, constraints, shapes = current_run(), first.constraints, shapes_of_batch(layout, tensors)
+    if constraints.unplanned:
+        note = f"nb.auto_parallel at {limits.site} does not change the scopes of this step: {constraints.unplanned}."
+        return replace(first, decision=Unplanned(note))
     homes = find_homes(name, layout.absent, run)
 
     def cut(decision: Decision) -> Captured:
@@ -72,7 +71,7 @@ def capture_planned(
             return again
         except (CaptureError, PlanError, NotYetError):
             return cut(_go_back(run, decision, decision.replaces))
-    check_said(said, limits, run)
+    check_said(constraints, limits, run)
     decision = decide(
         name, first, shapes, limits, run, tensors, lambda each: _check_cut(cut(each), each, shapes, run),
         layout.absent, homes,
@@ -80,7 +79,7 @@ def capture_planned(
     if decision is None:  # nothing to assign to stages: one cluster runs all of it
         if first.program.stages[0].where:
             return first
-        stage = Stage("stage0", find_clusters(limits, said, run).names[0], str(limits.site))
+        stage = Stage("stage0", find_clusters(limits, constraints, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
     found: Captured | None = None
     while found is None:
@@ -102,8 +101,8 @@ def _reuse(
     shapes: Sequence[tuple[int, ...]],
     run: Run,
 ) -> Captured:
-    """A step with the stages that were decided for another one of the same variables; it runs with the whole batch if
-    its own cannot be cut.
+    """A step with the stages that were decided for a different step of the same variables; it runs with the whole batch
+    if its own cannot be divided.
     """
     try:
         found = cut(decision)
@@ -119,8 +118,8 @@ def _reuse(
 def _try_stages(
     cut: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
 ) -> tuple[Captured | None, Decision, NebulaError | None]:
-    """The step with the stages of a decision, or the error of a pass that refuses them; None if another decision is
-    found to be better.
+    """The step with the stages of a decision, or the error of a pass that refuses them; None if a different decision is
+    better.
     """
     try:
         found = cut(decision)
@@ -131,14 +130,14 @@ def _try_stages(
 
 
 def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
-    """Return to the previous plan, as the better one was refused by a pass."""
+    """Return to the previous plan, because a pass refused the better one."""
     stays = replace(before, replan=False, replaces=refused)
     run.decisions[:] = [stays if each is refused else each for each in run.decisions]
     return stays
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
-    """An earlier decision for the step's variables, as a model is evaluated with the stages of its training."""
+    """An earlier decision for the step's variables: a model is evaluated with the stages of its training."""
     handles = handles_of(captured)
     for decision in run.decisions:
         if any(decision.handles.get(handle) == path for handle, path in handles.items()):
@@ -147,7 +146,7 @@ def _find_decision(run: Run, captured: Captured) -> Decision | None:
 
 
 def shapes_of_batch(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:
-    """The shapes of the batch, as far as they are known; the rest has `ROWS` rows."""
+    """The shapes of the batch; unknown numbers of rows are `ROWS`."""
     given = [tuple(getattr(t, "shape", ())) for t in tensors] if tensors is not None else [()] * len(layout.specs)
     rows = [shape[0] for shape, split in zip(given, layout.batched, strict=True) if split and shape and shape[0]]
     count = max(rows, default=ROWS)

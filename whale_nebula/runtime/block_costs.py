@@ -27,14 +27,14 @@ from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
-_TOLD_SECONDS = 2.0
+_LOGGED_SECONDS = 2.0
 """Measuring that takes longer is logged."""
 _LEAST = 0.1
-"""The least share of a measurement that is taken as work, when the seconds of an empty call are subtracted."""
+"""The minimum share of a measurement that counts as work, when the seconds of an empty call are subtracted."""
 _SMALL_SUM, _LARGE_SUM = 2.0**20, 2.0**26
-"""The bounds of the size for measuring additions, which is that of the largest gradient."""
+"""The bounds of the size for measuring additions, which is the size of the largest gradient."""
 _CALLS = 6
-"""The least number of calls of a measurement."""
+"""The minimum number of calls of a measurement."""
 
 
 def measure_blocks(
@@ -80,8 +80,8 @@ CALL = "call"
 
 
 def _adding_key(layers: Layers) -> str:
-    """The key of the seconds for adding a byte of a gradient: it contains the size, as fresh memory makes large tensors
-    slower for each byte.
+    """The key of the seconds for adding a byte of a gradient: it contains the size, because fresh memory makes large
+    tensors slower for each byte.
     """
     return f"adding {2 ** int(math.log2(min(max(layers.chain.gradients.max(), _SMALL_SUM), _LARGE_SUM)))}"
 
@@ -107,7 +107,7 @@ class _Bench:
     def measure(
         self, blocks: Mapping[int, Mapping[str, Subgraph]], layers: Layers, keys: Mapping[tuple[str, int, int], str]
     ) -> None:
-        """Measure unknown blocks: all together, then each, those with most work first."""
+        """Measure unknown blocks: all together, then each, those with the most work first."""
         work = [
             sum(op.moved + op.flops for ops in ways for op in ops)
             for ways in zip(layers.forward, layers.backward, strict=True)
@@ -127,7 +127,7 @@ class _Bench:
         if CALL not in self.known:
             self._keep(CALL, self._call, 0.0)
         count = len(self.fresh)
-        _LOG.info("%s: %d subgraphs of blocks were measured in %.1f s", self.name, count, self._spent)
+        _LOG.info("%s: measured %d subgraphs of blocks in %.1f s", self.name, count, self._spent)
 
     @property
     def _spent(self) -> float:
@@ -136,9 +136,9 @@ class _Bench:
     @property
     def left(self) -> float:
         """Seconds of the budget."""
-        if self._spent > _TOLD_SECONDS and not self.said:
+        if self._spent > _LOGGED_SECONDS and not self.said:
             self.said = True
-            _LOG.info("%s: blocks are measured, for at most %.0f s", self.name, self.budget)
+            _LOG.info("%s: measuring blocks, for at most %.0f s", self.name, self.budget)
         return self.budget - self._spent
 
     @cached_property
@@ -177,7 +177,7 @@ class _Bench:
                     if needed:
                         values |= zip(subgraph.fragment.fetches, functions[kind](given), strict=True)
                 except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
-                    _LOG.debug("%s: %s of block %d is not measured: %s", self.name, kind, subgraph.block, failure)
+                    _LOG.debug("%s: cannot measure %s of block %d: %s", self.name, kind, subgraph.block, failure)
                     break
                 smaller = min((each for each in self.sizes if each > rows), default=rows)
                 lasted[kind] = timed.seconds * smaller / rows
@@ -217,7 +217,7 @@ class _Bench:
         graph, sizes = self.captured.program.graph, self.sizes[rows]
         spec, shape, numbers = graph.spec(value), sizes.shape(value), sizes.numbers.get(value)
         if spec.dtype in ("variant", "resource", "string"):
-            raise _UnfitError(f"{spec.dtype} comes in")
+            raise _UnfitError(f"an input has dtype {spec.dtype}")
         if numbers is not None and len(numbers) == int(np.prod(shape)):
             return tf.constant(np.reshape(numbers, shape), spec.dtype)
         if graph.ops[value.op].role == INPUT and self.tensors is not None:

@@ -27,8 +27,8 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     """The clusters of the run as data: devices, links and codecs, with their rates in bytes, seconds and FLOP/s.
 
     Values of the config take precedence; others are measurements of `whale-nebula measure` on this machine, or None.
-    `source` is read instead of the run: a cluster object's JSON, as a file ("clusters.json") or a dict, or
-    a config ("clusters.yaml", or a dict).
+    `source`, if given, is read instead of the run: a cluster object as JSON, from a file ("clusters.json") or a dict,
+    or a config ("clusters.yaml", or a dict).
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -58,15 +58,15 @@ def find_configured(run: Run, names: Sequence[str] | None = None) -> Clusters:
 
 
 def config_of(run: Run) -> str | None:
-    """The file of a run's config, if it has one; measured lines are stored beside it."""
+    """The file of a run's config, if it has one; measured links are stored next to it."""
     return run.source or (run.attachment.config if run.attachment is not None else None)
 
 
 def complete(configured: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:
-    """Complete a cluster object by measurements of this machine and of the config's lines."""
+    """Complete a cluster object with measurements of this machine and of the config's links."""
     found, why = read_kept()
     if why:
-        warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")
+        warn_at(calling_site(), "the stored measurements are not used", why=why, mend="whale-nebula measure --again")
     completed = configured if found is None else found.complete(configured, is_local)
     return completed if config is None else add_kept(completed, config)
 
@@ -83,7 +83,7 @@ def find_rings(run: Run) -> dict[str, Line]:
 
 def add_kept(known: Clusters, config: str | os.PathLike[str]) -> Clusters:
     """Add the lines and collectives that `bench link` or a run has measured, if the config has no rate; collectives
-    only if they were measured on this machine, among as many workers.
+    only if they were measured on this machine, with the same number of workers.
     """
     for each in known.clusters:
         with contextlib.suppress(ConfigError):  # it is missing, or invalid

@@ -57,19 +57,21 @@ def data(
     all rows. With a `seed` their order follows from the seed and the number of the pass, the same on every machine;
     without one, it is the stored order. `skip(n)` starts at a later batch without reading the skipped ones.
 
-    Each batch is authorised, counted and recorded where the data is. `purpose` is that of the grant; it is optional if
-    there is only one grant.
+    Each batch is authorised, counted and recorded where the data is. `purpose` is the purpose of the grant; it is
+    optional if there is only one grant.
     """
     where, match = str(calling_site()), _URL.fullmatch(source) if isinstance(source, str) else None
     if match is None:
         raise OptionError(
-            f"nb.data({source!r}) names no dataset", where=where, mend='nb.data("gpu://corpus", batch=32)'
+            f"nb.data({source!r}) does not name a dataset", where=where, mend='nb.data("gpu://corpus", batch=32)'
         )
     size, chosen = integer("batch", batch), None if seed is None else integer("seed", seed)
     if not 0 < size <= MOST_ROWS:
-        raise OptionError(f"batch={size} cannot be", where=where, why=f"from 1 to {MOST_ROWS} rows", mend="batch=256")
+        raise OptionError(
+            f"batch={size} is out of range", where=where, why=f"it must be from 1 to {MOST_ROWS}", mend="batch=256"
+        )
     if chosen is not None and not 0 <= chosen < 1 << 63:
-        raise OptionError(f"seed={chosen} is too large, or below 0", where=where, mend="seed=1")
+        raise OptionError(f"seed={chosen} is too large or negative", where=where, mend="seed=1")
     if purpose is not None and not isinstance(purpose, str):
         raise OptionError(f"purpose={purpose!r} is not a string", where=where, mend='purpose="my study"')
     if not isinstance(drop_remainder, bool):
@@ -82,7 +84,7 @@ def data(
 
 
 class Plan:
-    """The plan of reading a dataset: its source, the batches, and the next pass."""
+    """The state of reading a dataset: its source, the batches, and the next pass."""
 
     def __init__(
         self, reading: Reading, about: About, name: str, batch: int, seed: int | None, drop_remainder: bool
@@ -104,7 +106,7 @@ class Plan:
 
 
 class Batches(tf_datasets.Same):
-    """The result of `nb.data`: a dataset whose every iteration is a pass, from its batch `first` on."""
+    """The result of `nb.data`: a dataset that yields a pass in every iteration, from its batch `first` on."""
 
     def __init__(self, plan: Plan, first: int) -> None:
         self._plan, self._first = plan, min(first, plan.batches)
@@ -130,19 +132,19 @@ class Batches(tf_datasets.Same):
 
 
 def _to_value(column: Column, array: Any) -> Any:
-    """A column in a form for TensorFlow: texts as an array of bytes."""
+    """A column as a value for TensorFlow: strings become an array of bytes."""
     return array if column.dtype != STRING or array.size else np.empty(array.shape, "S1")
 
 
 # ---------------------------------------------------------------------- the reader
 def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Reading:
-    """The reader of a cluster's data: through the registry on its owner's machines, otherwise through the service."""
+    """The reader of a cluster's data: the registry on its owner's machines, otherwise the service."""
     home = run.config.data.get(cluster)
     if home is None:
         known = list(run.config.data)
         mend = f'nb.init({{"data": {{"{cluster}": {{"at": "gpu.example.org:7100", "folder": "certs"}}}}}})'
         raise ConfigError(
-            f"the config does not say where data of {cluster!r} is read",
+            f"the config has no 'data' entry for {cluster!r}",
             where=where,
             mend=f"{did_you_mean(cluster, known)}\n{mend}" if known else mend,
         )
@@ -152,21 +154,23 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Re
     script = code.find_script()
     program, versions = "" if script is None else code.digest_file(script), code.describe_versions()
     if home.registry is not None and own:
-        said = run_id, program, purpose, versions
-        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, said)
+        identity = run_id, program, purpose, versions
+        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, identity)
     if home.at is None:
         mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
-        raise ConfigError(f"data of {cluster!r} is not read here", where=where, why=_explain_elsewhere(home), mend=mend)
+        raise ConfigError(
+            f"data of {cluster!r} cannot be read in this process", where=where, why=_explain_elsewhere(home), mend=mend
+        )
     folder = base / os.path.expanduser(home.folder or "certs")
     reader = Reader("", "", run_id, program, purpose, versions)
     return open_remote(home.at, folder, run.config.run, cluster, reader)
 
 
 def _explain_elsewhere(home: DataHome) -> str:
-    return f"{home.registry} is for machines of the owner, and this is another cluster"
+    return f"{home.registry} can be used only on the owner's machines, and this process is in another cluster"
 
 
-def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str | None, str]) -> Direct:
+def _open_direct(run: Run, folder: Path, cluster: str, identity: tuple[str, str, str | None, str]) -> Direct:
     certificate = authority.load_certificate(folder)
     actor, account, signer = _find_self(run, cluster, certificate)
     key = str(folder)
@@ -177,7 +181,7 @@ def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str
         guard = run.data[key] = Guard(Grants(registry), usage, log)
         run.closers += [registry.close, usage.close, log.close]
         atexit.register(shut_down_at_exit)
-    return Direct(guard, Reader(account, actor.uri, *said))
+    return Direct(guard, Reader(account, actor.uri, *identity))
 
 
 def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
@@ -194,7 +198,7 @@ def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str,
 
 
 def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> AuditLog:
-    """Open a log of this process alone; another process on this machine may have the same name."""
+    """Open a log of this process only; another process on this machine may have the same name."""
     for number in range(_MOST_LOGS):
         try:
             return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)

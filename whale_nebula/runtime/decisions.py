@@ -59,45 +59,45 @@ def decide(
     homes: Mapping[int, frozenset[str]],
 ) -> Decision | None:
     """Search for a plan among clusters; None if the step has nothing to assign to stages. `check` raises the refusals
-    of passes; `absent` are the numbers of the inputs that this process has not, `homes` the clusters by the number
-    of an input that some have not.
+    of passes; `absent` has the numbers of the inputs that this process lacks, and `homes` the clusters, by number, of
+    inputs that some processes lack.
     """
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
-    said = captured.constraints
+    constraints = captured.constraints
     here = [None if number in absent else shape for number, shape in enumerate(shapes)]
     known = Known(rows, here, expect_all_beside(captured))
-    clusters, able, known = agree_on_clusters(name, find_clusters(limits, said, run), known, run)
+    clusters, able, known = agree_on_clusters(name, find_clusters(limits, constraints, run), known, run)
     shapes = [own if agreed is None else tuple(agreed) for own, agreed in zip(shapes, known.shapes, strict=True)]
     rows, bytes_beside = known.rows, {path: each.bytes for path, each in known.beside.items()}
     layers = layers_of(captured.program, rows, set_rows(captured.program.leaves, shapes, rows), bytes_beside)
     if layers is None:
         return None
     options = Options(
-        said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
-        said.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
+        constraints.micro_batch or limits.micro_batch, constraints.replicas or limits.replica,
+        constraints.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
     )  # fmt: skip
-    if said.pipeline.schedule != DEFAULT:
-        options = replace(options, schedules=(said.pipeline.schedule,))
+    if constraints.pipeline.schedule != DEFAULT:
+        options = replace(options, schedules=(constraints.pipeline.schedule,))
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
-    reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
+    reasons = [f"the scopes fix: {'; '.join(words)}"] if (words := constraints.words()) else []
     reasons += describe_measured(clusters)
     reasons += [
-        f"beside {path} {size(each.bytes)} are counted, of {each.said}" for path, each in sorted(known.beside.items())
+        f"{size(each.bytes)} are added for {path}, from {each.said}" for path, each in sorted(known.beside.items())
     ]
     names = [leaf.name for leaf in captured.program.leaves]
     reasons += [f"input {names[number]!r} is in {' and '.join(sorted(own))} alone" for number, own in homes.items()]
     whole = explain_whole(captured, layers)
     if options.micro_batch is None and whole:
-        options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
+        options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch is not divided: {whole}"]
     measured, slowness = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
-    slow = [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
+    slow = [f"{each} computes {times:.2g} times as long as its rates predict, as measured in an earlier run: "
             f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
-    problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
+    problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, constraints)
     problem = bind_blocks(problem, layers, homes)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
-    first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=said)
+    first = Decision(layers, slow_down(problem, times), (), grounds, str(limits.site), tuple(reasons), said=constraints)
     first = replace(first, handles=handles_of(captured), program=name, replan=bool(limits.replan))
     found = _search(first, limits, functools.partial(_explain_refusal, first, check))
     return replace(
@@ -107,9 +107,9 @@ def decide(
 
 
 def describe_measured(clusters: Clusters) -> list[str]:
-    """What was measured of lines, and of sums inside clusters, each with its date."""
+    """The measurements of links, and of sums inside clusters, each with its date."""
     found = [
-        f"the line {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
+        f"the link {line.replace('>', '->')} is {clusters.between(*line.split('>'))}, as measured on {at.date}"
         for line, at in sorted(clusters.measured.items())
         if ">" in line
     ]
@@ -121,25 +121,25 @@ def describe_measured(clusters: Clusters) -> list[str]:
     return found
 
 
-def check_said(said: Constraints, limits: Limits, run: Run) -> None:
+def check_said(constraints: Constraints, limits: Limits, run: Run) -> None:
     """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
-    run.check_named({name: each.said for each in said.stages for name in each.clusters})
-    if limits.compress is not None and (said.stages or said.clusters):
+    run.check_named({name: each.said for each in constraints.stages for name in each.clusters})
+    if limits.compress is not None and (constraints.stages or constraints.clusters):
         raise OptionError(
-            f"nb.auto_parallel(compress={limits.compress!r}) meets scopes, the first is {said.words()[0]}",
+            f"nb.auto_parallel(compress={limits.compress!r}) cannot be combined with scopes: {constraints.words()[0]}",
             where=str(limits.site),
-            why="in a script with scopes nb.compress says what crosses smaller",
-            mend="nb.compress(...) inside nb.cluster, around what crosses, and no compress= here",
+            why="in a script with scopes, nb.compress determines which tensors are compressed",
+            mend="use nb.compress(...) inside nb.cluster, and remove compress= here",
         )
 
 
 def explain_whole(captured: Captured, layers: Layers) -> str:
     """The reason why a batch is not cut without a request by the user."""
     if len(captured.program.requests) > 1:
-        return "the step asks for gradients more than once"
+        return "the step requests gradients more than once"
     if layers.draws:
         return (
-            "the model draws random numbers (dropout), and each micro-batch would draw others; micro_batch= allows it"
+            "the model draws random numbers (dropout), which would differ in each micro-batch; micro_batch= allows it"
         )
     if not any(leaf.batched for leaf in captured.program.leaves):
         return "no argument of the step has rows"
@@ -148,8 +148,8 @@ def explain_whole(captured: Captured, layers: Layers) -> str:
 
 
 def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
-    """Recompute the seconds of split stages by the bytes that the passes have found; returns another plan if that is
-    then faster.
+    """Recompute the seconds of split stages with the bytes that the passes have found; returns a different plan if it
+    is then faster.
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)
@@ -163,7 +163,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     volume = size(sum(each.times * each.bytes for each in sent))
     reasons = (
         *decision.reasons,
-        f"to have variables in pieces a worker sends {volume} to others of its stage in a step",
+        f"to divide variables, a worker sends {volume} to the others of its stage in a step",
     )
     first = replace(chosen, seconds=max(chosen.seconds + more, 0.0))
     others = [each for each in decision.candidates[1:] if all(part.shards == 1 for part in each.parts)]
@@ -173,8 +173,8 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], str], whole: bool = False) -> Decision:
-    """The decision with the best plans of its problem. Raises if none fits; the error is about the whole batch if that
-    cannot be cut.
+    """The decision with the best plans of its problem. Raises if none fits; the error is about the whole batch if it
+    cannot be divided.
     """
     found = search(decision.problem)
     if found.candidates:
@@ -186,13 +186,13 @@ def _search(decision: Decision, limits: Limits, explain_refusal: Callable[[], st
 
 
 def _keep_whole(decision: Decision, refused: str) -> Decision:
-    """The decision of which micro-batches are refused, to be searched again without."""
+    """The decision whose micro-batches are refused, to be searched again without them."""
     problem = replace(decision.problem, options=replace(decision.problem.options, micro_batch=1))
-    return replace(decision, problem=problem, reasons=(*decision.reasons, f"the batch stays whole: {refused}"))
+    return replace(decision, problem=problem, reasons=(*decision.reasons, f"the batch is not divided: {refused}"))
 
 
 def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) -> str:
-    """Why the batch cannot be cut, if no number of micro-batches is given; "" if it can."""
+    """The reason why the batch cannot be divided, if no number of micro-batches is given; "" if it can."""
     problem = decision.problem
     if problem.options.micro_batch is not None or len(problem.counts) == 1:
         return ""
@@ -206,7 +206,7 @@ def _explain_refusal(decision: Decision, check: Callable[[Decision], object]) ->
     except BatchCoupledError as refused:
         return refused.what
     except (CaptureError, PlanError, NotYetError):
-        pass  # of another cause, which is reported where it fits
+        pass  # a different cause, which is reported elsewhere
     return ""
 
 
@@ -222,25 +222,25 @@ def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Deci
     raise refused
 
 
-def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
+def find_clusters(limits: Limits, constraints: Constraints, run: Run) -> Clusters:
     """The configured clusters that may take part; without a config, also those that scopes name."""
     names = list(dict.fromkeys(map(running_home, limits.clusters or run.here().clusters)))
     if limits.clusters is None and run.alone and not run.config.clusters:
-        named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
+        named = [*constraints.clusters, *(name for each in constraints.stages for name in each.clusters)]
         names = list(dict.fromkeys([*(named or names), *run.clusters]))
-    chosen = [name for name in names if name in said.clusters] if said.clusters else names
+    chosen = [name for name in names if name in constraints.clusters] if constraints.clusters else names
     return find_configured(run, chosen or names)
 
 
 def expect_all_beside(captured: Captured) -> dict[str, Expected]:
-    """The memory that objects beside a step's variables are expected to take, by the path of the variable."""
+    """The memory that objects other than a step's variables are expected to use, by the path of the variable."""
     found = {path: expect_beside(variable) for path, variable in captured.variables.items()}
     return {path: each for path, each in found.items() if each is not None}
 
 
 class Known(NamedTuple):
-    """What a process knows of a step: the rows of the batch; the shapes of its inputs, None for one that it has not;
-    and the memory of objects beside variables.
+    """What a process knows about a step: the rows of the batch; the shapes of its inputs, None for one that it lacks;
+    and the memory of objects other than variables.
     """
 
     rows: int
@@ -248,7 +248,7 @@ class Known(NamedTuple):
     beside: Mapping[str, Expected] = {}
 
     def merge(self, other: Known) -> Known:
-        """What two processes know together: of what both know the larger one."""
+        """The merged knowledge of two processes: the larger value if both have one."""
         pairs = itertools.zip_longest(self.shapes, other.shapes)
         shapes = [one if two is None else two if one is None else tuple(map(max, one, two)) for one, two in pairs]
         beside = {path: max(own, other.beside.get(path, own)) for path, own in self.beside.items()}
@@ -258,13 +258,13 @@ class Known(NamedTuple):
     def from_plain(cls, plain: Any) -> Known:
         """Parse what another process has sent."""
         rows, shapes, beside = plain
-        known = {str(path): Expected(float(count), str(said)) for path, (count, said) in beside.items()}
+        known = {str(path): Expected(float(count), str(text)) for path, (count, text) in beside.items()}
         return cls(int(rows), [None if each is None else tuple(map(int, each)) for each in shapes], known)
 
 
 class Agreed(NamedTuple):
     """The agreed input of planning: clusters with measurements, whether the workers of each cluster can communicate,
-    and what is known of the step.
+    and what is known about the step.
     """
 
     clusters: Clusters
@@ -294,8 +294,8 @@ def agree_on_clusters(name: str, clusters: Clusters, known: Known, run: Run) -> 
 
 
 def find_homes(name: str, absent: Collection[int], run: Run) -> dict[int, frozenset[str]]:
-    """The clusters whose workers all have an input, by its number, for each that some processes have not. All
-    processes call it at the same point; `absent` are the numbers of those that this process has not.
+    """The clusters whose workers all have an input, by its number, for each input that some processes lack. All
+    processes call it at the same point; `absent` has the numbers of the inputs that this process lacks.
     """
     if run.alone or not run.config.inputs:
         return {}

@@ -21,7 +21,7 @@ from whale_nebula.tf import private as tf_private
 
 @tf_private.not_rewritten
 class NebulaFunction:
-    """A step of a custom loop; call it as the function that it wraps."""
+    """A step of a custom loop; call it like the function that it wraps."""
 
     def __init__(self, fn: Callable[..., Any], whole: Iterable[str]) -> None:
         functools.update_wrapper(self, fn)
@@ -32,9 +32,8 @@ class NebulaFunction:
 
     @short_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step; the first call with each form of arguments captures and plans it.
-
-        Called inside another step, it is a part of that one.
+        """Run one step; the first call with each signature captures and plans it. Called inside another step, it
+        becomes part of that step.
         """
         if current() is not None or uncut_on_purpose():
             return self._step.fn(*args, **kwargs)
@@ -45,15 +44,15 @@ class NebulaFunction:
         return results
 
     def _warn_uncut(self) -> None:
-        """After the first call: warn once of a function in which no stage was entered, as it runs uncut."""
+        """After the first call: warn once of a function that runs uncut because it enters no stage."""
         made = self._step.last if observer() is None else None
         if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
             return
         warn_at(
             script_site(),
             f"{self._step.name} under @nb.function runs uncut",
-            why="no nb.stage was entered in it, and no layer in it was built under one; it is said once",
-            mend='with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to stay whole',
+            why="no nb.stage was entered in it, and no layer in it was built inside one; this is reported once",
+            mend='use with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to run uncut',
         )
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -81,7 +80,7 @@ def _call(fn: Callable[..., Any], names: list[str], values: list[Any]) -> tuple[
 
 @check_signature
 def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ()) -> Any:
-    """Run a function by a plan: `@nb.function` replaces `@tf.function`.
+    """Run a function with a plan: `@nb.function` replaces `@tf.function`.
 
     Every tensor argument of rank 1 or more is a batch along its first axis, except those named in `whole`.
 
@@ -98,21 +97,21 @@ def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ())
         raise OptionError(
             f"whole={whole!r} is a string",
             where=str(calling_site()),
-            why="it lists argument names",
+            why="it must be a list of argument names",
             mend=f"nb.function(whole=({whole!r},))",
         )
     if fn is None:
         return functools.partial(function, whole=tuple(whole))
     if not callable(fn):
         raise values.refuse(
-            f"nb.function wraps a function, not {type(fn).__name__} {fn!r}",
-            mend="@nb.function over the function, or @nb.function(whole=('table',))",
+            f"nb.function takes a function, not {type(fn).__name__} {fn!r}",
+            mend="write @nb.function above the function, or @nb.function(whole=('table',))",
         )
     return NebulaFunction(fn, _arguments_of(fn, whole))
 
 
 def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ...]:
-    """The names in `whole`: each must be that of an argument."""
+    """The names in `whole`: each must be the name of an argument."""
     parameters = inspect.signature(fn).parameters.values()
     known = [each.name for each in parameters]
     names = tuple(whole)
@@ -120,7 +119,7 @@ def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ..
     if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
         name = getattr(fn, "__name__", type(fn).__name__)
         raise values.refuse(
-            f"whole={names!r} names {unknown!r}, and {name} has no such argument",
+            f"whole={names!r} names {unknown!r}, but {name} has no such argument",
             why=f"its arguments are {list_names(known)}",
             mend=did_you_mean(unknown, known),
         )

@@ -116,8 +116,8 @@ def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpac
 
 
 def pack_as_fit(parts: Sequence[Any]) -> Any:
-    """Pack x, y and sample_weight as `fit` does for a train step: missing ones at the end are left out, and x alone is
-    not wrapped, unless it is several.
+    """Pack x, y and sample_weight like `fit` for a train step: missing ones at the end are omitted, and x alone is not
+    wrapped, unless it has several parts.
 
     >>> pack_as_fit(["x"]), pack_as_fit(["x", None]), pack_as_fit([["a", "b"]]), pack_as_fit(["x", "y", None])
     ('x', 'x', (['a', 'b'],), ('x', 'y'))
@@ -129,7 +129,7 @@ def pack_as_fit(parts: Sequence[Any]) -> Any:
 
 def _step(model: Any, kind: str) -> Step:
     count = model.steps_per_execution
-    note = f"steps_per_execution={count}: the {count} steps of an execution run one by one"
+    note = f"steps_per_execution={count}: the {count} steps of an execution run separately"
     return Step(
         getattr(model, f"{kind}_step"),
         name=f"{model.name}.{kind}_step",
@@ -154,7 +154,7 @@ def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
 
 
 def _complete_batch(data: Any, kind: str) -> Any:
-    """The batch with None for trailing parts that Keras leaves out, if the config declares them."""
+    """The batch with None for trailing parts that Keras omits, if the config declares them."""
     parts = data if isinstance(data, tuple) else (data,)
     named = [place + 1 for place, name in enumerate(_INPUTS) if _is_declared(name)]
     if kind == "predict" or max(named, default=0) <= len(parts):
@@ -163,7 +163,7 @@ def _complete_batch(data: Any, kind: str) -> Any:
 
 
 def _is_declared(name: str) -> bool:
-    """Whether the config declares the form of an input, or of one inside it."""
+    """Whether the config declares the shape of an input, or of one inside it."""
     return any(path.partition("/")[0] == name for path in current_run().config.inputs)
 
 
@@ -181,26 +181,26 @@ def _restore_batch(names: tuple[str | None, ...], values: list[Any]) -> tuple[Se
 
 
 def _paths(model: Any) -> Mapping[int, str]:
-    """Handle to path, for all variables that a model's step may touch."""
+    """The path of each variable that a model's step may touch, by its handle."""
     return {id(variable.handle): name for name, variable in name_variables(model).items()}
 
 
 def _metrics(model: Any) -> Mapping[int, str]:
-    """Names of metrics by handle, for those given to `compile`, which Keras wraps in a metric of its own."""
+    """Names of metrics by handle, for those passed to `compile`, which Keras wraps in its own metric."""
     given = [metric for all_of_them in model.metrics for metric in getattr(all_of_them, "metrics", ())]
     pairs = [(getattr(variable, "value", variable), metric.name) for metric in given for variable in metric.variables]
     return {id(value.handle): name for value, name in pairs}
 
 
 def _check(model: Any) -> None:
-    """Refuse settings under which the step is not one traced function in one place."""
+    """Refuse settings under which the step is not a single traced function."""
     strategy = model.distribute_strategy
     if strategy is not tf.distribute.get_strategy():
         raise foreign_strategy(strategy, f"{model.name}, {script_site()}")
     if model.run_eagerly:
         raise UnsupportedError(
-            "compile(run_eagerly=True) does not go with scopes",
+            "compile(run_eagerly=True) is not compatible with scopes",
             where=f"{model.name}, {script_site()}",
-            why="an eager step is never traced, so it cannot be cut",
-            mend="model.compile(...) without run_eagerly; to debug eagerly, take the scopes out",
+            why="an eager step is never traced, so it cannot be divided into stages",
+            mend="use model.compile(...) without run_eagerly; to debug eagerly, remove the scopes",
         )

@@ -1,7 +1,7 @@
 """The hook in Keras's `make_{train,test,predict}_function`, which routes models with scopes to this runtime.
 
-It must decide early, because a subclassed model that begins with `fit` enters our scopes inside Keras's own trace, too
-late to cut anything. A model without scopes is passed to Keras unchanged. `tf.keras_import` has the wrapper.
+It must decide early, because a subclassed model that starts with `fit` enters scopes inside Keras's own trace, too late
+to divide anything. A model without scopes is passed to Keras unchanged. `tf.keras_import` has the wrapper.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CUTTING = ("cluster", "replica", "pipeline")
 
 
 class _Known(NamedTuple):
-    """The conditions under which a model's functions were made: `changes()`, its placement, and whether scopes around
-    them count.
+    """The conditions under which a model's functions were created: `changes()`, its placement, and whether scopes
+    around them count.
     """
 
     changes: int = 0
@@ -78,7 +78,7 @@ def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) 
 
 
 def _share_files(kind: str) -> None:
-    """In several processes, let callbacks that write files cooperate."""
+    """In several processes, make callbacks that write files cooperate."""
     if kind == "train" and not current_run().alone:
         from whale_nebula.runtime.variables.reads import share_files
 
@@ -86,7 +86,7 @@ def _share_files(kind: str) -> None:
 
 
 def _watch_fit(model: Any) -> None:
-    """With checkpoints, let a `fit` report its position, and resume where the run ended."""
+    """With checkpoints, make a `fit` report its position, and resume where the run stopped."""
     run = opened_run()
     if run is not None and run.checkpoints is not None:
         from whale_nebula.runtime.checkpoint.fitting import watch_fit
@@ -95,8 +95,8 @@ def _watch_fit(model: Any) -> None:
 
 
 def _watch_plain_model(model: Any, kind: str) -> None:
-    """Prepare a model without scopes, which may share layers with one that has scopes: in several processes all that it
-    reads must be in this one. If checkpoints are written by a single process, it is saved like others.
+    """Prepare a model without scopes, which may share layers with one that has scopes: in several processes, everything
+    that it reads must be in this process. If checkpoints are written by a single process, it is saved like others.
     """
     run = opened_run()
     if run is not None and len(run.workers) > 1:
@@ -104,10 +104,10 @@ def _watch_plain_model(model: Any, kind: str) -> None:
     if kind != "train" or run is None or run.checkpoints is None:
         return
     if len(run.workers) > 1:
-        said = f"model {model.name!r} has no scopes: checkpoints do not have it"
-        why = f"each of the {len(run.workers)} processes trains a model of its own, which the others know nothing of"
-        mend = "nb.save(path, model) in one of them; or scopes around its layers"
-        warn_once(script_site(), said, why=why, mend=mend, where="", key=model.name)
+        what = f"model {model.name!r} has no scopes, and is not saved in checkpoints"
+        why = f"each of the {len(run.workers)} processes trains its own, independent copy of it"
+        mend = "call nb.save(path, model) in one of them; or put scopes around its layers"
+        warn_once(script_site(), what, why=why, mend=mend, where="", key=model.name)
         return
     from whale_nebula.runtime.checkpoint.plain import PlainStep
 
@@ -136,8 +136,8 @@ def _inside() -> bool:
 
 
 def _forget(model: Any, inside: bool) -> None:
-    """Drop a model's functions if `nb.place` was called for a part of it since, or if scopes around a model without
-    scopes differ.
+    """Drop a model's functions if `nb.place` was called for a part of it since then, or if the scopes around a model
+    without scopes differ.
     """
     before = _known.get(model, _Known())
     if (before.changes, before.inside) == (changes(), inside):
@@ -152,7 +152,7 @@ def _forget(model: Any, inside: bool) -> None:
 def _may_bear(model: Any, kind: str) -> bool:
     """Whether a model may enter scopes later: a subclassed model when it is called, or its own step when that runs.
 
-    A functional model does not call a user's layer that computes its output shape itself, nor an RNN its cell.
+    A functional model does not call a user layer that computes its own output shape, and an RNN does not call its cell.
     """
     if not isinstance(model, tf_private.KerasFunction) or _overrides(model, f"{kind}_step"):
         return True
@@ -210,7 +210,7 @@ class _Probe:
 
 
 def _peek(iterator: Any) -> tuple[Callable[[], Any], Any]:
-    """An iterator that still contains the next batch, and the form of that batch."""
+    """An iterator that still contains the next batch, and the spec of that batch."""
     if isinstance(iterator, tf.data.Iterator):
         return (lambda: iterator), iterator.element_spec
     if isinstance(iterator, list):
@@ -220,7 +220,8 @@ def _peek(iterator: Any) -> tuple[Callable[[], Any], Any]:
 
 
 def _call_symbolically(model: Any, batch: Any) -> None:
-    """Call a model without computing, so that scopes in its `call` are entered; its own errors are raised by `fit`.
+    """Call a model without computing anything, so that scopes in its `call` are entered; its own errors are raised
+    later by `fit`.
 
     Layers that are built have the same names as in Keras's own trace.
     """
@@ -234,7 +235,7 @@ def _call_symbolically(model: Any, batch: Any) -> None:
 
 
 def _form(x: Any) -> Any:
-    """Keras's tensors in the structure of a model's inputs; an input that is None gets its configured form."""
+    """Keras's tensors in the structure of a model's inputs; an input that is None gets its configured shape."""
     x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
     if any(leaf is None for leaf in tf.nest.flatten(x)):
         forms = Declared(current_run().config.inputs, alone=False)

@@ -1,5 +1,5 @@
-"""Measure what neither the config of a run nor an earlier measurement says, between its processes: lines, and
-collectives of the workers of a cluster.
+"""Measure links between the processes of a run, and collectives of the workers of a cluster, if neither the config nor
+an earlier measurement has them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from whale_nebula.runtime.replicas.collective_costs import fit_collectives, time
 from whale_nebula.runtime.run import Run
 
 SECONDS = 0.3
-"""For about so long each direction of a line is measured, after bursts that take less."""
+"""The approximate seconds for which each direction of a link is measured, after shorter bursts."""
 _ABOUT_SECONDS = 1.5
-"""What measuring a line takes, with its round trips."""
+"""The approximate seconds of a link's measurement, including its round trips."""
 COLLECTIVE_SIZES, COLLECTIVE_RUNS = (1 << 12, 1 << 16, 1 << 20), 5
 COLLECTIVE_SECONDS = 1.0
-"""The most seconds for which collectives inside a cluster are measured, or the budget if that is less."""
+"""The maximum seconds for which collectives inside a cluster are measured, or the budget if that is less."""
 _PROGRAM = PROGRAMS - 1
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 class Ends(NamedTuple):
-    """The workers between which a line is measured; the `first` one leads."""
+    """The workers between which a link is measured; the `first` one leads."""
 
     first: str
     second: str
 
 
 def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float, able: Collection[str]) -> Clusters:
-    """Complete the cluster object that all processes of a run share by the collectives of clusters with several
-    workers: those that were measured before in this run, and those that are unknown, which are measured now. `able` are
-    the clusters whose workers have collectives. All processes call it at the same point, with the same budget.
+    """Complete the cluster object that all processes of a run share with the collectives of clusters with several
+    workers: those that were measured earlier in this run, and unknown ones, which are measured now. `able` are the
+    clusters whose workers have collectives. All processes call it at the same point, with the same budget.
     """
     for each in run.collectives:
         clusters = clusters.complete_from(each)
@@ -71,7 +71,7 @@ def complete_collectives(name: str, clusters: Clusters, run: Run, budget: float,
 
 
 def _lacks_collectives(cluster: ClusterInfo) -> bool:
-    """Whether several workers are joined by what nobody has described."""
+    """Whether the collectives of several workers are unknown."""
     return len(cluster.workers) > 1 and not cluster.inside.takes_time and not cluster.collectives
 
 
@@ -79,7 +79,7 @@ def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
     """Measure the collectives among the workers of this process's cluster."""
     workers, joined = run.cluster_sizes[cluster], run.ledger.collectives
     most = min(budget, COLLECTIVE_SECONDS)
-    _LOG.info("collectives of the %d workers of %s are not known, and are measured", workers, cluster)
+    _LOG.info("measuring the collectives of the %d workers of %s, which are not known", workers, cluster)
     group = joined.group(range(workers), "seconds of collectives")
 
     def goes_on(seconds: float) -> bool:
@@ -100,30 +100,30 @@ def _time_inside(cluster: str, run: Run, budget: float) -> Clusters:
 
 
 def complete_lines(name: str, clusters: Clusters, run: Run, budget: float) -> Clusters:
-    """Complete the cluster object that all processes of a run share by its lines: those that were measured before in
-    this run, and those that are unknown, which are measured now, as many as a budget of seconds allows. All processes
-    call it at the same point, with the same budget.
+    """Complete the cluster object that all processes of a run share with its links: those that were measured earlier in
+    this run, and unknown ones, which are measured now, as many as a budget of seconds allows. All processes call it at
+    the same point, with the same budget.
     """
     clusters = complete_from_lines(clusters, run.lines)
     session, unknown = run.ledger.session, list_unknown(clusters, run)
     unknown, left = unknown[: (most := math.ceil(budget / _ABOUT_SECONDS))], unknown[most:]
     if left and not run.lines:
         names = ", ".join(" - ".join(ends) for ends in left)
-        _LOG.info("lines that are not known, for which measure: %g s leaves no time: %s", budget, names)
+        _LOG.info("unknown links, for which measure: %g s leaves no time: %s", budget, names)
     if not unknown:
         return clusters
     session.expected.add_round(_PROGRAM, max(SIZES))
-    session.exchange(f"measuring lines for {name!r}", {}, set(session.links))  # from here on nothing else crosses
+    session.exchange(f"measuring links for {name!r}", {}, set(session.links))  # from here on, no other data crosses
     own = [_measure(ends, clusters, run) for ends in unknown if session.worker in ends]
     part = {"lines": [each.to_json() for each in own if each.first == session.worker]}
-    for _, each in sorted(session.share(f"the lines for {name!r}", part).items()):
+    for _, each in sorted(session.share(f"the links for {name!r}", part).items()):
         run.lines += [link_advice.LineFound.from_json(text) for text in each["lines"]]
     return complete_from_lines(clusters, run.lines)
 
 
 def list_unknown(clusters: Clusters, run: Run) -> Sequence[Ends]:
-    """The ends of lines without a rate, in the same order in all processes: between two clusters their first workers,
-    inside a cluster its first two.
+    """The ends of links without a rate, in the same order in all processes: the first workers of two clusters, or the
+    first two workers of one cluster.
     """
     workers = {name: [worker for worker, cluster in run.workers.items() if cluster == name] for name in clusters.names}
     found = []
@@ -138,11 +138,11 @@ def list_unknown(clusters: Clusters, run: Run) -> Sequence[Ends]:
 
 
 def _measure(ends: Ends, clusters: Clusters, run: Run) -> link_advice.LineFound:
-    """Measure one line from this end of it, and keep what was found beside the config."""
+    """Measure one link from this end, and store the result next to the config."""
     session = run.ledger.session
     leads = session.worker == ends.first
     link = session.links[ends.second if leads else ends.first]
-    _LOG.info("the line %s - %s is not known, and is measured, for about %g s", *ends, _ABOUT_SECONDS)
+    _LOG.info("measuring the link %s - %s, which is not known, for about %g s", *ends, _ABOUT_SECONDS)
     end = End(
         link, leads=leads, seconds=SECONDS, patience=session.patience, report=_LOG.debug, kind="round", program=_PROGRAM
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _measure(ends: Ends, clusters: Clusters, run: Run) -> link_advice.LineFound:
     found = end.probe(link_advice.THROUGH if through else link_advice.DIRECT, time.time())
     largest = found.crossings[-1]
     _LOG.info(
-        "the line %s - %s: %.3g mbit/s there, %.3g back, %.3g ms", *ends, largest.there * 8e-6, largest.back * 8e-6,
+        "the link %s - %s: %.3g mbit/s there, %.3g back, %.3g ms", *ends, largest.there * 8e-6, largest.back * 8e-6,
         1e3 * found.delay,
     )  # fmt: skip
     config = config_of(run)

@@ -47,8 +47,8 @@ from whale_nebula.scopes.auto import current_limits
 
 
 def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
-    """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, from sizes alone; empty
-    if there is no other cluster.
+    """Sentences on local SGD: rows of each cluster, and the exchange with each other cluster, computed from sizes;
+    empty if there is no other cluster.
     """
     apart = program.apart
     participants = None if apart is None else find_participants(apart, run)
@@ -58,19 +58,19 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
     worked = ", ".join(f"{name} {share}" for name, share in zip(participants.names, shares, strict=True))
     weights, own = weights_of(program, variables, ()), participants.find_own(run)
     who = "worker" if apart.copies > 1 else "cluster"
-    found = [f"of {rows} rows each works on its own ({worked}); what stands above is one {who}'s, on all of them"]
+    found = [f"the {rows} rows are divided ({worked}); the values above are for one {who} on all rows"]
     if apart.exchange:
         return [*found, *_describe_momenta(apart, participants, weights, variables, run)]
     crosses = count_encoded_bytes(apart.codec, count_numbers(weights))
     for other in participants.names:
         if other != own:
             sent = _describe_sent(crosses, run.links.between(own, other).rate)
-            found.append(f"a meeting sends {sent} from {own} to {other}, and as much back")
+            found.append(f"a round sends {sent} from {own} to {other}, and as much back")
     return [*found, apart.chosen] if apart.chosen else found
 
 
 def _describe_sent(crosses: int, rate: float | None) -> str:
-    return size(crosses) + (f", {duration(8 * crosses / rate)} of the line" if rate else "")
+    return size(crosses) + (f", {duration(8 * crosses / rate)} of the link" if rate else "")
 
 
 def _describe_momenta(
@@ -85,13 +85,13 @@ def _describe_momenta(
     if apart.copies > 1:
         how = "all-to-all, then all-gather" if exchanged.optimizer.servers else "all-gather"
         return [
-            f"in each of {freeze} steps of warm-up each worker sends each other one {size(warm)} of momenta, by "
-            f"all-to-all, then all-gather; in each step after them {size(after)}, by {how}"
+            f"in each of {freeze} warm-up steps, each worker sends each other worker {size(warm)} of momenta, by "
+            f"all-to-all, then all-gather; in each later step {size(after)}, by {how}"
         ]
     lines = {other: run.links.between(own, other).rate for other in participants.names if other != own}
     return [
-        f"in each of {freeze} steps of warm-up {own} sends {other} {_describe_sent(warm, rate)}, in each step after "
-        f"them {_describe_sent(after, rate)}, and as much comes back"
+        f"in each of {freeze} warm-up steps, {own} sends {other} {_describe_sent(warm, rate)}, in each later step "
+        f"{_describe_sent(after, rate)}, and as much comes back"
         for other, rate in lines.items()
     ]
 
@@ -121,7 +121,7 @@ def capture_step(
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
-    """The plan of a captured step; `example` are tensors in the form of its leaves."""
+    """The plan of a captured step; `example` has tensors with the specs of its leaves."""
     with pause_garbage_collection():
         return _build_plan(name, captured, example, notes)
 
@@ -137,7 +137,7 @@ def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Se
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))
     meetings = describe_meetings(captured.program, captured.variables, sum(rows), run)
-    planner = [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
+    planner = [] if run.alone else [f"this plan was created by {run.here().worker}; every worker creates the same plan"]
     return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))
 
 
@@ -189,7 +189,7 @@ def _plan(
 
 
 def _links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
-    """The lines that this step uses; sizes by the formula by which links count bytes."""
+    """The links that this step uses, with sizes by the formula with which links count bytes."""
     found: dict[str, PlanLink] = {}
     for name, link in link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
         line, sent = traffic.lines.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)

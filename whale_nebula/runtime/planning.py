@@ -39,7 +39,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     """Plan a step without running it: stages, boundaries, parts that run once, and the schedule.
 
     The arguments are a Keras model and a batch `x, y[, sample_weight]`, for the plan of its train step, or of its
-    predict step if it is not compiled; or an `nb.function` and its arguments. Only shapes and types of the example are
+    predict step if it is not compiled; or an `nb.function` and its arguments. Only shapes and dtypes of the example are
     used: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset`. Variables keep their values;
     layers and optimizer slots that the first step would build are built. A step that has run is not captured again.
 
@@ -77,7 +77,7 @@ class Subject:
     arguments: Arguments
     unpack: Unpack
     running: Step | None = None
-    """The step that its calls run, whose capture is reused."""
+    """The step that its calls run; its capture is reused."""
 
     def call(self, given: Sequence[Any]) -> Any:
         """Call the step with these values of its arguments."""
@@ -85,7 +85,9 @@ class Subject:
 
 
 def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subject:
-    """The subject of an example. `tupled` ones are passed to a train step as a tuple, others as `fit` passes them."""
+    """The subject of an example. A `tupled` example is passed to a train step as a tuple, others are passed like in
+    `fit`.
+    """
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):
@@ -94,14 +96,14 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
         raise OptionError(
             f"nb.plan takes a Keras model or an nb.function, not {_name_given(given)}",
             where=str(calling_site()),
-            mend="put @nb.function where the function is defined, and plan that",
+            mend="write @nb.function above the definition of the function, and plan that",
         )
     if not example:
         raise OptionError(
             "nb.plan needs an example",
             where=str(calling_site()),
-            why="what a step is depends on the form of its batch",
-            mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) stands for an array of that shape",
+            why="a step depends on the shapes and dtypes of its batch",
+            mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) can replace an array of that shape",
         )
     check_batch("nb.plan", "model", example)
     _check_arrays(example)
@@ -115,19 +117,19 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
 
 
 def _warn_left_out(model: Any, example: Sequence[Any]) -> None:
-    """Warn if an example for a predict step, which takes x alone, has more."""
+    """Warn if an example for a predict step, which takes only x, has more parts."""
     names = [name for name, part in zip(("y", "sample_weight"), example[1:], strict=False) if part is not None]
     if names:
         warn_at(
             calling_site(),
-            f"nb.plan leaves {' and '.join(names)} out: it plans the predict step of model {model.name!r}",
+            f"nb.plan ignores {' and '.join(names)}: it plans the predict step of model {model.name!r}",
             why="a model that is not compiled has no train step",
-            mend="model.compile(...) before it, or nb.plan(model, x)",
+            mend="call model.compile(...) first, or nb.plan(model, x)",
         )
 
 
 def check_batch(caller: str, model: str, example: Sequence[Any]) -> None:
-    """Validate a batch of Keras: x, y and sample_weight, each an array or several."""
+    """Validate a Keras batch: x, y and sample_weight, each one or several arrays."""
     if not 1 <= len(example) <= 3:
         raise OptionError(
             f"{caller} got {len(example)} parts of a batch",
@@ -141,10 +143,10 @@ def _check_arrays(example: Sequence[Any]) -> None:
     leaves = [leaf for leaf in tf.nest.flatten(list(example)) if leaf is not None]
     if not any(hasattr(leaf, "shape") for leaf in leaves):
         raise OptionError(
-            "nb.plan was given no array",
+            "nb.plan got no array",
             where=str(calling_site()),
-            why=f"shapes and types are taken from it, and {shorten(repr(example[0]), 50)} has none",
-            mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) stands for such an array",
+            why=f"shapes and dtypes are taken from the example, and {shorten(repr(example[0]), 50)} has none",
+            mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) can replace such an array",
         )
 
 
@@ -154,12 +156,12 @@ def _name_given(given: Any) -> str:
 
 
 def no_scopes(name: str) -> PlanError:
-    """The error for a step without scopes, in which there is nothing to cut."""
+    """The error for a step without scopes, which has nothing to plan."""
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
         where=str(script_site()),
-        why="no op was made inside nb.stage",
-        mend='with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage',
+        why="no op was created inside nb.stage",
+        mend='use with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage',
     )
 
 
@@ -173,13 +175,13 @@ def _example(example: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_tuple_dataset(example: Sequence[Any]) -> bool:
-    """Whether the example is a dataset of tuples, which the train step receives as they are, even with one element."""
+    """Whether the example is a dataset of tuples, which the train step receives unchanged, even with one element."""
     given = example[0] if len(example) == 1 else None
     return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
 
 
 def cast_as_fed(leaf: Any) -> Any:
-    """Cast a floating array to Keras's precision, in which it is fed."""
+    """Cast a floating-point array to Keras's precision, in which it is fed."""
     floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
     return leaf.astype(keras.config.floatx()) if floating else leaf
 

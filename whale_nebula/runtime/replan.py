@@ -27,18 +27,18 @@ from whale_nebula.schedule.lines import Line
 from whale_nebula.site import script_site, warn_once
 
 SKIPPED = 2
-"""The number of first steps of a plan that are not counted, as they trace, compile and warm up."""
+"""The number of first steps of a plan that are not counted, because they trace, compile and warm up."""
 FIRST = 8
 """The number of measured steps before a plan is judged; then again whenever their number has doubled."""
 KEPT = 64
 MOST = 5
-"""The most plans of one program that are tried."""
+"""The maximum number of plans tried for one program."""
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 @dataclass
 class PlanWatch:
-    """Compares the steps of one program with its decision's predictions for batches of these `rows`."""
+    """Compares the steps of a program with its decision's predictions for batches of `rows` rows."""
 
     name: str
     decision: Decision
@@ -56,8 +56,8 @@ class PlanWatch:
     def add(
         self, outcome: StepOutcome, tensors: Sequence[Any], workers: Mapping[str, WorkerReport]
     ) -> PlannedReport | None:
-        """Record a step; returns the comparison with the prediction. Steps with other rows than the first one do not
-        count.
+        """Record a step; returns the comparison with the prediction. Steps whose number of rows differs from the first
+        one do not count.
         """
         rows = self._count_rows(outcome, tensors)
         self.begun += 1
@@ -109,7 +109,7 @@ class PlanWatch:
 
     @cached_property
     def _predicted(self) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, int]]:
-        """Seconds of stages and lines, by "stage npu" and "link gpu->npu", and bytes by worker."""
+        """Seconds of stages and links, by "stage npu" and "link gpu->npu", and bytes by worker."""
         problem, planned = self.decision.problem, self.planned or self.decision.chosen
         names = stage_names(problem, planned.parts)
         rounds = [ceil(planned.shape.micro_batches / part.replicas) for part in planned.parts]
@@ -120,13 +120,15 @@ class PlanWatch:
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
     def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
-        """Medians of measurements with predictions, by names of stages or lines."""
+        """Medians of measurements with predictions, by names of stages or links."""
         known = ((what, seconds) for what, seconds in predicted.items() if what in self.kept)
         return {what.partition(" ")[2]: Beside(median(self.kept[what]), seconds) for what, seconds in known}
 
     # ------------------------------------------------------------------ reactions
     def _judge(self, planned: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
-        """Report a plan that deviates strongly, with a better one if measurements show one, which may be adopted."""
+        """Report a plan that deviates strongly from its prediction. If measurements show a better one, it is reported,
+        too, and may be adopted.
+        """
         seen = self._observe(planned, found.seconds.measured, outcome)
         better, slowness = None, self.decision.slowness
         if found.is_off and seen.stages:  # stages in one function are not measured separately
@@ -141,8 +143,8 @@ class PlanWatch:
             elif not self.decision.replan:
                 self._offer(found)
         elif found.is_off and seen.stages and not self.logged:
-            said = "with what was measured no better plan was found"
-            _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, said)
+            note = "the measurements show no better plan"
+            _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, note)
             self.logged = True
 
     def _takes(self, better: Offer | None) -> bool:
@@ -155,7 +157,7 @@ class PlanWatch:
         if run.alone:
             return better is not None
         own = {"plan": "" if better is None else repr(better.candidates[0].shape)}
-        plans = run.ledger.session.share(f"planning {self.name!r} anew", own)
+        plans = run.ledger.session.share(f"planning {self.name!r} again", own)
         return better is not None and all(each == own for each in plans.values())
 
     def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
@@ -170,7 +172,7 @@ class PlanWatch:
         return self.run.alone and self.decision.uncut and outcome.basis is None
 
     def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Line]]:
-        """The lines between stages as measured: their rates, and the delays of the first micro-batch."""
+        """The measured links between stages: their rates, and the delays of the first micro-batch."""
         problem, count = self.decision.problem, planned.shape.micro_batches
         for place, (one, other) in enumerate(pairwise(planned.parts)):
             if one.cluster == other.cluster:
@@ -186,16 +188,16 @@ class PlanWatch:
             yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
 
     def _describe(self, better: Offer, seen: Observed, slowness: Mapping[str, float]) -> str:
-        """A better plan in words, compared with the current one."""
+        """A text that compares a better plan with the current one."""
         shape = better.candidates[0].shape
         names = dict.fromkeys(better.problem.clusters[part.cluster].name for part in shape.parts)
         unseen = " and ".join(name for name in names if name not in slowness)
-        said = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
-        return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as its rates say' * bool(unseen)}"
+        text = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
+        return f"{text}{duration(seen.seconds)}{f', if {unseen} computes as fast as configured' * bool(unseen)}"
 
     def _offer(self, found: PlannedReport) -> None:
         """Report once that a better plan is known."""
-        site, mend = script_site(), f"{self.offer}: nb.auto_parallel(replan=True), or run again"
+        site, mend = script_site(), f"{self.offer}: use nb.auto_parallel(replan=True), or run again"
         what = f"a step of {self.name} takes {found.headline}"
         if self.run.here().lead:
             warn_once(site, what, why=found.cause, mend=mend, key=(self.name, self.rows))
@@ -217,13 +219,13 @@ class PlanWatch:
     def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:
         """Adopt a better plan from the next step on."""
         before, run = self.decision, self.run
-        said = f"planned anew after {self.counted} steps: {self.offer}"
+        reason = f"planned again after {self.counted} steps: {self.offer}"
         after = replace(
             before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
-            tried={**before.tried, planned.shape: seen.seconds}, reasons=(*before.reasons, said),
+            tried={**before.tried, planned.shape: seen.seconds}, reasons=(*before.reasons, reason),
         )  # fmt: skip
         run.decisions[:] = [after if each is before else each for each in run.decisions]
-        _LOG.info("%s is %s", self.name, said)
+        _LOG.info("%s is %s", self.name, reason)
 
 
 def _computes(basis: Basis, place: int) -> float:

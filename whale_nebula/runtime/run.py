@@ -34,8 +34,8 @@ from whale_nebula.site import calling_site, script_site, short_traceback, warn_a
 @dataclass(frozen=True)
 class Here:
     """The position of this process: its cluster and worker, whether it leads, all clusters of the run, and the run's
-    epoch: the number of restarts of its workers (`whale-nebula run --restarts`). `runs_for` are clusters that are
-    away, whose stages this process's cluster runs (`elastic:`).
+    epoch, that is, the number of restarts of its workers (`whale-nebula run --restarts`). `runs_for` has the absent
+    clusters whose stages this process's cluster runs (`elastic:`).
 
     A single process has every cluster, and leads.
 
@@ -55,7 +55,7 @@ class Here:
 
     def runs(self, cluster: str) -> bool:
         """Whether this process runs stages of a cluster; always true in a single process. Warns of unknown names: with
-        a config, those that it does not have; without, those similar to a cluster's.
+        a config, names that it does not contain; without one, names similar to a cluster's.
         """
         fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
         known = self.clusters if _run is None else (*self.clusters, *_run.moved)
@@ -67,7 +67,7 @@ class Here:
 def _warn_unknown(cluster: str, known: Sequence[str]) -> None:
     warn_at(
         calling_site(),
-        f"nb.here().runs({cluster!r}) asks for a cluster that is not known",
+        f"nb.here().runs({cluster!r}): unknown cluster",
         why=f"the clusters are {list_names(known)}",
         mend=did_you_mean(cluster, known),
     )
@@ -156,8 +156,8 @@ class Run:
 
     @property
     def cluster_sizes(self) -> dict[str, int]:
-        """The number of workers of each configured cluster that takes part, or of each with processes if none are
-        configured.
+        """The number of workers of each configured cluster that takes part, or of each cluster with processes if none
+        are configured.
         """
         running = list(self.workers.values())
         listed = {name: len(each.workers) for name, each in self.config.clusters.items() if name not in self.moved}
@@ -165,8 +165,8 @@ class Run:
 
     @property
     def moved(self) -> dict[str, str]:
-        """The elastic clusters that are away, each with the one that runs its stages, round robin
-        over those present.
+        """The absent elastic clusters, each with the cluster that runs its stages, assigned round robin to those
+        present.
         """
         running = [name for name in self.config.clusters if name in self.workers.values()]
         may_leave = [name for name, limits in self.config.elastic.items() if not limits.least]
@@ -201,10 +201,11 @@ class Run:
         return self.attachment is not None and self.attachment.worker == last[0]
 
     def meet(self, clusters: Sequence[str], written: Mapping[str, str] | None = None) -> None:
-        """Register the clusters of a program that is about to run; `written` has the line of each one's stage.
+        """Register the clusters of a program that is about to run; `written` has the source line of each cluster's
+        stage.
 
-        A config that names clusters names all of them. Without a config, a single process creates clusters by their
-        names; in several processes they must exist.
+        If a config names clusters, it must name all of them. Without a config, a single process creates clusters by
+        their names; in several processes they must exist.
         """
         self.check_named(written or {})
         self.clusters = list(dict.fromkeys([*self.clusters, *clusters]))
@@ -231,7 +232,7 @@ class Run:
         )
 
     def check_named(self, written: Mapping[str, str]) -> None:
-        """Refuse a cluster that is not configured; `written` has the line of each name."""
+        """Refuse a cluster that is not configured; `written` has the source line of each name."""
         known = list(self.config.clusters)
         unknown = next((name for name, where in written.items() if where and name not in known), None)
         if not known or unknown is None:
@@ -241,14 +242,14 @@ class Run:
             meant = f"name its cluster, one of {list_names(known)}, or call nb.init before the model is built"
         all_of_them = ", ".join(f"{name}: {{}}" for name in [*known, unknown])
         raise ConfigError(
-            f"a stage is on cluster {unknown!r}, which the config does not name",
+            f"a stage is on cluster {unknown!r}, which is not in the config",
             where=written[unknown],
-            why=f"the clusters of {self._config_said()} are {list_names(known)}",
+            why=f"the clusters of {self._describe_config()} are {list_names(known)}",
             mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
         )
 
-    def _config_said(self) -> str:
-        """The config in words: its file, and the line that reads it."""
+    def _describe_config(self) -> str:
+        """A text that identifies the config: its file, and the line that reads it."""
         if self.source:
             return f"{self.source}, which nb.init reads at {self.site},"
         return f"the config at {self.site}" if self.site else "the config"
@@ -259,18 +260,18 @@ class Run:
             self.rounds.settle()
 
     def check_ids(self, inputs: Sequence[str]) -> None:
-        """Verify at the first step that `ids` names an input, by which rows are compared between processes."""
+        """Verify at the first step that `ids` names an input by which rows can be compared between processes."""
         self.compares = self.compares or names_any(compared_by(self.ids), inputs, self.site)
 
     def _check_links(self) -> None:
-        """Refuse, at the first program of several clusters, links between other clusters."""
+        """At the first program of several clusters, refuse links between unknown clusters."""
         known = list(dict.fromkeys([*self.config.clusters, *self.clusters, *self.workers.values()]))
         unknown = next((name for name in self.links.names if name not in known), None)
         if unknown is not None:
             declared = ", ".join(f"{name!r}: {{}}" for name in [*known, unknown])
-            later = f"if it comes to be later: nb.init({{'clusters': {{{declared}}}}}, links=...)"
+            later = f"if it is used later: nb.init({{'clusters': {{{declared}}}}}, links=...)"
             raise ConfigError(
-                f"the links of this run name cluster {unknown!r}, and no stage is on it",
+                f"the links of this run name cluster {unknown!r}, but no stage is on it",
                 where=self.site,
                 why=f"the clusters are {list_names(known)}",
                 mend=f"{did_you_mean(unknown, known)}\n{later}",
@@ -296,23 +297,23 @@ def init(
     outputs: Mapping[str, str | os.PathLike[str]] | None = None,
     checkpoint: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Run:
-    """Open a run. It is optional: without it all clusters live in this process and links are free.
+    """Open a run. The call is optional: without it, all clusters are in this process, and links are free.
 
-    `config` is a path to clusters.yaml or the same as a dict; `links` has the emulated lines between clusters of
-    one process; `seed` is the seed that all processes agree on; `ids` names the input by which clusters check that they
-    train on the same rows.
+    `config` is a path to clusters.yaml or the same as a dict; `links` has the emulated links between clusters of one
+    process; `seed` is the seed that all processes use; `ids` names the input by which clusters check that they train on
+    the same rows.
 
-    `plan` pins plans: files of `Plan.save`, one for each step, found by the step's name. If the plan of such a step
+    `plan` pins plans: files of `Plan.save`, one for each step, matched by the step's name. If the plan of such a step
     differs from the saved one, a `PlanMismatchError` names the first difference before the step runs. A step of another
-    model without a pin, and a pin without a step, cause warnings.
+    model without a pin and a pin without a step cause warnings.
 
-    `show` is the display while training: "live" is a table on the terminal, below other output, "lines" are lines in
-    the log, and "none", the default, prints nothing. `metrics` is a file that gets a line of JSON for every step,
-    `tensorboard` a folder for its event files. `outputs` has the same by name, and others that were added to
+    `show` is the display while training: "live" shows a table on the terminal, below other output, "lines" writes lines
+    to the log, and "none", the default, prints nothing. `metrics` is a file that gets a line of JSON for every step,
+    and `tensorboard` a folder for event files. `outputs` sets the same outputs by name, and others that were added to
     `whale_nebula.report.watchers.OUTPUTS`.
 
-    `checkpoint` is a folder: the run is saved in it, and resumes from a checkpoint that is found there. With more
-    options it is a dict: {"folder": ..., "every": 100 or "30s", "keep": 3, "overhead": 0.035, "memory": "5s"}.
+    `checkpoint` is a folder: the run is saved in it, and resumes from a checkpoint that it finds there. To set more
+    options, use a dict: {"folder": ..., "every": 100 or "30s", "keep": 3, "overhead": 0.035, "memory": "5s"}.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -326,14 +327,13 @@ def init(
         if _run is not None:
             raise StateError(
                 f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
-                why="nb.init was called there, or what stands there opened the run with free links: a step, a plan, "
-                "nb.here()",
+                why="nb.init was called there, or a step, a plan or nb.here() opened the run there with free links",
                 where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )
         site = str(calling_site())
         watching = observer()
-        if watching is not None:  # nothing runs: plans are not compared, and nothing is written
+        if watching is not None:  # no step runs: plans are not compared, and nothing is written
             (config, links), plan, show = watching.instead(config, links), (), "none"
             metrics = tensorboard = outputs = checkpoint = None
         attachment = attach()
@@ -400,7 +400,7 @@ OUTPUTS["tensorboard"] = _event_files
 
 @contextlib.contextmanager
 def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
-    """Start the displays of steps, until the run is closed or the script ends."""
+    """Start the displays of steps, until the run is closed or the script exits."""
     launched = run.attachment
     canvas, folder = (None, None) if launched is None else (launched.picture, launched.reports)
     watching = audience(seen, lambda: run.here().lead, canvas, folder)
@@ -418,12 +418,12 @@ def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
 
 
 def _config(config: Any, site: str) -> Any:
-    """Validate the form of a config; the text of a line is refused."""
+    """Validate the type of a config; the text of a link is refused."""
     if isinstance(config, str) and all(quantities.kind(part.strip()) for part in config.split(",")):
         raise OptionError(
-            f"nb.init({config!r}) takes the path of a config here, and that is a line",
+            f"nb.init({config!r}): the first argument is the path of a config, not the options of a link",
             where=site,
-            why="the config comes first, and what joins clusters by its name",
+            why="links are passed by keyword",
             mend=f"nb.init(links={config!r})",
         )
     return config
@@ -442,7 +442,9 @@ def _ids(ids: Any) -> Any:
     names = [ids] if isinstance(ids, str) else ids or []
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
         raise options.refuse(
-            f"ids={ids!r} names no input", why="it is the name of an input, or several", mend='ids="x/id"'
+            f"ids={ids!r} is not the name of an input",
+            why="it must be the name of an input, or a list of names",
+            mend='ids="x/id"',
         )
     return ids
 
@@ -457,7 +459,7 @@ def _join(run: Run, attachment: Attachment) -> None:
 
 
 def _sow(run: Run) -> None:
-    """Set all random seeds to the given one, in one process as in several; a launcher's is already set."""
+    """Set all random seeds to the given one, in one process or several; a launcher's seed is already set."""
     launched = None if run.attachment is None else run.attachment.seed
     named = run.config.seed if run.seed is None and run.config.seed != launched else run.seed
     if named is not None:
@@ -466,7 +468,8 @@ def _sow(run: Run) -> None:
 
 @check_signature
 def shutdown() -> None:
-    """Close the run: links are closed in order, threads ended, totals reset. Without a run it does nothing.
+    """Close the run: links are closed in order, threads are stopped, and totals are reset. Without a run it does
+    nothing.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -491,7 +494,7 @@ def shut_down_at_exit() -> None:
 
 
 def report_failure(failure: BaseException) -> None:
-    """Notify the other processes that the script ends by an uncaught error, and save unsaved steps if possible."""
+    """Notify the other processes that the script stops with an uncaught error, and save unsaved steps if possible."""
     with _LOCK:
         checkpoints = None if _run is None else _run.checkpoints
         if _run is not None and _run.ledger is not None:
@@ -526,7 +529,7 @@ def current_run() -> Run:
 @scope
 @contextlib.contextmanager
 def gathered() -> Iterator[None]:
-    """Gather the whole model: inside this context, variables of other clusters can be read.
+    """Gather the complete model: inside this context, variables of other clusters can be read.
 
     Every process calls it at the same point. In a single process it does nothing.
 

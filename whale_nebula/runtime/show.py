@@ -47,10 +47,8 @@ class Seen:
 
 @dataclass
 class Shown:
-    """The plans of the steps that were called, each form of a step once.
-
-    With `goes_on` the script continues after a step; `saves` is then called with the name of the function that it
-    calls to save.
+    """The plans of the steps that were called, once for each signature of a step. With `goes_on` the script continues
+    after a step; `saves` is then called with the name of the function with which it saves.
     """
 
     goes_on: bool
@@ -61,7 +59,7 @@ class Shown:
     silent: bool = False
 
     def without_callbacks(self) -> None:
-        """Suppress callbacks of the script from now on, as many open a file as soon as training begins."""
+        """Suppress callbacks of the script from now on, because many open a file as soon as training begins."""
         if not self.silent:
             self.silent = True
             self.guarded.enter_context(_suspend_callbacks())
@@ -82,13 +80,13 @@ class Shown:
         return self.known[key]
 
     def zeros(self, seen: Seen, tensors: Sequence[Any]) -> Any:
-        """Zeros in the form of a step's results, which are not computed."""
+        """Zeros with the specs of a step's results, which are not computed."""
         rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1)
         results = tf.nest.flatten(seen.captured.structured_outputs, expand_composites=True)
         return seen.captured.pack([_zero(each, rows) for each in results if isinstance(each, tf.Tensor)])
 
     def _guard(self) -> None:
-        """Suppress saving from the first step on that returns zeros."""
+        """Suppress saving after the first step that returns zeros."""
         if self.goes_on and len(self.plans) == 1:
             self.guarded.enter_context(_report_saves(self.saves))
 
@@ -108,7 +106,7 @@ def _suspend_callbacks() -> contextlib.AbstractContextManager[None]:
 
 
 def _report_saves(report: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    """Report calls that save a model to `report`, instead of saving, while this is open."""
+    """While this is open, report calls that save a model to `report` instead of saving."""
 
     def make_report(what: str) -> Callable[..., None]:
         return lambda *args, **kwargs: report(what)

@@ -20,7 +20,7 @@ _ALONE = "local/0"
 
 
 class EventFiles:
-    """A folder of event files, and for several processes a folder in it for each. A program's scalars have its name."""
+    """A folder of event files, with a subfolder for each of several processes. A program's scalars have its name."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -29,10 +29,10 @@ class EventFiles:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                "the folder for TensorBoard cannot be made",
+                "cannot create the folder for TensorBoard",
                 where=str(self.folder),
                 why=error.strerror,
-                mend='nb.init(tensorboard="logs"), a folder in which this user may write',
+                mend='nb.init(tensorboard="logs"), with a folder that this user can write to',
             ) from None
 
     def step(self, report: Report) -> None:

@@ -3,7 +3,7 @@
 Both run one step from the same state, which is then restored. The effect of rounding on an update is measured: the
 uncut step runs again from weights that differ by one bit. `plan.verification` has the limits.
 
-In several processes each runs the uncut step, while it holds the whole model, and then its part of the plan.
+With several processes, each runs the uncut step, while it holds the complete model, and then its part of the plan.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 @check_signature
 @short_traceback
 def verify(model_or_function: Any, *batch: Any) -> Verification:
-    """Run one step by the plan and the same step uncut, and compare all that they return and write.
+    """Run one step with the plan and the same step uncut, and compare everything that they return and write.
 
     The arguments are a Keras model and a batch (x, y[, sample_weight]), or an `nb.function` and its arguments.
     Variables, optimizer, metrics and seeds are restored afterwards; effects of the step outside TensorFlow's variables
     (printing, a `py_function`) happen more than once. In a run of several processes every process calls it with the
-    same batch, and temporarily holds the whole model, which is sent over the line twice.
+    same batch, and temporarily holds the complete model, which is sent over the link twice.
 
     The limit of a variable's error is 1e-3 of its update (1e-2 in half precision) plus the measured effect of rounding.
-    A plan with codecs less precise than half precision is not comparable.
+    A plan with codecs less precise than half precision cannot be compared.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -99,20 +99,20 @@ def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequenc
     apart = engine.captured.program.apart
     if apart is not None:
         raise OptionError(
-            "nb.verify has nothing to compare a step with that each cluster trains a copy of",
+            "nb.verify cannot compare a step with sync_every",
             where=apart.where,
-            why="clusters that meet every so many steps do otherwise than one that has all rows in each",
-            mend='nb.replica(sync_every=1, outer="average") with plain descent is the uncut run; or verify without it',
+            why="clusters that synchronise only every few steps differ from one that has all rows in each step",
+            mend='nb.replica(sync_every=1, outer="average") with plain SGD equals the uncut run; or verify without it',
         )
     if not engine.captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
     partly = [number for number, tensor in enumerate(tensors) if isinstance(tensor, Partial)]
     if missing := [*layout.absent, *partly]:
         raise AbsentInputError(
-            f"nb.verify needs all of {layout.names[missing[0]]!r}, and not all of it is in this process",
+            f"nb.verify needs all of {layout.names[missing[0]]!r}, but this process has only a part of it",
             where=str(calling_site()),
             why="the uncut step runs in every process, on the whole batch",
-            mend="give it whole batches, without nb.shard\nor verify the script in one process, where all inputs are",
+            mend="pass complete batches, without nb.shard\nor verify the script in one process, which has all inputs",
         )
 
 
@@ -123,8 +123,8 @@ def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
         raise OptionError(
             f"nb.verify cannot run a {type(subject).__name__}",
             where=str(calling_site()),
-            why="it takes a compiled Keras model, or a function under @nb.function",
-            mend="write @nb.function over the step, and give nb.verify that",
+            why="it takes a compiled Keras model, or a function with @nb.function",
+            mend="write @nb.function above the step, and pass that to nb.verify",
         )
     if not subject.compiled:
         raise OptionError(
@@ -209,7 +209,7 @@ def _nudge(engine: Engine, seed: int) -> None:
 
 
 def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
-    """The batch with its rows in another order, if micro-batches also add them in another order."""
+    """The batch with its rows in a different order, if micro-batches also add them in a different order."""
     leaves = engine.captured.program.leaves
     strange = any(leaf.spec.dtype in ("string", "variant", "resource") for leaf in leaves)
     if engine.captured.program.pipeline.micro_batch < 2 or strange:
@@ -241,7 +241,7 @@ def _select_here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, lis
     kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, Absent)]
     uncut, cut = (State([run.returned[n] for n in kept], run.variables) for run in (runs.uncut, runs.planned))
     gone = [(name, tensor.owner) for name, tensor in zip(names, planned, strict=True) if isinstance(tensor, Absent)]
-    remarks = [f"{name} stays on {owner} (results: owner): it is compared there" for name, owner in gone]
+    remarks = [f"{name} stays on {owner} (results: owner), and is compared there" for name, owner in gone]
     return [names[n] for n in kept], replace(runs, uncut=uncut, planned=cut), remarks
 
 
@@ -263,15 +263,15 @@ def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]
     found = [_Reason(note, f"{alone} for the check") for note in allowed]
     counted = any(STATE in variable.path for variable in program.variables)
     if counted or any(draws(op) for op in ops):
-        why = "the step draws random numbers whose state is in no variable of the uncut step: each run draws others"
-        found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
+        why = "the step draws random numbers without a state in a variable of the uncut step: they differ in each run"
+        found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or draw none for the check"))
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
-        why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
+        why = "each micro-batch draws its own random numbers: reproducible, but not those of the uncut step"
         found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
     found += _lossy(engine)
     batched = [t for leaf, t in zip(program.leaves, tensors, strict=True) if leaf.batched]
     if any(len(tensor.shape) and tensor.shape[0] == 0 for tensor in batched):
-        found.append(_Reason("the batch has no rows, so nothing was compared", "give it a batch with rows"))
+        found.append(_Reason("the batch has no rows, so nothing was compared", "pass a batch with rows"))
     return tuple(found)
 
 
@@ -280,12 +280,12 @@ def _lossy(engine: Engine) -> Iterator[_Reason]:
     for boundary in engine.cut.boundaries:
         name = f"boundary b{boundary.slot}"
         if _loses(parse_way(boundary.codec)):
-            why = f"{name} crosses as {boundary.codec}, which loses some of it"
-            yield _Reason(why, "leave nb.compress out for the check")
+            why = f"{name} is sent as {boundary.codec}, which is lossy"
+            yield _Reason(why, "remove nb.compress for the check")
         elif boundary.backward and _loses(parse_way(boundary.backward_codec)):
-            why = f"the gradient of {name} crosses as {boundary.backward_codec}, which loses some of it"
+            why = f"the gradient of {name} is sent as {boundary.backward_codec}, which is lossy"
             kept = parse_way(boundary.codec).cast or "none"
-            yield _Reason(why, f'backward="{kept}" in nb.compress, or none of it, for the check')
+            yield _Reason(why, f'use backward="{kept}" in nb.compress, or remove it, for the check')
 
 
 def _loses(way: Way) -> bool:
@@ -302,15 +302,15 @@ def _halves(engine: Engine) -> list[str]:
 def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Runs) -> Iterator[str]:
     halves = _halves(engine)
     if engine.runner.plain:
-        yield "one stage and one micro-batch: nothing is cut, the step runs the user's own function"
+        yield "one stage and one micro-batch: nothing is divided, the step runs the original function"
     if halves and any(math.isfinite(row.limit) for row in rows):
-        yield f"half precision ({', '.join(halves)}): the tolerance is 1e-2, of a variable 1e-2 of its update"
+        yield f"half precision ({', '.join(halves)}): the tolerance is 1e-2, and for a variable 1e-2 of its update"
     if any(row.noisy and row.ok for row in rows):
-        yield "~: rounding alone may move it as far as the step does (its gradient is all but zero): nothing is shown"
+        yield "~: rounding alone can change it as much as the step does (its gradient is almost zero): inconclusive"
     returned = zip(names, runs.uncut.returned, strict=True)
     strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if verification.strange(tensor)]
     if strange:
-        yield f"no numbers (NaN or infinite) in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
+        yield f"NaN or infinite values in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
 
 
 def _names(engine: Engine) -> list[str]:

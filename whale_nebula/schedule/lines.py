@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Work:
     """Seconds that a stage computes for one micro-batch; `backward` is None if the stage has no backward, and `weights`
-    are the seconds of the gradients of its weights if they are separate from its backward. Each of its `replicas`
-    takes its share of the micro-batches: in turn, or in a repeating `order` of their numbers. `slowness` has a factor
-    on these seconds for each replica, if they are not equally fast.
+    are the seconds of the gradients of its weights if they are separate from its backward. Each of its `replicas` takes
+    a share of the micro-batches: in turn, or in a repeating `order` of their numbers. `slowness` has a factor on these
+    seconds for each replica, if they are not equally fast.
 
     `overhead` is the fixed cost of a micro-batch (calling the functions); it is paid with the forward. `coding` and
     `coding_back` are the seconds of the stage's codecs: it decodes the inputs of a forward (a backward) before it
@@ -105,10 +105,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link, with bytes a second and seconds of delay: a message holds it for bytes / rate and
-    arrives `delay` later.
-
-    Hops that share a link name the same line; their messages then take turns.
+    """One direction of a link, with bytes a second and seconds of delay: a message occupies it for bytes / rate seconds
+    and arrives `delay` seconds later. Hops that share a link name the same line; their messages then take turns.
 
     >>> Line("gpu->npu", rate=7.5e6, delay=0.02).seconds(75_000)
     0.01
@@ -164,7 +162,7 @@ def hop_of_seconds(name: str, back: str, *, seconds: float = 0.0, delay: float =
 
 
 def uniform(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tuple[int, int], Hop]:
-    """A chain of stages, each in a cluster of its own, with a line of its own to the next.
+    """A chain of stages, each in a separate cluster, with a separate line to the next.
 
     >>> sorted(uniform(3, seconds=1.0))
     [(0, 1), (1, 2)]

@@ -2,7 +2,7 @@
 
 The schedules differ in how many micro-batches a stage may have in flight; one of them also divides backwards.
 
-"gpipe" is all forwards, then all backwards: each stage but the last holds the activations of the whole batch.
+"gpipe" runs all forwards, then all backwards: each stage but the last holds the activations of the whole batch.
 
 >>> from whale_nebula.schedule.simulate import picture
 >>> print(picture("gpipe", stages=3, micro_batches=4))
@@ -27,7 +27,7 @@ stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4
 stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
 stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
 
-"zero-bubble" holds as many as "eager-1f1b". A backward for which other stages wait computes only the gradient that is
+"zero-bubble" holds as many as "eager-1f1b". A backward that other stages wait for computes only the gradient that is
 sent back; the gradients of weights ("W") are computed later, when the stage would otherwise wait:
 
 >>> print(picture("1f1b", stages=3, micro_batches=4))
@@ -78,8 +78,8 @@ class Forward(Instruction):
 
 
 class Backward(Instruction):
-    """Run the stage's backward, and free the activations, except those for gradients of weights with an instruction of
-    their own.
+    """Run the stage's backward, and free the activations, except those for gradients of weights with a separate
+    instruction.
     """
 
     __slots__ = ()
@@ -131,11 +131,9 @@ class Pace:
 
     @property
     def cautious(self) -> Pace:
-        """The pace with round trips at least as long as the computing of a micro-batch, for use before they are
-        measured.
-
-        When each process measures separately on machines with other load, too few in flight cost time; one too many
-        costs no more memory than without a measurement.
+        """The pace with round trips at least as long as the computation of a micro-batch, for use before they are
+        measured. When each process measures separately on machines with other load, too few micro-batches in flight
+        cost time; one too many costs no more memory than without a measurement.
         """
         return replace(self, trips=tuple(max(trip, self.compute) for trip in self.trips))
 
@@ -191,11 +189,10 @@ def _cover_trips(pace: Pace) -> tuple[int, ...]:
 
 
 def descending(values: Iterable[int]) -> list[int]:
-    """Let no stage have more in flight than a stage before it.
-
-    It could not use more, as the earlier stage limits its inputs, and a list that requires more would deadlock.
-    Descending limits w exclude a deadlock: ordered by (m, stage) for forwards and (m + w − ½, −stage) for backwards,
-    every instruction follows all that it depends on, in its own list and in the others'.
+    """Give no stage more in flight than a stage before it. It could not use more, because the earlier stage limits its
+    inputs, and a list that requires more would deadlock. Descending limits w exclude a deadlock: ordered by (m, stage)
+    for forwards and (m + w − ½, −stage) for backwards, every instruction follows all that it depends on, in its own
+    list and in the others'.
 
     >>> descending([3, 5, 2])
     [3, 3, 2]
@@ -207,14 +204,14 @@ def check_count(option: str, value: int) -> None:
     """Refuse numbers that are not positive integers."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(
-            f"{option}={value!r} is not a count of micro-batches",
-            why="at least one micro-batch has to be on its way for anything to run",
+            f"{option}={value!r} is not a positive number of micro-batches",
+            why="a stage needs at least one micro-batch in flight",
             mend=f"{option}=1, or more",
         )
 
 
 class Limit(Protocol):
-    """A function that gives the number of micro-batches one stage may have in flight, which defines a schedule."""
+    """A function that returns the number of micro-batches one stage may have in flight, which defines a schedule."""
 
     def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None, /) -> int:
         """The limit of a stage, with the parameters of `eager_limit`."""
@@ -229,9 +226,9 @@ SCHEDULES: dict[str, Limit] = {
 """The schedules by name; a custom one is another entry."""
 DEFAULT = "eager-1f1b"
 PARTED = frozenset({"zero-bubble"})
-"""The schedules in which gradients of weights are instructions of their own."""
+"""The schedules in which gradients of weights are separate instructions."""
 
-Chosen = int | list[int] | tuple[int, ...]  # in_flight, as the user gives it
+Chosen = int | list[int] | tuple[int, ...]  # in_flight, as passed by the user
 
 
 def instructions(
@@ -286,13 +283,13 @@ def delays(
 ) -> tuple[int, ...]:
     """For each stage, the number of backwards between a backward and its deferred gradients of weights.
 
-    As many as fit into the memory of the first stage, which has most in flight: a stage's micro-batches in flight and
-    those kept for gradients of weights are no more than that. Limits that the user gives for each stage are not
-    exceeded. If forwards are computed again (`recompute`) there is no delay: it would undo the saving of memory.
-
-    A stage that waits for a line gains nothing by delays, and still has the deferred work at the end. So delays are
-    limited to the time by which a stage's computing exceeds that of the line, with gradients of weights taken as half
-    of a micro-batch's computing: they are a third if each of a product's two gradients costs as much as the product.
+    Delays use at most as much memory as the first stage, which has the most in flight: the micro-batches in flight in a
+    stage and those kept for gradients of weights do not exceed the number of the first stage. Limits that the user sets
+    for each stage are not exceeded. If forwards are computed again (`recompute`), there is no delay: it would undo the
+    saving of memory. A stage that waits for a line gains nothing by delays, and still has the deferred work at the end.
+    Delays are therefore limited to the time by which the computation of a stage exceeds that of the line. Gradients of
+    weights are assumed to take half of a micro-batch's computation: they take a third if each of a product's two
+    gradients costs as much as the product.
 
     >>> delays((4, 3, 2, 1), 8, [False, False, False, True])
     (0, 1, 2, 3)
@@ -307,14 +304,14 @@ def delays(
 
 
 def limit_of(name: str) -> Limit:
-    """Find a schedule by its name; raises with a suggestion for an unknown one.
+    """Find a schedule by its name; raises an error with a suggestion if it is unknown.
 
     >>> limit_of("1f1b")(0, 3, 8)
     3
     """
     found = SCHEDULES.get(name)
     if found is None:
-        raise OptionError(f"no schedule is called {name!r}", mend=did_you_mean(name, SCHEDULES))
+        raise OptionError(f"unknown schedule {name!r}", mend=did_you_mean(name, SCHEDULES))
     return found
 
 
@@ -330,10 +327,11 @@ def limits(
 ) -> tuple[int, ...]:
     """The limits of all stages, none of which exceeds that of an earlier stage (see `descending`).
 
-    `pace` is what was measured. `in_flight` is the user's option, for all stages or for each, and replaces the
+    `pace` is the measured pace. `in_flight` is the user's option, for all stages or for each, and replaces the
     schedule's limit. It applies to one replica: with `replicas`, the limit of a stage is multiplied by the largest
-    number of replicas among this stage and later ones. If replicas take micro-batches in `orders`, one that takes few
-    counts its own and those of the others meanwhile; the replica that takes most does not exceed the user's limit.
+    number of replicas among this stage and later ones. If replicas take micro-batches in `orders`, a replica that takes
+    few counts its own and those of the others in between; the replica that takes the most does not exceed the user's
+    limit.
 
     >>> limits("1f1b", 2, 8, replicas=[1, 3])
     (6, 3)
@@ -360,9 +358,9 @@ def _choose_limits(in_flight: Chosen, stages: int, micro_batches: int) -> Iterat
     chosen = in_flight if isinstance(in_flight, list | tuple) else [in_flight] * stages
     if len(chosen) != stages:
         raise OptionError(
-            f"in_flight has {len(chosen)} limits for {stages} stages",
-            why="each stage has one limit of its own, or all have the same",
-            mend=f"give one number, or {stages}",
+            f"in_flight has {len(chosen)} limits, but there are {stages} stages",
+            why="it takes one limit for all stages, or one limit for each stage",
+            mend=f"pass one number, or {stages} numbers",
         )
     for limit in chosen:
         check_count("in_flight", limit)

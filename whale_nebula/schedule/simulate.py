@@ -1,6 +1,6 @@
-"""Simulate a step: stages run their instructions, messages queue for links, and a clock gives the times; and draw it.
+"""Simulate and draw a step: stages run their instructions, messages queue for links, and a clock gives the times.
 
-A stage runs its instructions in order, each when its inputs have arrived. A line carries one message at a time, in
+A stage runs its instructions in order, each when its inputs have arrived. A line transfers one message at a time, in
 the order of submission; the two directions of a link are separate lines.
 """
 
@@ -102,10 +102,10 @@ def simulate(
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
-    With `blocking` a stage waits until its message has arrived; with `fused=False` the last stage runs its forward
-    and its backward separately. Both model systems without this runtime, for comparison. `fused` may be given for each
-    stage, and `pace`, from which limits are derived, if it is not that of these works and hops. With `recompute`
-    forwards are computed again, and gradients of weights, which some schedules separate, are not deferred.
+    With `blocking` a stage waits until its message has arrived; with `fused=False` the last stage runs its forward and
+    its backward separately. Both model systems without this runtime, for comparison. `fused` may be set for each stage,
+    and `pace`, from which limits are derived, if it is not that of these works and hops. With `recompute` forwards are
+    computed again, and gradients of weights, which some schedules separate, are not deferred.
 
     >>> from whale_nebula.schedule.lines import uniform
     >>> works = [Work(1.0, 2.0)] * 2
@@ -260,8 +260,8 @@ def _deadlock(stuck: Sequence[int], instructions: Sequence[Instruction]) -> Opti
     waits = ", ".join(f"stage {stage} at {each}" for stage, each in zip(stuck, instructions, strict=True))
     return OptionError(
         f"the lists of instructions wait for each other: {waits}",
-        why="a stage runs its list in order, and may not hold more micro-batches than the stage before it",
-        mend="take the lists of one schedule, with the limits that `limits` gives",
+        why="a stage runs its list in order, and must not have more micro-batches in flight than the stage before it",
+        mend="use the lists of one schedule, with the limits that `limits` returns",
     )
 
 

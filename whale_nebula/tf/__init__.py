@@ -1,8 +1,8 @@
 """Private parts of TensorFlow and Keras that this package uses, by subject; each function has a contract test.
 
-`tf` is TensorFlow itself, loaded when it is first used, for modules that hosts without TensorFlow import too. Private
-parts change between versions: unsupported versions of TensorFlow and Keras are refused at first use. Importing this
-package checks nothing, because it loads neither of them.
+`tf` is TensorFlow itself, loaded when it is first used, for modules that are also imported on hosts without TensorFlow.
+Private parts change between versions, so unsupported versions of TensorFlow and Keras are refused at first use.
+Importing this package checks nothing, because it loads neither of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BACKEND = "tensorflow"
 
 
 def require_supported() -> None:
-    """Raise if TensorFlow or Keras is out of its range, or Keras has another backend than TensorFlow."""
+    """Raise if TensorFlow or Keras is out of its range, or the backend of Keras is not TensorFlow."""
     refusal = find_unsupported()
     if refusal is not None:
         raise refusal
@@ -58,7 +58,7 @@ def find_unsupported() -> NebulaError | None:
             return VersionError(
                 f"{called} {found} is not supported",
                 where=str(script_site()),
-                why=f"whale_nebula reads inner parts of {called} as they are from {first} up to, "
+                why=f"whale_nebula uses internals of {called}, which it supports from {first} up to, "
                 f"but not including, {end}",
                 mend=f"pip install {wanted}",
             )
@@ -69,8 +69,8 @@ def find_unsupported() -> NebulaError | None:
     return UnsupportedError(
         f"Keras runs on {backend}",
         where=str(script_site()),
-        why="a plan cuts a graph that TensorFlow traced, and Keras on another backend traces none",
-        mend="KERAS_BACKEND=tensorflow python train.py; or no such setting in ~/.keras/keras.json",
+        why="a plan needs a graph that TensorFlow traced, and Keras traces none with another backend",
+        mend="KERAS_BACKEND=tensorflow python train.py; or remove that setting from ~/.keras/keras.json",
     )
 
 

@@ -1,9 +1,9 @@
 """Private parts of TensorFlow for its collectives between processes.
 
 A process is one task of a TensorFlow cluster, which is part of its devices' names. These are assigned when TensorFlow's
-runtime starts: variables, iterators and functions made before would be on devices that no longer exist. So `prepare`
-sets the task of this process before the runtime starts, and `serve` sets the addresses of the others once they are
-known. Each function has a contract test in tests/contract.
+runtime starts: variables, iterators and functions created before would be on devices that no longer exist. Therefore
+`prepare` sets the task of this process before the runtime starts, and `serve` sets the addresses of the others once
+they are known. Each function has a contract test in tests/contract.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tensorflow.python import pywrap_tfe  # noqa: E402
 from tensorflow.python.eager import context as context_lib  # noqa: E402
 
 JOB = "worker"
-_START = "ensure_initialized"  # the function that starts the runtime, called by all that need it
+_START = "ensure_initialized"  # the function that starts the runtime, called by all code that needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,8 @@ def task() -> Task | None:
 
 
 def prepare(index: int, addresses: Sequence[str], started: Callable[[], object]) -> None:
-    """Set this process to be task `index` once TensorFlow's runtime starts, and call `started` then; does not start it.
-
-    Until then a script may set threads and devices as always.
+    """Make this process task `index` when TensorFlow's runtime starts, and call `started` then; does not start it.
+    Until then a script may configure threads and devices as usual.
     """
     context = context_lib.context()
     start = getattr(context, _START)
@@ -79,7 +78,7 @@ def serve(index: int, addresses: Sequence[str]) -> None:
         context.enable_collective_ops(server)
         context.ensure_initialized()
         return
-    context._collective_ops_server_def = server  # as `enable_collective_ops` does, without its warning
+    context._collective_ops_server_def = server  # like `enable_collective_ops`, without its warning
     with context._initialize_lock:
         pywrap_tfe.TFE_EnableCollectiveOps(context._handle, server.SerializeToString())
         context._initialize_logical_devices()
@@ -87,7 +86,7 @@ def serve(index: int, addresses: Sequence[str]) -> None:
 
 
 def abort(message: str) -> None:
-    """Let every waiting collective of this process fail, in any thread, and every later one."""
+    """Make every waiting and every later collective of this process fail, in any thread."""
     context_lib.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
@@ -128,7 +127,9 @@ def gather(tensor: Any, size: int, group: int, instance: Any) -> Any:
 
 
 def exchange(tensor: Any, size: int, group: int, instance: Any) -> Any:
-    """All-to-all: from each member the entry of the first axis for this one; that axis has the size of the group."""
+    """All-to-all: the entries of the first axis that the members have for this one; that axis has the size of the
+    group.
+    """
     found = tf.raw_ops.CollectiveAllToAllV2(input=tensor, ordering_token=[], **_member(size, group, instance))
     found.set_shape(tensor.shape)
     return found

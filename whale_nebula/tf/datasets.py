@@ -54,7 +54,7 @@ _LASTS_NOT = frozenset({
 
 
 def kind(dataset: Any) -> str:
-    """The method of tf.data that made a dataset; "" for an unknown one."""
+    """The tf.data method that created a dataset; "" for an unknown one."""
     return _KINDS.get(type(dataset), "")
 
 
@@ -108,7 +108,7 @@ def batching(dataset: Any) -> Batching:
 
 
 class _Shuffled(dataset_ops.UnaryUnchangedStructureDataset):
-    """Another dataset in the shuffled order of a given one: with the same seeds, without drawing new ones."""
+    """A dataset in the shuffled order of a given one, with the same seeds."""
 
     def __init__(self, source: Any, like: Any) -> None:
         self._input_dataset, self._name = source, like._name
@@ -137,7 +137,7 @@ MOVES = frozenset(_AGAIN)
 
 
 def apply_again(dataset: Any, source: Any) -> tf.data.Dataset:
-    """Apply the transformation of a dataset of a kind in `MOVES` to another one."""
+    """Apply the transformation of a dataset, of a kind in `MOVES`, to a different dataset."""
     return _AGAIN[kind(dataset)](source, dataset)
 
 
@@ -156,7 +156,7 @@ def leaves(structure: Any) -> list[Any]:
 
 
 def pack_structure(structure: Any, parts: Sequence[Any]) -> Any:
-    """The same parts in their structure."""
+    """The parts packed into their structure."""
     return nest.pack_sequence_as(structure, list(parts))
 
 

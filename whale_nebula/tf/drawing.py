@@ -1,7 +1,7 @@
-"""Parts of initial values, drawn without the rest: those that are constant, or that a counter-based generator draws.
+"""Draw parts of initial values without the rest: of constants, or of draws by a counter-based generator.
 
-Philox, TensorFlow's generator on CPUs, computes numbers in groups from a counter; so a part can be drawn alone.
-Each function has a contract test in tests/contract.
+Philox, TensorFlow's generator on CPUs, computes numbers in groups from a counter, so a part can be drawn alone. Each
+function has a contract test in tests/contract.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ require_supported()
 from tensorflow.python.eager import lift_to_graph  # noqa: E402
 
 _AT_ONCE = 1 << 22
-"""The most numbers that are drawn in one op."""
+"""The maximum number of values drawn in one op."""
 _GROUP = 4
 _PHILOX = (1, 3)
-"""The numbers of the algorithm: by name, and as what a CPU chooses."""
+"""The numbers of the Philox algorithm: by name, and as the automatic choice on CPUs."""
 _STEPS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1, "StatelessTruncatedNormalV2": 256}
-"""How far the counter is after a group of four float32, by the type of op: a truncated normal may draw many times."""
+"""The increment of the counter for a group of four float32, by op type: a truncated normal may draw many times."""
 
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "AddV2": lambda op, x, y: tf.raw_ops.AddV2(x=x, y=y),
@@ -39,8 +39,9 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
 
 
 def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE) -> Any:
-    """Some entries of an initial value along an axis, as a tensor with the same bits as the whole has there; `value` is
-    a tensor of a traced graph, and at most `most` numbers are drawn at once. None if they cannot be drawn alone.
+    """Some entries of an initial value along an axis, as a tensor that is bit-identical to the same entries of the
+    whole value; `value` is a tensor of a traced graph, and at most `most` numbers are drawn at once. None if they
+    cannot be drawn alone.
     """
     formula = _Formula.of(value)
     if formula is None:
@@ -66,7 +67,7 @@ def draw_part(value: Any, axis: int, start: int, size: int, most: int = _AT_ONCE
 
 
 def copy_array(array: Any) -> Any:
-    """A tensor with the numbers of an array: one copy, where TensorFlow's own conversion makes two."""
+    """A tensor with the numbers of an array, with one copy; TensorFlow's own conversion makes two."""
     if array.dtype.kind not in "biufc":
         return tf.constant(array)
     tensor, memory = allocate_tensor(array.shape, array.dtype)
@@ -75,8 +76,8 @@ def copy_array(array: Any) -> Any:
 
 
 def allocate_tensor(shape: Sequence[int], dtype: Any) -> tuple[Any, Any]:
-    """A tensor without values, and an array in its memory, to be filled while nobody else has the tensor. The tensor
-    must live longer than the array.
+    """A tensor without values, and an array in its memory, to be filled before the tensor is used elsewhere. The tensor
+    must outlive the array.
     """
     with tf.device("CPU"):
         tensor = tf.raw_ops.Empty(shape=shape, dtype=dtype)
@@ -92,14 +93,14 @@ def can_draw_parts(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Formula:
-    """How a tensor is computed entry by entry; `known` are the values that all entries share, by tensor."""
+    """The element-wise computation of a tensor; `known` are the values that all entries share, by tensor."""
 
     value: Any
     known: Mapping[str, Any]
 
     @classmethod
     def of(cls, value: Any) -> _Formula | None:
-        """The formula of a tensor of a graph; None if an entry of it is not computed alone."""
+        """The formula of a tensor of a graph; None if its entries are not computed independently."""
         shared: dict[str, Any] = {}
         if not value.shape.is_fully_defined() or value.shape.rank == 0 or tf.config.list_physical_devices("GPU"):
             return None
@@ -156,7 +157,7 @@ def _name(tensor: Any, what: str = "") -> str:
 
 
 def _list_shared(tensor: Any, shape: Any, shared: dict[str, Any]) -> bool:
-    """Add the values that all entries of a tensor share; False if an entry is not computed from its place alone."""
+    """Add the values that all entries of a tensor share; False if an entry depends on more than its position."""
     op = tensor.op
     if tensor.shape.rank == 0:
         shared[_name(tensor)] = tensor

@@ -1,6 +1,6 @@
-"""Errors of this library in functions that TensorFlow calls, which it would convert to text in its own error and
-traceback. They are re-raised unchanged wherever TensorFlow raises: in a loop over a dataset, in Keras's `fit` and in a
-`tf.function`. A contract test is in tests/contract.
+"""Carry errors of this library through functions that TensorFlow calls, instead of having it convert them to text. They
+are re-raised unchanged wherever TensorFlow raises: in a loop over a dataset, in Keras's `fit` and in a `tf.function`. A
+contract test is in tests/contract.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _make_exception, _parse_message = core._status_to_exception, error_interpolation
 
 @contextlib.contextmanager
 def carry_errors() -> Iterator[None]:
-    """Context of a function that TensorFlow calls: this library's errors raised inside leave TensorFlow unchanged."""
+    """Context of a function that TensorFlow calls: errors of this library raised inside leave TensorFlow unchanged."""
     try:
         yield
     except NebulaError as error:
@@ -45,7 +45,7 @@ def carry_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leave_errors() -> Iterator[None]:
-    """Context of a step of ours, which translates TensorFlow's errors itself, so that they are not replaced."""
+    """Context of a step of this library, which translates TensorFlow's errors itself: they are not replaced."""
     token = object()
     _running.add(token)
     try:
@@ -55,9 +55,9 @@ def leave_errors() -> Iterator[None]:
 
 
 def _find_carried(message: str) -> NebulaError | None:
-    """Our error to which a TensorFlow message refers; None while a step runs, which raises it itself."""
+    """The error of this library that a TensorFlow message refers to; None while a step runs, which raises it itself."""
     with _lock:
-        found = next((said for said in _carried if said in message), None)
+        found = next((key for key in _carried if key in message), None)
         error = None if found is None else _carried.pop(found)
         if not _carried:
             _applied.close()

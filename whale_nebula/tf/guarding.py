@@ -1,4 +1,4 @@
-"""Variables whose reads and writes are answered by functions of ours: a class for each kind of variable.
+"""Variables with reads and writes that are handled by given functions: a class for each kind of variable.
 
 Each function has a contract test in tests/contract.
 """
@@ -14,13 +14,13 @@ from typing import Any
 from whale_nebula.tf import private as tf_private
 
 Answer = Callable[..., Any]
-"""It is called with the variable, the name of the method, the plain method, and the arguments."""
+"""Called with the variable, the name of the method, the plain method, and the arguments."""
 
 
 @functools.cache
 def make_guarded_class(kind: Any, mixin: type, name: str, read: Answer, write: Answer) -> type:
-    """A subclass of a kind of variable and of a mixin, all of whose reads and writes go to `read` and `write`: the
-    same class for the same arguments.
+    """A subclass of a kind of variable and of a mixin that passes all reads and writes to `read` and `write`. The same
+    arguments return the same class.
     """
 
     def guard(name: str, answer: Answer) -> Any:

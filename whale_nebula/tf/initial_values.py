@@ -38,16 +38,16 @@ class InitialValues:
         _give_values([pair for pair in chosen if not has_value(pair[0])])
 
     def draw_part(self, variable: Any, axis: int, start: int, size: int) -> Any:
-        """Some entries of a variable's initial value along an axis, as a tensor, without the rest; None if the variable
-        is another one, or its initial value is only computed as a whole.
+        """Some entries of a variable's initial value along an axis, as a tensor, without the rest; None for other
+        variables, or if the initial value can be computed only as a whole.
         """
         value = next((value for own, value in self.pairs if own is variable), None)
         return None if value is None or has_value(variable) else draw_part(value, axis, start, size)
 
 
 def draws_alike(initial_value: Callable[[], Any]) -> bool:
-    """Whether a callable by which Keras gives a variable its initial value returns the same whenever it is called: its
-    initializer is Keras's own, and has no generator of seeds.
+    """Whether a callable from which Keras takes a variable's initial value returns the same at every call: its
+    initializer is Keras's own, and has no seed generator.
     """
     names = initial_value.__code__.co_freevars if isinstance(initial_value, types.FunctionType) else ()
     cells = dict(zip(names, initial_value.__closure__ or (), strict=True)) if names else {}
@@ -64,7 +64,7 @@ def has_value(variable: Any) -> bool:
 
 
 def variables_later(function: Any) -> InitialValues:
-    """Let tracing a tf.function leave the variables that it creates uninitialised. Returns their initial values."""
+    """Leave variables that are created while a tf.function is traced uninitialised. Returns their initial values."""
     later = InitialValues()
     function._initialize_uninitialized_variables = later.pairs.extend
     return later
@@ -105,7 +105,7 @@ def _list_constants(tensors: Sequence[Any]) -> list[Any]:
 
 
 def trace_variables(function: Any, specs: Sequence[Any]) -> None:
-    """Trace a tf.function for the variables that it creates alone: once, while a call would trace it again."""
+    """Trace a tf.function only to create its variables: once, while a call would trace it again."""
     pairs: list[tuple[Any, Any]] = []
     function._initialize(tuple(specs), {}, add_initializers_to=pairs)
     function._initialize_uninitialized_variables(pairs)

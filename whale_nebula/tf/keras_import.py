@@ -1,8 +1,8 @@
 """The only wrapper on Keras, installed when Keras is loaded, whichever package is imported first.
 
 Importing this package loads no TensorFlow (a gateway's host has none), but a subclassed model whose first action is
-`fit` needs the wrapper before Keras traces it. So it is installed at once if Keras is loaded, and otherwise by an
-import finder that waits for that one module and then removes itself.
+`fit` needs the wrapper before Keras traces it. It is therefore installed immediately if Keras is loaded, and otherwise
+by an import finder that waits for that one module and then removes itself.
 """
 
 from __future__ import annotations

@@ -31,10 +31,9 @@ def lacks_variables(model: Any) -> bool:
 
 
 def create_variables(model: Any, data: Any, *, later: bool = False) -> None:
-    """Run the parts of Keras's train step that make variables: forward, loss, optimizer and metrics, in this order.
-
-    Variables of metrics, and of the optimizer unless `later`, are initialised at once; all others by the tf.function
-    that is being traced.
+    """Run the parts of Keras's train step that create variables: forward, loss, optimizer and metrics, in this order.
+    Variables of metrics, and of the optimizer unless `later`, are initialised immediately; all others by the
+    tf.function that is being traced.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
@@ -47,14 +46,14 @@ def create_variables(model: Any, data: Any, *, later: bool = False) -> None:
 
 
 def build_optimizer(optimizer: Any, variables: Any) -> None:
-    """Make the slots of an optimizer under the names that they get in a step, with its own name as prefix."""
+    """Create the slots of an optimizer under the names that they get in a step, with its own name as prefix."""
     with keras.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
 
 
 def _create_at_once(create: Callable[..., Any], **options: Any) -> Any:
-    """Create a variable outside of the traced function, which would put its initialisation in a condition. One whose
-    initial value is a tensor of that function is created inside.
+    """Create a variable outside the traced function, which would put its initialisation in a condition. If its initial
+    value is a tensor of that function, it is created inside.
     """
     inside = tf.is_symbolic_tensor(options.get("initial_value"))
     with contextlib.nullcontext() if inside else tf.init_scope():
@@ -113,7 +112,7 @@ def find_fit() -> Fit | None:
 
 def change_fit_data(model: Any, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> bool:
     """Replace the training data of this model's innermost running `fit` of Keras, which has not begun its first epoch,
-    by what `change` makes of it; whether there is such a `fit`. A callback can call it in `set_model`.
+    by the result of `change`. Returns whether there is such a `fit`. A callback can call it in `set_model`.
     """
     seen = (frame.f_locals for frame in python_frames() if frame.f_code.co_name == "fit")
     fit = next((each for each in seen if each.get("self") is model), {})
@@ -133,15 +132,15 @@ def add_callback(fit: Fit, callback: Any, model: Any, *, first: bool = False) ->
     """Add a callback to a `fit`, after all others or before them."""
     callback.set_model(model)
     callback.set_params(fit.container.params)
-    if first:  # another list: the present one may be iterated over now
+    if first:  # a new list: the present one may be being iterated over
         fit.container.callbacks = [callback, *fit.container.callbacks]
     else:
         fit.container.callbacks.append(callback)
 
 
 def pass_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:
-    """Read the data of a `fit` up to the epoch `until`, as training and validation would read it. `begin` is called
-    with the iterator first, and takes the batches of an execution.
+    """Read the data of a `fit` up to the epoch `until`, like training and validation. `begin` is called with the
+    iterator first, and takes the batches of an execution.
     """
     for epoch in range(fit.initial_epoch, until):
         _pass_data(fit.data, begin if epoch == fit.initial_epoch else None)
@@ -181,8 +180,8 @@ def _pass_validation(seen: Mapping[str, Any], epoch: int) -> None:
 
 
 def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
-    """The next `count` batches, or fewer at the end of the data, and an iterator of the same form that yields these and
-    then the rest. In place of an iterator of TensorFlow it yields only these.
+    """The next `count` batches, or fewer at the end of the data, and an iterator of the same kind that yields these and
+    then the rest. If it replaces a TensorFlow iterator, it yields only these.
     """
     batches = list(itertools.islice(iterator, count))
     if not isinstance(iterator, tf.data.Iterator):
@@ -191,8 +190,8 @@ def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
 
 
 def trace_step(function: Callable[[Any], Any], batches: Any) -> Any:
-    """The graph of Keras's train function for an iterator of TensorFlow, or for a batch, traced if it was not: after
-    that all variables exist. None if nothing is traced, as with `run_eagerly=True`.
+    """The graph of Keras's train function for a TensorFlow iterator or a batch; it is traced if necessary, after which
+    all variables exist. None if nothing is traced, as with `run_eagerly=True`.
     """
     wanted = "multi_step_on_iterator" if isinstance(batches, tf.data.Iterator) else "one_step_on_data"
     found = {each._python_function.__name__: each for each in _find_traced(function)}
@@ -218,7 +217,7 @@ def list_captured(graph: Any) -> list[Any]:
 
 
 def build_model(model: Any, batch: Any) -> None:
-    """Make all variables of a compiled model, its metrics and its optimizer, for batches of this form."""
+    """Create all variables of a compiled model, its metrics and its optimizer, for batches with this spec."""
 
     def make_input(spec: Any) -> Any:
         return None if spec is None else keras.KerasTensor(tuple(spec.shape), spec.dtype)
@@ -226,7 +225,7 @@ def build_model(model: Any, batch: Any) -> None:
     optimizer = model.optimizer
     lacks = lacks_variables(model)
     if lacks:
-        optimizer.built = True  # prevents building here: its variables must have its name as prefix, as in a step
+        optimizer.built = True  # prevents building here: the variables must have its name as prefix, as in a step
     try:
         model._symbolic_build(data_batch=tf.nest.map_structure(make_input, batch))
     finally:
@@ -242,7 +241,7 @@ def begin_with(model: Any, epoch: int) -> None:
 
 
 def keep_logs(fit: Fit) -> None:
-    """Let the callbacks of a `fit` append to their earlier log files instead of replacing them."""
+    """Make the callbacks of a `fit` append to their earlier log files instead of replacing them."""
     for callback in fit.callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True
@@ -255,8 +254,8 @@ def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> No
 
 
 def hold_saving(callback: Any, holds: Callable[[], bool], repeats: Callable[[], bool] = lambda: False) -> None:
-    """Let a callback that saves the model after batches count no batch while `holds` is true, and not the one that it
-    has counted last while `repeats` is true.
+    """Make a callback that saves the model after batches count no batch while `holds` is true, and not count the last
+    one again while `repeats` is true.
     """
     if not isinstance(callback, CHECKPOINT):
         return
@@ -270,7 +269,7 @@ def hold_saving(callback: Any, holds: Callable[[], bool], repeats: Callable[[], 
 
 
 def silence(callback: Any, silent: Callable[[], bool]) -> None:
-    """Disable a callback while `silent` is true, and remove what it has written already."""
+    """Disable a callback while `silent` is true, and remove the files it has already written."""
     for name in _HOOKS:
         setattr(callback, name, _silence_method(getattr(callback, name), silent))
     if isinstance(callback, keras.callbacks.TensorBoard) and silent():
@@ -296,7 +295,7 @@ def backup_path(callback: Any) -> str:
 
 
 def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Make the folder of the file that a callback is about to save, by the arguments of its "save"; it may exist."""
+    """Create the folder of the file that a callback is about to save, from the arguments of "save"; it may exist."""
     if isinstance(callback, BACKUP):
         folder = str(callback.backup_dir)
     else:

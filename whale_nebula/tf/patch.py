@@ -2,12 +2,11 @@
 both for ops that a step replaces: random draws and synchronized moments. Each function has a contract test in
 tests/contract.
 
-The ops of `tf.random.normal`, `tf.nn.dropout` and the like keep their position in a kernel, where it is unreadable. The
-kernel is a Philox generator: its key is the op's first seed, its counter begins at the second, and each draw advances
-the counter as `RngReadAndSkip` does. So a variable can produce the same numbers.
-
-Keras calls one function of its TensorFlow backend for the moments of `BatchNormalization(synchronized=True)`: without a
-`tf.distribute` strategy they are those of the batch.
+The ops of `tf.random.normal`, `tf.nn.dropout` and similar functions keep their position in a kernel, where it is
+unreadable. The kernel is a Philox generator: its key is the op's first seed, its counter starts at the second, and each
+draw advances the counter like `RngReadAndSkip`. A variable can therefore produce the same numbers. Keras calls one
+function of its TensorFlow backend for the moments of `BatchNormalization(synchronized=True)`: without a `tf.distribute`
+strategy they are those of the batch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tensorflow.python.ops import gen_random_ops, resource_variable_ops  # noqa:
 
 
 class Patch:
-    """A replacement for an attribute of a class or module. `count` is how often it is currently applied.
+    """A replacement for an attribute of a class or module. `count` is the number of contexts that currently apply it.
 
     >>> class Dense:
     ...     def call(self): return "Keras's"
@@ -55,7 +54,7 @@ class Patch:
 
     @contextlib.contextmanager
     def apply(self) -> Iterator[None]:
-        """Replace the attribute; the original is back once the last context that applied the patch has ended."""
+        """Replace the attribute; the original is restored when the last context that applies the patch exits."""
         with self._lock:
             if self.count == 0:
                 self._inherited = self.name not in vars(self.owner)
@@ -97,7 +96,7 @@ Asked = Callable[[int, int], Any]
 def patch_draws(asked: Asked) -> list[Patch]:
     """Call `asked(seed, seed2)` for a variable of `fresh_state` wherever a seeded random op is created.
 
-    The op then draws from that; if the result is None, the op is created as usual.
+    The op then draws from the variable; if the result is None, the op is created as usual.
     """
     return [Patch(gen_random_ops, name, functools.partial(_draw_counter, name, asked)) for name in _MAKERS]
 

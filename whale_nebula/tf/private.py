@@ -69,7 +69,7 @@ FuncGraph = func_graph_lib.FuncGraph
 
 
 def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractContextManager[None]:
-    """While open, every op made in `graph` has these attributes."""
+    """While open, every op created in `graph` gets these attributes."""
     values = {
         name: attr_value_pb2.AttrValue(**{"i": value} if isinstance(value, int) else {"s": value.encode()})
         for name, value in stamps.items()
@@ -82,7 +82,7 @@ _gradients_helper = gradients_util._GradientsHelper
 
 
 def patch_gradients(asked: Callable[..., list[Any] | None]) -> Patch:
-    """Call `asked(targets, sources, seeds, stops, unconnected)` in place of `tf.gradients`.
+    """Call `asked(targets, sources, seeds, stops, unconnected)` instead of `tf.gradients`.
 
     This includes every v1 optimizer's `compute_gradients` of a tensor. If the result is None, TensorFlow computes them.
     """
@@ -113,7 +113,7 @@ _build_cond = cond_v2._build_cond
 
 
 def patch_cond(takes: Callable[[Any, Sequence[Any]], bool]) -> Patch:
-    """Call `takes(predicate, branches)` before a cond is built; if it returns true, it has built one itself."""
+    """Call `takes(predicate, branches)` before a cond is built; if it returns true, it has built the cond itself."""
 
     def build(
         pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,
@@ -132,7 +132,7 @@ _create_op = func_graph_lib.FuncGraph._create_op_internal
 
 
 def patch_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]]) -> Patch:
-    """Call `given(graph, op_type, inputs)` for an op's inputs, before it is made in any FuncGraph."""
+    """Call `given(graph, op_type, inputs)` for an op's inputs, before it is created in any FuncGraph."""
 
     def create(graph: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return _create_op(graph, op_type, list(given(graph, op_type, list(inputs))), *args, **kwargs)
@@ -162,10 +162,9 @@ def tape_record(
     results: Sequence[Any],
     report: Callable[[frozenset[int] | None], None],
 ) -> None:
-    """Record on the open tapes that `results` depend on variables and tensors, without a gradient.
-
-    A request for such a gradient calls `report` with the ids of its sources: tensors, and handles of variables; with
-    None if they are unknown.
+    """Record on the open tapes that `results` depend on variables and tensors, without a gradient. A request for such a
+    gradient calls `report` with the ids of its sources (tensors, and handles of variables), or None if they are
+    unknown.
     """
     tape_lib.variables_accessed(variables)
 
@@ -187,13 +186,13 @@ def tape_open(tape: tf.GradientTape) -> bool:
 
 
 def tape_stop(tape: tf.GradientTape) -> None:
-    """Stop recording, as `gradient` of a plain tape inside its own block does."""
+    """Stop recording, like `gradient` of a plain tape inside its own block."""
     if tape._recording and not tape._persistent:
         tape._pop_tape()
 
 
 def tape_finish(tape: tf.GradientTape) -> None:
-    """Do what `gradient` does last: a plain tape discards its records."""
+    """Do the last action of `gradient`: a plain tape discards its records."""
     if not tape._persistent:
         tape._watched_variables = tape._tape.watched_variables()
         tape._tape = None
@@ -241,12 +240,12 @@ def function_graph(graph: Any, name: str) -> Any:
 
 
 def set_input(op: Any, position: int, tensor: Any) -> None:
-    """Let an op of the graph being traced read another tensor."""
+    """Make an op of the graph being traced read a different tensor."""
     op._update_input(position, tensor)
 
 
 def user_frames(op: Any) -> list[tuple[str, int]]:
-    """File and line of the Python frames that made an op, outermost first."""
+    """File and line of the Python frames that created an op, outermost first."""
     return [(frame.filename, frame.lineno) for frame in op.traceback or ()]
 
 
@@ -288,7 +287,7 @@ _LAYERS, _LAYER_FILE = "/keras/src/layers/", "/keras/src/layers/layer.py"
 
 
 def call_flat(function: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
-    """Call a ConcreteFunction with its tensors in order: half the cost of the ordinary call."""
+    """Call a ConcreteFunction with its tensors in order, at half the cost of an ordinary call."""
     return list(function._call_flat(list(tensors), captured) or ())
 
 
@@ -305,7 +304,7 @@ def layers_running() -> list[Any]:
 
 
 def add_variable(layer: Any, name: str, values: Any) -> Any:
-    """Add a variable to a layer that is built already, as its own `build` would have made it."""
+    """Add a variable to a layer that is already built, as its own `build` would have created it."""
     with tf.init_scope():
         variable = keras.Variable(values, dtype=layer.variable_dtype, name=name)
     variable._path = f"{layer.path or layer.name}/{name}"
@@ -346,8 +345,8 @@ def call_on_run(node: Any, callback: Callable[[Any], None]) -> None:
 
 
 def find_original(node: Any) -> Any:
-    """The node that a node is a copy of, or None: a functional model that begins at a tensor inside another one has
-    copies of its nodes, whose outputs are named after those of the originals.
+    """The node that a node is a copy of, or None: a functional model that starts at a tensor inside another one has
+    copies of its nodes, with outputs named after those of the originals.
     """
     names = [tensor.name for tensor in node.output_tensors]
     others = (other for other in node.operation._inbound_nodes if other is not node)
@@ -380,7 +379,7 @@ def _wrap_method(
 
 
 def python_frames() -> Iterator[FrameType]:
-    """The running Python frames, innermost first, from the caller's on."""
+    """The running Python frames, innermost first, starting with the caller's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -416,7 +415,7 @@ def exporting() -> bool:
 
 
 def ops_watched() -> bool:
-    """Whether a TensorFlow debugger adds its own ops to every op that is made in this thread."""
+    """Whether a TensorFlow debugger adds its own ops to every op created in this thread."""
     return bool(op_callbacks.should_invoke_op_callbacks())
 
 
@@ -468,7 +467,7 @@ def run_inline(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 @contextlib.contextmanager
 def _number_random_ops() -> Iterator[None]:
-    """Number the random ops that are made inside as a separate graph would: the number determines their seeds."""
+    """Number the random ops that are created inside as a separate graph would: the number determines their seeds."""
     graph, counts = tf.compat.v1.get_default_graph(), random_seed._graph_to_seed_dict
     before, counts[graph] = counts.get(graph, 0), 0
     try:
@@ -489,11 +488,11 @@ VARIABLE_WRITES = ("assign", "assign_add", "assign_sub", "_restore_from_tensors"
 """Methods of a resource variable through which Keras and checkpoints write."""
 
 VARIABLE_OVERWRITES = ("assign", "_restore_from_tensors")
-"""Those of them that do not depend on the previous value."""
+"""The writing methods that do not depend on the previous value."""
 
 
 def written_value(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """The value that one of these is to write: `assign` has it as argument, `_restore_from_tensors` by a name."""
+    """The value that one of these methods writes: `assign` has it as argument, `_restore_from_tensors` by a name."""
     return next(iter(value.values())) if isinstance(value, Mapping) else value
 
 
@@ -508,12 +507,12 @@ def runtime_started() -> bool:
 
 
 not_rewritten = autograph.autograph_artifact
-"""Decorator of our classes whose objects AutoGraph calls unconverted when it rewrites the caller."""
+"""Decorator for classes with objects that AutoGraph calls unconverted when it rewrites the caller."""
 
 
 @functools.cache
 def xla_takes(op_type: str, gpu: bool) -> bool:
-    """Whether XLA has a kernel for an op type. It registers its kernels at its first compilation."""
+    """Whether XLA has a kernel for an op type. XLA registers its kernels at its first compilation."""
     _start_xla()
     wanted = "XLA_GPU_JIT" if gpu else "XLA_CPU_JIT"
     return any(kernel.device_type == wanted for kernel in kernels.get_registered_kernels_for_op(op_type).kernel)
@@ -556,9 +555,8 @@ def patch_masks(callback: Callable[[Any, Any], None]) -> Patch:
 
 
 def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
-    """Let `answer` implement a TensorFlow function for arguments of one of our classes.
-
-    The public way for classes, `dispatch_for_api`, does not reach functions that are called without annotations.
+    """Make `answer` implement a TensorFlow function for arguments of one of our classes. The public function for
+    classes, `dispatch_for_api`, does not cover functions that are called without annotations.
     """
     dispatch.dispatch_for_types(api, kind)(answer)
 
@@ -566,14 +564,14 @@ def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
 def traced_often(function: Any) -> Any:
     """Return a tf.function without TensorFlow's warning about frequent retracing.
 
-    TensorFlow counts traces by the line of a function, and one of our lines makes many functions.
+    TensorFlow counts traces by the line of a function, and one line of this library creates many functions.
     """
     function._omit_frequent_tracing_warning = True
     return function
 
 
 def copy_op(op: Any, inputs: Sequence[Any]) -> Any:
-    """Copy an op with other inputs, in the graph that is being traced; its shapes are inferred anew."""
+    """Copy an op with other inputs, in the graph that is being traced; its shapes are inferred again."""
     attributes = {name: value for name, value in op.node_def.attr.items() if name not in ("_class", "_output_shapes")}
     graph = tf.compat.v1.get_default_graph()
     dtypes = [tensor.dtype for tensor in op.outputs]

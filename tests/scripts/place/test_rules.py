@@ -159,7 +159,7 @@ def test_a_model_around_it_is_placed_with_it() -> None:
     outer.compile("sgd", "mse")
     assert trained(outer) == ("gpu", "npu")
     nb.place(outer, {"chain/a": "tpu"})
-    with pytest.raises(PlacementError, match=r"one layer comes as 'a' under .* and as 'chain/a' under"):
+    with pytest.raises(PlacementError, match=r"the same layer is placed twice, as 'a' under .* and as 'chain/a' under"):
         nb.plan(outer, X, Y)
 
 
@@ -186,9 +186,9 @@ def test_keras_is_as_it_was_after_the_trace() -> None:
         ({"encoder/.*": "gpu"}, "matches 'encoder/.*'.*its layers are 'a', 'bb', 'head'"),
         ({"heda": "gpu"}, "did you mean 'head'"),
         ({"haed.*": "gpu"}, "did you mean 'head(.*)?'"),
-        ({"head/.*": "gpu"}, "did you mean 'head'. it has no layers inside"),
-        ({"b": "gpu"}, "did you mean 'bb'|a pattern must match the whole path"),
-        ({"a|bb": "gpu", "b+": "npu"}, r"layer 'bb' of 'chain' matches two patterns.*let one of them leave it out"),
+        ({"head/.*": "gpu"}, "did you mean 'head'. it contains no layers"),
+        ({"b": "gpu"}, "did you mean 'bb'|a pattern must match the complete path"),
+        ({"a|bb": "gpu", "b+": "npu"}, r"layer 'bb' of 'chain' matches two patterns.*exclude the layer from one"),
     ],
 )
 def test_patterns_that_do_not_fit_are_refused_where_they_are_written(places: Any, said: str) -> None:
@@ -212,7 +212,7 @@ def test_a_pattern_that_is_to_leave_a_layer_out_does(first: str, second: str) ->
     """The mend can be written as it stands, whatever '|' there is in the patterns."""
     with pytest.raises(PlacementError, match="matches two patterns") as caught:
         nb.place(chain("a1", "a2", "a3", "b"), {first: "gpu", second: "npu"})
-    mended = caught.value.mend.removeprefix("let one of them leave it out: ")
+    mended = caught.value.mend.removeprefix("exclude the layer from one of them: ")
     changed = first if mended.endswith((first, f"(?:{first})")) else second
     places = {mended if pattern == changed else pattern: home for pattern, home in ((first, "gpu"), (second, "npu"))}
     model = chain("a1", "a2", "a3", "b")
@@ -226,12 +226,12 @@ def test_a_pattern_that_is_to_leave_a_layer_out_does(first: str, second: str) ->
 def test_two_patterns_that_match_the_same_are_one_too_many() -> None:
     with pytest.raises(PlacementError) as caught:
         nb.place(chain("a", "b"), {"a|b": "gpu", "[ab]": "npu"})
-    assert caught.value.mend == "leave 'a|b' or '[ab]' out: they match the same layers"
+    assert caught.value.mend == "remove 'a|b' or '[ab]': they match the same layers"
 
 
 def test_a_layer_goes_with_the_one_that_holds_it() -> None:
     model = around(lambda layer, x: layer.two(layer.one(x)))
-    with pytest.raises(PlacementError, match=r"'mid/one' of 'around' comes under .* and 'mid', which holds it, under"):
+    with pytest.raises(PlacementError, match=r"'mid/one' of 'around' matches .* and 'mid', which contains it, matches"):
         nb.place(model, {"mid": "gpu", "mid/one": "npu"})
     nb.place(model, {"mid": "gpu", "mid/one": "gpu", "head": "npu"})
     assert list(stages(model)) == ["gpu", "npu"]
@@ -289,7 +289,7 @@ def test_a_scope_in_a_placed_layer_names_both() -> None:
 def test_a_scope_around_a_placed_layer_names_both() -> None:
     model = around(in_stage)
     nb.place(model, {"mid/one": "npu"})
-    with pytest.raises(PlacementError, match=rf"'mid/one', which comes under .* inside nb.stage at {HERE}:\d+"):
+    with pytest.raises(PlacementError, match=rf"'mid/one', which matches .* inside nb.stage at {HERE}:\d+"):
         nb.plan(model, X, Y)
 
 
@@ -308,7 +308,7 @@ def test_a_layer_in_a_loop_is_not_placed_alone() -> None:
     nb.place(model, {"mid/one": "gpu"})
     with pytest.raises(BoundaryInBodyError, match="layer 'mid/one'") as caught:
         nb.plan(model, X, Y)
-    assert caught.value.mend == "place what is around it: 'mid'"
+    assert caught.value.mend == "place the layer around it: 'mid'"
     nb.place(model, {"mid(/.*)?": "gpu", "head": "npu"})
     assert list(stages(model)) == ["gpu", "npu"]
 
@@ -321,7 +321,7 @@ def test_a_placed_layer_is_not_called_inside_another_stage() -> None:
     other = keras.Sequential([keras.Input((4,)), shared], name="other")
     nb.place(model, {"mid": "gpu"})
     nb.place(other, {"shared": "npu"})
-    with pytest.raises(PlacementError, match=r"'shared', which comes under .* inside layer 'mid', which comes under"):
+    with pytest.raises(PlacementError, match=r"'shared', which matches .* inside layer 'mid', which matches"):
         nb.plan(model, X, Y)
 
 

@@ -88,7 +88,7 @@ def test_no_rows_at_all(micro: int, recwarn: pytest.WarningsRecorder) -> None:
         assert np.isnan(step(tf.zeros([0, 4])))
     said = [str(each.message) for each in caught if issubclass(each.category, NebulaWarning)]
     assert len(said) == micro - 1
-    assert all("asks for 2 micro-batches, and the first batch has 0 rows" in text for text in said)
+    assert all("asks for 2 micro-batches, but the first batch has 0 rows" in text for text in said)
 
 
 def test_keras_takes_a_batch_of_no_rows() -> None:
@@ -117,7 +117,7 @@ def test_a_batch_that_is_shaped_unlike_the_first_is_named() -> None:
 
 
 def test_nothing_to_cut_is_told() -> None:
-    with pytest.warns(NebulaWarning, match="asks for 2 micro-batches, and the step has no batch"):
+    with pytest.warns(NebulaWarning, match="asks for 2 micro-batches, but the step has no batch"):
         assert float(doubled(2)(tf.constant(1.0))) == 3.0
 
 
@@ -164,7 +164,7 @@ def test_a_batch_of_another_shape_is_told_with_what_was_given() -> None:
 def test_a_dataset_of_another_structure(strange: Any) -> None:
     model = sub()
     given = tf.data.Dataset.from_tensors(strange)
-    error = told(CaptureError, lambda: model.fit(given, verbose=0), "the step was given x")
+    error = told(CaptureError, lambda: model.fit(given, verbose=0), "the arguments of the step are x")
     assert isinstance(error, ValueError)
 
 
@@ -178,7 +178,7 @@ def test_a_variable_that_is_made_in_every_step() -> None:
         with nb.cluster(), nb.stage(cluster="a"):
             return x * weight
 
-    told(CaptureError, lambda: step(tf.ones(2)), "makes a variable", "make it once", at=marked("variable"))
+    told(CaptureError, lambda: step(tf.ones(2)), "creates a variable", "create it once", at=marked("variable"))
 
 
 def test_a_variable_that_is_made_for_each_form_of_input() -> None:
@@ -217,5 +217,5 @@ def test_constants_that_are_too_much_together(monkeypatch: pytest.MonkeyPatch) -
             few = x + tf.constant(small)[0, 0]
             return few + tf.constant(large)[0, 0]  # mark: large
 
-    said = ("the constants of the step are", "tf.Variable(array, trainable=False)")
+    said = ("the constants of the step have", "tf.Variable(array, trainable=False)")
     told(CaptureError, lambda: step(tf.ones(2)), *said, at=marked("large"))

@@ -65,7 +65,7 @@ def test_what_xla_refuses_while_it_compiles_is_run_without_it(monkeypatch: pytes
 
     monkeypatch.setattr(xla, "_has_kernel", lambda op: True)
     same_training(sub(spelled, jit_compile=True), sub(spelled, scoped=False))
-    assert nb.last_report().notes[0].startswith("nothing is compiled by XLA: ")
+    assert nb.last_report().notes[0].startswith("no stage is compiled by XLA: ")
 
 
 @tf.function(jit_compile=True)
@@ -106,7 +106,7 @@ def test_several_steps_per_execution_run_one_by_one() -> None:
     seen = {model: Seen() for model in (cut, uncut)}
     for model in (cut, uncut):
         fit(model, rows=5 * ROWS + 3, callbacks=[seen[model]])
-    assert nb.last_report().notes == ("steps_per_execution=3: the 3 steps of an execution run one by one",)
+    assert nb.last_report().notes == ("steps_per_execution=3: the 3 steps of an execution run separately",)
     for one, other in zip(cut.get_weights(), uncut.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
     x, y = batch(5 * ROWS + 3)
@@ -133,7 +133,7 @@ def test_a_strategy_around_a_functional_model() -> None:
 def test_a_strategy_around_a_subclassed_model() -> None:
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         model = sub()
-    told(UnsupportedError, lambda: fit(model), "OneDeviceStrategy", "scopes alone", at="telling.py")
+    told(UnsupportedError, lambda: fit(model), "OneDeviceStrategy", "scopes determine", at="telling.py")
 
 
 def test_a_strategy_that_runs_a_step() -> None:
@@ -160,4 +160,4 @@ def test_a_step_inside_a_tf_function() -> None:
 
 def test_a_step_in_a_datasets_map() -> None:
     dataset = tf.data.Dataset.from_tensors(tf.ones([2]))
-    told(UnsupportedError, lambda: dataset.map(shifted), "dataset's map", at=__file__)
+    told(UnsupportedError, lambda: dataset.map(shifted), "map function of a dataset", at=__file__)

@@ -182,7 +182,7 @@ def halving(x: Any) -> Any:
         (lambda x: tf.stack([row + 1.0 for row in x]), "tf.map_fn"),
         (lambda x: x * float(tf.reduce_sum(x)), "tf.cast(t, tf.float32)"),
         (lambda x: sum(x for _ in range(tf.size(x))), "tf.range(n)"),
-        (lambda x: x * x.numpy(), "leave .numpy() out"),
+        (lambda x: x * x.numpy(), "remove .numpy()"),
         (lambda x: x * np.mean(x), "tf.reduce_mean"),
     ],
 )

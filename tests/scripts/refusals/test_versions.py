@@ -41,7 +41,7 @@ SAID = (
     ("NB-501 TensorFlow 2.14.1 is not supported", "from 2.21 up to", 'pip install "tensorflow>=2.21,<2.22"'),
     ("NB-501 Keras 3.16.0 is not supported", "from 3.15 up to", '"keras>=3.15,<3.16"'),
     ("NB-206 Keras runs on jax", "a graph that TensorFlow traced", "KERAS_BACKEND=tensorflow"),
-    ("NB-501 TensorFlow 2.9.0 is not supported", "reads inner parts of TensorFlow", "pip install"),
+    ("NB-501 TensorFlow 2.9.0 is not supported", "uses internals of TensorFlow", "pip install"),
 )
 
 

@@ -89,7 +89,7 @@ def test_a_tape_that_is_asked_after_the_step_says_so(persistent: bool, question:
 
     assert float(step(tf.ones([4, 2]))) == 3.0
     tape, loss = kept[-1]
-    with pytest.raises(GradientError, match="a tape of a step is asked after the step") as caught:
+    with pytest.raises(GradientError, match="a tape of a step is used after the step") as caught:
         getattr(tape, question)(loss, weight)
     assert caught.value.where.startswith(f"{__file__}:")
     assert "return loss, tape.gradient(loss, variables)" in caught.value.mend

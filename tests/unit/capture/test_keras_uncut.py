@@ -187,7 +187,7 @@ def test_scopes_without_a_stage_are_told(opened: Callable[[], Any]) -> None:
     with opened():
         outputs = layers.Dense(3)(inputs)
     model = compiled(keras.Model(inputs, outputs))
-    with pytest.warns(NebulaWarning, match=r"holds no nb.stage: all of the step is one stage") as caught:
+    with pytest.warns(NebulaWarning, match=r"contains no nb.stage: the whole step is one stage") as caught:
         model.fit(X, Y, verbose=0)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

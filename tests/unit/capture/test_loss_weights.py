@@ -68,7 +68,7 @@ def test_entries_that_need_several_weights_are_refused() -> None:
         total = tf.reduce_sum(weight**2)
         return tf.stack([_count(out), total])
 
-    with pytest.raises(BatchCoupledError, match="its entries are no one kind"):
+    with pytest.raises(BatchCoupledError, match="its entries are of different kinds"):
         _gradient(3, mixed)
 
 

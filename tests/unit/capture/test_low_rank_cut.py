@@ -180,7 +180,7 @@ def test_every_depth_of_a_bert(norm: str, layer: int, sub_layer: str) -> None:
 
 def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
     model = two_stages(keras.layers.Dense(WIDE, activation="relu"), cut())
-    with pytest.raises(UnsupportedError, match=r"basis='svd' for .* made by Relu .*low_rank_cut"):
+    with pytest.raises(UnsupportedError, match=r"basis='svd' for .* output of Relu .*low_rank_cut"):
         model.predict(X, verbose=0)
 
 

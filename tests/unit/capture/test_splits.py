@@ -70,7 +70,7 @@ def test_a_stage_has_one_number_of_devices_and_a_variable_one_axis() -> None:
             with nb.split(2, axis=0):
                 return tf.reduce_sum(hidden @ tf.transpose(weight))
 
-    assert "nb.split says 4 devices, and at" in refused(two_counts)
+    assert "nb.split has 4 devices, and at" in refused(two_counts)
     assert "nb.split divides 'weight' along axis 0, and at" in refused(two_axes)
 
 
@@ -79,7 +79,7 @@ def test_a_scope_that_divides_nothing_says_so() -> None:
         with nb.cluster(), nb.stage(), nb.split(2):
             return tf.reduce_sum(x * 2.0)
 
-    with pytest.raises(nb.errors.NebulaWarning, match="divides nothing"):
+    with pytest.raises(nb.errors.NebulaWarning, match="has no effect"):
         plan(step)
 
 
@@ -107,7 +107,7 @@ def test_what_says_no_count_has_the_workers_that_are_left(copies: int | None, pi
 
 def test_one_of_both_says_a_count() -> None:
     with nb.init(FOUR):
-        assert "neither nb.replica nor, at" in refused(mesh(None, None))
+        assert "neither nb.replica nor the nb.split inside it, at" in refused(mesh(None, None))
 
 
 def test_stages_may_be_divided_differently() -> None:

@@ -141,7 +141,7 @@ BAD = {
 def test_what_is_here_must_be_as_the_config_says(given: Any, said: str, mend: str) -> None:
     with pytest.raises(InputMismatchError) as caught:
         signature([("x", {"target": given})], declared=TWO)
-    assert f"'x/target' is {said}, and the config says float32[None, 3]" in caught.value.what
+    assert f"'x/target' is {said}, but the config specifies float32[None, 3]" in caught.value.what
     assert mend in caught.value.mend
 
 

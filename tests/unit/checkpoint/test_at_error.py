@@ -168,7 +168,9 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.message for each in caplog.records if "could be saved" in each.message or "last one" in each.message]
+    return [
+        each.message for each in caplog.records if "could be saved" in each.message or "last completed" in each.message
+    ]
 
 
 # ------------------------------------------------------------------ a fit
@@ -190,7 +192,7 @@ def test_a_fit_that_ends_by_errors_ends_as_one_without(
         caplog.clear()
         assert isinstance(run(script, tmp_path / "run", Breaks(place, count, raise_error)), Broken)
         assert list_steps(tmp_path / "run")[0] == step
-        told = [f"step {step}, the last one that was taken, is saved in {tmp_path}/run"]
+        told = [f"the last completed step, {step}, is saved in {tmp_path}/run"]
         assert said(caplog) == ([] if step == last else told)
         last = step
     assert run(script, tmp_path / "run") == expected
@@ -231,7 +233,9 @@ def test_ctrl_c_ends_a_fit_before_its_next_step_and_again_at_once(
     breaks = Breaks("batch", 3, press(times))
     assert isinstance(run(fit, tmp_path, breaks), KeyboardInterrupt)
     assert list_steps(tmp_path) == [3] and breaks.told["batch begins"] == begun
-    assert capfd.readouterr().err.count("SIGINT: saves and ends before the next step; again ends it now") == 1
+    assert (
+        capfd.readouterr().err.count("SIGINT: saves, then stops before the next step; send it again to stop now") == 1
+    )
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -256,14 +260,14 @@ def test_a_loop_that_ends_by_an_error_ends_as_one_without(act: Callable[[], None
 @pytest.mark.parametrize(
     ("options", "scale", "why"),
     [
-        ({"keeps": True}, 1.0, "'mean' of nb.state may be written after a step, and was not yet"),
+        ({"keeps": True}, 1.0, "'mean' of nb.state may be written after a step, which has not happened yet"),
         pytest.param(
             {"several": True},
             1.0,
-            "other steps may follow each step, and not all of them were taken",
+            "each step may be followed by other steps, and not all of them were completed",
             marks=pytest.mark.grid,
         ),
-        ({}, 1e9, "step 3 failed, or found no batch, and may have changed variables"),
+        ({}, 1e9, "step 3 failed or got no batch, and may have changed variables"),
         ({}, -1e30, "is NaN"),
     ],
     ids=["objects", "several steps", "a step fails", "NaN"],

@@ -143,7 +143,7 @@ def test_a_folder_with_the_name_of_another_step_is_named(folder: Folder) -> None
     save(folder, 3)
     shutil.copytree(folder.step_path(3), folder.step_path(9))
     assert [each.check() for each in folder.scan()] == [
-        ("it was saved after step 3, and the name of its folder says 9",),
+        ("it was saved after step 3, but its folder is named for step 9",),
         (),
     ]
 
@@ -173,13 +173,13 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
     hosts = [Folder(folder.path, group) for group in ("gpu-0", "npu-0")]
     folder.lock()
     for other in (Folder(folder.path), hosts[0]):
-        with pytest.raises(StateError, match="another run writes"):
+        with pytest.raises(StateError, match="another run is writing"):
             other.lock()
     folder.unlock()
     for host in hosts:  # those of one run may share it
         host.lock()
     for other in (folder, Folder(folder.path, "npu-0"), Folder(folder.path, "tpu-0", run="another")):
-        with pytest.raises(StateError, match="another run writes"):
+        with pytest.raises(StateError, match="another run is writing"):
             other.lock()
 
 
@@ -194,7 +194,7 @@ def test_a_process_that_was_forked_holds_no_lock(folder: Folder) -> None:
         os._exit(0)
     os.read(begun, 1)
     try:
-        with pytest.raises(StateError, match="another run writes"):
+        with pytest.raises(StateError, match="another run is writing"):
             Folder(folder.path).lock()
         folder.unlock()
         Folder(folder.path).lock()
@@ -217,7 +217,7 @@ def test_a_part_that_is_not_what_its_worker_said_is_no_part(folder: Folder) -> N
         Manifest(Position(3)), "gpu/0", [Entry("a", Tensor("int32", ()), Slice((), ()), tf.constant(1))], {}
     )
     write_part(folder, snapshot)
-    with pytest.raises(CheckpointError, match="not the one that it wrote"):
+    with pytest.raises(CheckpointError, match="differs from the one that it wrote"):
         commit_parts(folder, snapshot.manifest, {"gpu/0": "another"}, ["gpu/0"], 1)
     assert not folder.scan()[0].committed
 
@@ -318,7 +318,12 @@ def test_a_manifest_says_what_it_was_given_and_nothing_else_is_one() -> None:
     assert decode_manifest(given.encode(), "m") == given
     assert replace(given, time="later").identity == given.identity != replace(given, attempt=1).identity
     changed = given.encode().replace(b'"step": 7', b'"step": 8')
-    for content, why in {b"": "no manifest", b"{}": "no manifest", b"[1]": "no manifest", changed: "digest"}.items():
+    for content, why in {
+        b"": "not the manifest",
+        b"{}": "not the manifest",
+        b"[1]": "not the manifest",
+        changed: "digest",
+    }.items():
         with pytest.raises(CheckpointError) as caught:
             decode_manifest(content, "m")
         assert why in caught.value.why
@@ -379,7 +384,9 @@ def test_what_is_newer_in_memory_is_saved_as_the_run_ends(folder: Folder, tmp_pa
     save(memory, 10)
     folder.lock()
     (told,) = save_memory(str(tmp_path / "memory"))
-    assert told.startswith("step 10, which was saved in memory, could not be saved") and "another run writes" in told
+    assert (
+        told.startswith("step 10, which was saved in memory, could not be saved") and "another run is writing" in told
+    )
     folder.unlock()
 
 

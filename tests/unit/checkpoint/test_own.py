@@ -70,7 +70,7 @@ def test_a_folder_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
     """No thread goes on, and the folder is locked by nobody."""
     nb.save(tmp_path, keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
     nb.shutdown()
-    with pytest.raises(CheckpointError, match=r"a model that nb\.save has written"), nb.init(checkpoint=str(tmp_path)):
+    with pytest.raises(CheckpointError, match=r"a model that nb\.save wrote"), nb.init(checkpoint=str(tmp_path)):
         pytest.fail("it is not a folder of a run")
     assert not [each for each in threading.enumerate() if each.name == "nebula-checkpoint"]
     Folder(str(tmp_path)).lock()

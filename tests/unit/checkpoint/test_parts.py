@@ -48,10 +48,13 @@ CASES = {
     "all": (changed("c0/0"), ""),
     "results that are read elsewhere": (changed("c1/0", position=replace(STANDS, logs={})), ""),
     "none of one": ({each: written(each) for each in WORKERS[:2]}, "c1/0 has no part of it"),
-    "another batch": (changed("c0/1", position=replace(STANDS, batch=6)), "c0/0 and c0/1 did not stand"),
-    "another epoch": (changed("c1/0", position=replace(STANDS, epoch=1, batch=0)), "c0/0 and c1/0 did not stand"),
-    "another start": (changed("c1/0", start=Start("earlier", WORKERS)), "c0/0 and c1/0 did not stand"),
-    "another attempt": (changed("c1/0", attempt=1), "c0/0 and c1/0 did not stand"),
+    "another batch": (changed("c0/1", position=replace(STANDS, batch=6)), "c0/0 and c0/1 saved at different points"),
+    "another epoch": (
+        changed("c1/0", position=replace(STANDS, epoch=1, batch=0)),
+        "c0/0 and c1/0 saved at different points",
+    ),
+    "another start": (changed("c1/0", start=Start("earlier", WORKERS)), "c0/0 and c1/0 saved at different points"),
+    "another attempt": (changed("c1/0", attempt=1), "c0/0 and c1/0 saved at different points"),
     "more workers before": (
         {each: written(each, start=Start("token", (*WORKERS, "c1/1"))) for each in WORKERS},
         "c1/1 has no part of it",
@@ -63,7 +66,10 @@ CASES = {
     "the same shared variables": (beside("c0/0", "d", "d", "d"), ""),
     "some at another line": (beside("c0/0", "d", "d", "d", exact=True), ""),
     "other shared variables": (beside("c0/0", "d", OTHER, "d"), "variables that c0/0 and c0/1 share had changed"),
-    "unknown shared variables": (beside("c0/0", "d", "", "d", exact=True), "what c0/1 shares with others could not"),
+    "unknown shared variables": (
+        beside("c0/0", "d", "", "d", exact=True),
+        "the variables that c0/1 shares with others could not",
+    ),
     "one line": (beside("", "", "", "", exact=True), ""),
 }
 
@@ -84,7 +90,7 @@ def test_the_newest_step_comes_first_and_one_before_it_may_be_whole() -> None:
     found = join_parts([describe_parts({7: changed("c0/0"), 8: half})], WORKERS)
     assert [(each.step, bool(each.why)) for each in found] == [(8, True), (7, False)]
     assert join_parts([[], []], WORKERS) == []
-    with pytest.raises(RemoteProtocolError, match="words that are not known"):
+    with pytest.raises(RemoteProtocolError, match="in an unknown format"):
         join_parts([[[7, "c0/0"]]], WORKERS)
 
 
@@ -103,8 +109,8 @@ def test_parts_of_steps_that_are_not_committed_are_found_and_told(tmp_path: Path
     }
     told = [describe_waiting(folder.step_path(step)) for step in (7, 8, 9)]
     assert told == [
-        "parts of c0/0, c0/1, c1/0: the next start of the run takes them",
-        "parts of c0/0: the next start of the run takes them, if that of c0/1 is found, too",
+        "parts of c0/0, c0/1, c1/0: the next start of the run uses them",
+        "parts of c0/0: the next start of the run uses them, if it also finds that of c0/1",
         "",
     ]
 

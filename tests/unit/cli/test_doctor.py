@@ -168,7 +168,7 @@ def test_it_knows_what_a_run_would_go_on_from(tmp_path: Path) -> None:
     os.makedirs(folder.worker_path(9, "gpu/0"))
     write_document(folder.worker_path(9, "gpu/0"), Written(Part("gpu/0", {}), {}, Manifest(Position(9)), start))
     noted, _ = config_checks(str(config))[1:]
-    assert (noted.state, noted.found) == ("note", folder.step_path(9)) and "if that of npu/0 is found" in noted.why
+    assert (noted.state, noted.found) == ("note", folder.step_path(9)) and "if it also finds that of npu/0" in noted.why
     folder.clean(8)
     (Path(folder.step_path(8)) / "manifest.json").write_text("{}")
     (Path(folder.step_path(4)) / "manifest.json").unlink()

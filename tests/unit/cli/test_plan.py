@@ -114,7 +114,7 @@ def test_a_step_with_scopes_is_planned_as_they_say(call: Call) -> None:
     scoped = FIT.replace("model = ", "with nb.cluster(), nb.stage(cluster='npu'): model = ")
     shown = call(scoped)
     assert shown.status == arguments.DONE and shown.out.startswith("chosen: npu runs d0 to head")
-    assert "Scopes say what holds: nb.stage(cluster='npu')" in shown.out
+    assert "The scopes fix: nb.stage(cluster='npu')" in shown.out
 
 
 WRONG: list[tuple[str, tuple[str, ...], int, str]] = [

@@ -389,8 +389,8 @@ except ConfigError as error:
     ("arguments", "said"),
     [
         (["CPU"], "'CPU'"),
-        (["GPU:7"], "GPU:7, and TensorFlow finds"),
-        (["GPU:7", "late"], "GPU:7, and TensorFlow"),
+        (["GPU:7"], "GPU:7, but TensorFlow finds"),
+        (["GPU:7", "late"], "GPU:7, but TensorFlow"),
     ],
 )
 def test_a_worker_takes_it_or_says_why_not(arguments: list[str], said: str) -> None:

@@ -78,7 +78,7 @@ def test_a_step_that_reads_what_is_here_gets_it_and_is_counted_in() -> None:
 
 def test_a_step_that_reads_more_is_refused_and_counted_in_from_then_on() -> None:
     feed = Feed()
-    with pytest.raises(AbsentInputError, match="reads 1 rows of input 'x' that are not here, row 2 first"):
+    with pytest.raises(AbsentInputError, match="reads 1 rows of input 'x' that this process lacks, first row 2"):
         take_inputs([LEAF], [part([1, 1, 0, 1], feed)], [READ])
     with pytest.raises(AbsentInputError, match="reads 2 rows"):
         take_whole([LEAF], [part([0, 0, 1, 1], feed)])

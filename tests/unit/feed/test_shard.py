@@ -80,15 +80,18 @@ RARE = {"two maps", "no remainder", "batches shuffled", "repeated", "zipped", "i
 
 WHOLE: dict[str, tuple[Chain, str]] = {
     "no map": (lambda rows: rows.batch(8), "no .map"),
-    "mapped after": (lambda rows: rows.map(parse).batch(8).map(lambda x: x * 2.0), r"it ends in .map\(...\)"),
-    "cached": (lambda rows: rows.map(parse).batch(8).cache(), "it ends in Cache"),
-    "random": (lambda rows: rows.map(lambda n: tf.random.uniform([2])).batch(8), "draws or writes .RandomUniform"),
-    "open": (lambda rows: rows.map(ragged).take(1).batch(8), "sizes of a row are not known"),
-    "padded open": (lambda rows: rows.map(ragged).padded_batch(8), "sizes of a row are not known"),
-    "ragged": (lambda rows: rows.map(lambda n: tf.ragged.constant([[1], []])).batch(8), "more than dense"),
-    "ragged source": (lambda rows: rows.map(ragged).ragged_batch(2).map(lambda x: 1).batch(8), "more than dense"),
-    "any order": (lambda rows: rows.map(parse, num_parallel_calls=2, deterministic=False).batch(8), "in an order"),
-    "any order at all": (lambda rows: _unordered(rows.map(parse, num_parallel_calls=2).batch(8)), "in an order"),
+    "mapped after": (lambda rows: rows.map(parse).batch(8).map(lambda x: x * 2.0), r"the dataset ends in .map\(...\)"),
+    "cached": (lambda rows: rows.map(parse).batch(8).cache(), "the dataset ends in Cache"),
+    "random": (
+        lambda rows: rows.map(lambda n: tf.random.uniform([2])).batch(8),
+        "draws random numbers or writes state .RandomUniform",
+    ),
+    "open": (lambda rows: rows.map(ragged).take(1).batch(8), "shape of a row is not known"),
+    "padded open": (lambda rows: rows.map(ragged).padded_batch(8), "shape of a row is not known"),
+    "ragged": (lambda rows: rows.map(lambda n: tf.ragged.constant([[1], []])).batch(8), "not dense"),
+    "ragged source": (lambda rows: rows.map(ragged).ragged_batch(2).map(lambda x: 1).batch(8), "not dense"),
+    "any order": (lambda rows: rows.map(parse, num_parallel_calls=2, deterministic=False).batch(8), "different order"),
+    "any order at all": (lambda rows: _unordered(rows.map(parse, num_parallel_calls=2).batch(8)), "different order"),
 }
 
 
@@ -241,7 +244,7 @@ class TestWhatComesAfterIt:
         with caplog.at_level(logging.WARNING, "whale_nebula.feed"):
             sums = [float(batch) for batch in found.map(tf.reduce_sum)]
         assert sums == [float(tf.reduce_sum(batch)) for batch in made("plain")]
-        assert ".map(...) comes after it" in caplog.text
+        assert ".map(...) follows it" in caplog.text
 
     def test_inside_a_function_of_tensorflows_all_rows_are_there(self, bound: Callable[..., Sharded]) -> None:
         @tf.function
@@ -262,11 +265,11 @@ class TestWhatComesAfterIt:
 
         read = iter(bound(made("plain")))
         next(read)
-        with pytest.raises(nb.errors.UnsupportedError, match="has given batches, and is now given to a function"):
+        with pytest.raises(nb.errors.UnsupportedError, match="is passed to a TensorFlow function after it was read"):
             first(read)
         given = iter(bound(made("plain")))
         first(given)
-        with pytest.raises(nb.errors.UnsupportedError, match="is read here, and was given to a function"):
+        with pytest.raises(nb.errors.UnsupportedError, match="is read in Python after it was passed"):
             next(given)
 
     def test_keras_trains_a_model_without_scopes_on_all_rows(self, bound: Callable[..., Sharded]) -> None:

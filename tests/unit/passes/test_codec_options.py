@@ -48,7 +48,7 @@ def test_both_sides_of_a_boundary_read_its_ids() -> None:
 
 @pytest.mark.parametrize(("worker", "reader"), [(A, "stage 'a' of cluster 'a'"), (B, "stage 'b' of cluster 'b'")])
 def test_a_side_that_is_not_given_them_is_refused(worker: str, reader: str) -> None:
-    with pytest.raises(AbsentInputError, match=f"input 'ids' is None in this process, and {reader}"):
+    with pytest.raises(AbsentInputError, match=f"input 'ids' is None in this process, but {reader}"):
         check_here(plan(program()), worker, [2], lambda op: "")
 
 

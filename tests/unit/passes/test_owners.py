@@ -249,7 +249,7 @@ class TestWhatIsNotHere:
     def test_a_cluster_needs_what_its_stages_read(self) -> None:
         with pytest.raises(AbsentInputError) as caught:
             check_here(plan(), B, [1], lambda op: f"train.py:{op}")
-        assert caught.value.what == "input 'target' is None in this process, and stage 'b' of cluster 'b' here reads it"
+        assert caught.value.what == "input 'target' is None in this process, but stage 'b' of cluster 'b' reads it here"
         assert "Mul" in caught.value.where and "train.py:6" in caught.value.where
         assert "yield 'target' in this cluster as well" in caught.value.mend
 
@@ -258,11 +258,11 @@ class TestWhatIsNotHere:
         check_here(plan(), worker, absent, lambda op: "")
 
     def test_an_update_that_reads_is_named(self) -> None:
-        with pytest.raises(AbsentInputError, match="and the update in cluster 'a' here reads it"):
+        with pytest.raises(AbsentInputError, match="but the update in cluster 'a' reads it here"):
             check_here(plan(names=()), A, [1], lambda op: "")
 
     def test_an_input_that_is_given_back_is_read(self) -> None:
-        with pytest.raises(AbsentInputError, match=r"'target' is None .* the return value of the step here reads it"):
+        with pytest.raises(AbsentInputError, match=r"'target' is None .* what the step returns reads it here"):
             check_here(plan(SIDES.replace("returns %8", "returns %8, %1")), A, [1], lambda op: "")
 
 

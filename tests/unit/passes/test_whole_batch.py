@@ -107,7 +107,7 @@ def warned(*around: Any) -> str:
 
 def test_replicas_are_who_asks_for_more_micro_batches_than_there_are_rows() -> None:
     said = warned(nb.replica(5))
-    assert "the 5 replicas of stage 'stage0' ask for 5 micro-batches, and the first batch has 3 rows" in said
+    assert "the 5 replicas of stage 'stage0' ask for 5 micro-batches, but the first batch has 3 rows" in said
     assert "mend: nb.replica(3), or a larger batch" in said
 
 

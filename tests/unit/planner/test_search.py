@@ -160,7 +160,7 @@ def test_a_step_that_stays_as_it_is_written_is_captured_once(made: list[str]) ->
         found.fit(X, Y, 8, verbose=0)
         assert made == ["train_step"]
         plan = nb.plan(found, X, Y)
-    assert "leaves this step as its scopes say" in plan.explain() and plan.predicted is None
+    assert "does not change the scopes of this step" in plan.explain() and plan.predicted is None
 
 
 def test_a_step_that_follows_another_one_has_no_seconds_of_it(made: list[str]) -> None:

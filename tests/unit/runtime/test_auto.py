@@ -144,7 +144,7 @@ def test_a_change_is_told_with_its_reason() -> None:
     ground = Ground()
     ground.step(rate=RAW, compute=0.3)
     (line,) = ground.said
-    assert line == "b0: auto takes int8: 0.262 s of the line a step, under 0.300 s of computing"
+    assert line == "b0: auto chooses int8: 0.262 s of the link a step, under 0.300 s of computation"
     ground.step(rate=RAW, compute=0.3)
     assert ground.said == []
 
@@ -152,7 +152,7 @@ def test_a_change_is_told_with_its_reason() -> None:
 def test_what_does_not_fit_is_said_not_to() -> None:
     ground = Ground()
     ground.step(rate=RAW, compute=0.001)
-    assert "and not under 1.0 ms of computing" in ground.said[0]
+    assert "and not under 1.0 ms of computation" in ground.said[0]
 
 
 def test_sizes_that_only_a_step_knows_are_guessed_by_proportion() -> None:
@@ -170,15 +170,15 @@ def replace_spec(direction: Direction, spec: Spec) -> Direction:
 @pytest.mark.parametrize(
     ("rates", "codec", "words"),
     [
-        ({LINK: 7.5e6}, "none", "goes by the config's 60mbit"),
-        ({}, "none", "takes the line to be free, as the config does"),
+        ({LINK: 7.5e6}, "none", "uses the configured 60mbit"),
+        ({}, "none", "assumes that the link is free, as configured"),
     ],
 )
 def test_a_choice_that_rests_on_the_config_alone_is_told(rates: dict[str, float], codec: str, words: str) -> None:
     ground, tally = Ground(), Tally()
     ground.auto.choose(Outlook(ROWS, 1.0, rates, {LINK: 64}, {LINK}), {}, tally)
     (note,) = tally.notes()
-    assert note == f"b0: auto {words}: what is written to {LINK} is too little at a time to see what it carries"
+    assert note == f"b0: auto {words}: too little is written to {LINK} at a time to measure its rate"
     assert ground.now() == codec and tally.changes() == ()
 
 

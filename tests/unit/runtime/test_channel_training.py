@@ -140,7 +140,7 @@ def test_a_basis_is_told_and_a_structure_that_does_not_shrink_once_in_the_log(ca
         lesson = Lesson(svd=0.01, fp16=True, backward=None)
         lesson.run(X, X)
     lines = [each.message.partition(", ")[2] for each in caplog.records if each.name != "tensorflow"]
-    fallen = f"{THERE}: svd(0.01) >> fp16 would not make float32[8, 64] smaller, so it crosses as fp16"
+    fallen = f"{THERE}: svd(0.01) >> fp16 would not make float32[8, 64] smaller, so it is sent as fp16"
     assert lines == [f"{THERE}: basis 0 -> 1", fallen]
     assert [fallen in report.notes for report in lesson.reports] == [True, True]
 
@@ -159,8 +159,8 @@ def test_auto_takes_what_a_slow_line_needs_and_says_so(fast_stages: None) -> Non
         lesson.run(X, X, X, X)
         found = lesson.reports[-1].boundaries
         assert {found[name].codec for name in (THERE, BACK)} == {"int4"}
-        assert any(note.startswith(f"{THERE}: auto takes ") for report in lesson.reports for note in report.notes)
-        assert any(note.startswith(f"{BACK}: auto takes ") for report in lesson.reports for note in report.notes)
+        assert any(note.startswith(f"{THERE}: auto chooses ") for report in lesson.reports for note in report.notes)
+        assert any(note.startswith(f"{BACK}: auto chooses ") for report in lesson.reports for note in report.notes)
         predicted = lesson.reports[-1].prediction.links
         for link, measured in lesson.reports[-1].links.items():
             assert predicted[link].bytes == measured.bytes
@@ -201,9 +201,9 @@ def test_a_step_that_is_left_out_is_as_if_it_had_not_been(
         lesson.run(WORST)
     assert same(before, lesson.state())
     assert np.isnan(lesson.losses[-1])
-    said = f"left out: {THERE} has a NaN or an infinity in micro-batch 0 of stage 'a'"
+    said = f"skipped: {THERE} contains a NaN or an infinity in micro-batch 0 of stage 'a'"
     assert said in lesson.reports[-1].notes
-    assert [record.message.endswith(said) for record in caplog.records if "left out" in record.message] == [True]
+    assert [record.message.endswith(said) for record in caplog.records if "is skipped" in record.message] == [True]
     lesson.run(X, X)
     assert np.isfinite(lesson.losses[-2:]).all()
     assert int(lesson.optimizer.iterations) == int(lesson.begun) == 4

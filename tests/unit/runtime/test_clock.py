@@ -166,7 +166,7 @@ def test_a_stage_that_it_cannot_take_is_left_out_and_named(middle: Any, held: st
     assert compiled(made) == {"forward 0", "backward 0"}
     assert made.xla is not None
     (note,) = made.xla.notes
-    assert note.startswith("stage 'b' is not compiled by XLA: it holds ")
+    assert note.startswith("stage 'b' is not compiled by XLA: it contains ")
     assert held in note
 
 

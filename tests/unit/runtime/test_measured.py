@@ -116,7 +116,7 @@ def test_noise_moves_nothing() -> None:
 def test_what_has_moved_goes_back_where_the_others_catch_up() -> None:
     cut = plan(turns=(1, 0, 1))
     assert better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}}) == ()
-    assert list(changes(cut, plan())) == ["the replicas of npu take 3 : 3 micro-batches, and took 2 : 4"]
+    assert list(changes(cut, plan())) == ["the replicas of npu now take 3 : 3 micro-batches instead of 2 : 4"]
 
 
 def test_what_the_config_says_is_not_moved() -> None:

@@ -346,7 +346,7 @@ def test_a_step_without_a_batch_is_not_said_to_have_no_rows() -> None:
         with nb.stage(name="one"):
             return tf.reduce_sum(tf.ones((4, 4)))
 
-    with nb.pipeline(micro_batch=4), pytest.warns(NebulaWarning, match="the step has no batch: it runs as one"):
+    with nb.pipeline(micro_batch=4), pytest.warns(NebulaWarning, match="the step has no batch: it runs undivided"):
         assert float(step()) == 16.0
 
 

@@ -111,7 +111,7 @@ def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.Monkey
     ):
         lesson(**size)
     (warning,) = {str(each.message) for each in told}
-    assert "stage npu computes" in warning and "if gpu computes as its rates say" in warning
+    assert "stage npu computes" in warning and "if gpu computes as fast as configured" in warning
     assert re.search("mend: .*gpu.* would take", warning) and "nb.auto_parallel(replan=True)" in warning
     planned = nb.last_report("train_step").planned
     assert (
@@ -127,4 +127,4 @@ def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.Monkey
     while first.replaces is not None:
         first = first.replaces
     assert "gpu" in [each.cluster for each in first.assignment.stages]
-    assert first.reasons[0].startswith("npu computes") and "in a run before" in first.reasons[0]
+    assert first.reasons[0].startswith("npu computes") and "in an earlier run" in first.reasons[0]

@@ -196,7 +196,7 @@ def test_a_replica_without_a_stage_beside_stages_is_refused() -> None:
         with nb.replica(2):
             return y + 1.0
 
-    with pytest.raises(NestingError, match=r"nb\.replica\(2\) at .* holds no nb\.stage"):
+    with pytest.raises(NestingError, match=r"nb\.replica\(2\) at .* contains no nb\.stage"):
         step(tf.ones((4, 2)))
 
 
@@ -208,7 +208,7 @@ def test_a_stage_has_as_many_replicas_everywhere() -> None:
         with nb.replica(3), nb.stage(cluster="c0"):
             return y + 1.0
 
-    with pytest.raises(OptionError, match=r"stage 'c0' stands in nb\.replica\(3\)"):
+    with pytest.raises(OptionError, match=r"stage 'c0' is in nb\.replica\(3\)"):
         step(tf.ones((4, 2)))
 
 

@@ -280,4 +280,4 @@ def test_the_text_of_a_program_stays_in_a_private_run(private: bool) -> None:
     assert isinstance(first, PlanMismatchError)
     assert any(SECRET in text for text in sent) == (not private)
     shown = "\n".join([str(first), *getattr(first, "__notes__", [])])
-    assert SECRET in shown and (not private or "they differ from line 2 of their text on" in shown)
+    assert SECRET in shown and (not private or "their texts differ from line 2 on" in shown)

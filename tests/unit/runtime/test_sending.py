@@ -173,7 +173,7 @@ def remembered(states: States) -> list[bytes]:
 def test_it_is_refused_where_it_would_stay(way: str, bad: float) -> None:
     *_, states = sent(way, drawn_rows())
     before = remembered(states)
-    with pytest.raises(NonFiniteError, match="b0 a->b has a NaN or an infinity") as caught:
+    with pytest.raises(NonFiniteError, match="b0 a->b contains a NaN or an infinity") as caught:
         sent(way, drawn_rows(bad), micro_batch=1, states=states)
     error = caught.value
     assert (error.boundary, error.stage, error.step, error.micro_batch) == ("b0 a->b", "a", 3, 1)
@@ -205,7 +205,7 @@ def test_a_step_is_left_out_where_the_user_says_so(way: str) -> None:
     x = drawn_rows(np.nan)
     payload, tally, states = sent(f"{way}, nonfinite skip", x, micro_batch=2)
     assert payload is x
-    assert tally.left_out == "b0 a->b has a NaN or an infinity in micro-batch 2 of stage 'a'"
+    assert tally.left_out == "b0 a->b contains a NaN or an infinity in micro-batch 2 of stage 'a'"
     assert states.of("x at a").structure is None and states.of("x at a").held is None
 
 

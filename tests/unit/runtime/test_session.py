@@ -296,5 +296,9 @@ UNSHARED += [({"a/0"}, {"a/0": "a", "a/1": "a"}, False)]  # clusters that train 
 def test_ids_that_no_two_clusters_would_compare_are_refused(
     readers: set[str], clusters: dict[str, str], refused: bool
 ) -> None:
-    with pytest.raises(OptionError, match="keeps to the workers") if refused else contextlib.nullcontext():
+    with (
+        pytest.raises(OptionError, match="only the workers that read this input have it")
+        if refused
+        else contextlib.nullcontext()
+    ):
         refuse_unshared(["id"], {"id": readers, "x": {"a/0"}}, clusters)

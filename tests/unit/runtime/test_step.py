@@ -107,7 +107,7 @@ def test_a_model_without_scopes_has_those_around_it_and_loses_them_again() -> No
 
 
 def test_a_pipeline_around_a_model_without_stages_says_that_it_holds_none() -> None:
-    with pytest.warns(nb.errors.NebulaWarning, match=r"nb\.pipeline holds no nb\.stage"), nb.pipeline(2):
+    with pytest.warns(nb.errors.NebulaWarning, match=r"nb\.pipeline contains no nb\.stage"), nb.pipeline(2):
         fit(model(scoped=False))
 
 
@@ -138,7 +138,7 @@ def test_lists_are_told_from_arrays_in_a_sentence() -> None:
     with pytest.raises(nb.errors.CaptureError) as caught:
         nb.verify(model(), X.tolist(), Y)
     assert "x/0/3 float32[]" in caught.value.why and caught.value.why.endswith(" and 21 more")
-    assert caught.value.mend.startswith("give arrays, np.asarray(x)")
+    assert caught.value.mend.startswith("pass arrays, np.asarray(x)")
 
 
 def test_a_report_and_a_plan_say_which_stages_there_are() -> None:

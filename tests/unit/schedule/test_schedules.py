@@ -36,7 +36,7 @@ def alike(stages: int, compute: float, seconds: float, delay: float = 0.0) -> Pa
 
 @pytest.mark.parametrize(("wrong", "meant"), [("1F1B", "1f1b"), ("g-pipe", "gpipe"), ("eager_1f1b", "eager-1f1b")])
 def test_a_wrong_name_says_what_was_meant(wrong: str, meant: str) -> None:
-    with pytest.raises(OptionError, match=f"no schedule is called '{wrong}'") as caught:
+    with pytest.raises(OptionError, match=f"unknown schedule '{wrong}'") as caught:
         limit_of(wrong)
     assert caught.value.mend == f"did you mean {meant!r}?"
 
@@ -100,7 +100,7 @@ def test_a_users_word_that_is_no_count_is_refused(in_flight: int) -> None:
 
 
 def test_a_limit_for_each_stage_or_one_for_all() -> None:
-    with pytest.raises(OptionError, match="2 limits for 3 stages"):
+    with pytest.raises(OptionError, match="2 limits, but there are 3 stages"):
         limits("1f1b", 3, 8, in_flight=[2, 1])
 
 

@@ -1,8 +1,7 @@
-"""The last saving of a script that ends by an error: of the state after its last step, if that is certain to be whole.
-
-It is whole where an undisturbed run would have had it, too, and where a resumed run does all that came after it: in a
-`fit` callbacks are called again for the last batch, and for the end of an epoch. In a custom loop nothing that follows
-a step is done again, so nothing that it writes may be saved half.
+"""The last checkpoint of a script that stops with an error: the state after its last step, if that state is certain to
+be consistent. It is consistent if an undisturbed run would have had the same state, and if a resumed run repeats
+everything that came after it: in a `fit`, callbacks are called again for the last batch, and for the end of an epoch.
+In a custom loop, code after a step is not repeated, so its effects must not be saved partly.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 @dataclass
 class Standing:
-    """Where the script stands between two steps of the leading program, of which this process has done `steps`.
-
-    `thread` runs a step. `torn`: a step has failed, and may have changed variables. `whole`: all that follows the last
-    step was done, before the next one. `held` is the state after the last batch of an epoch, until the next step
-    begins: validation and callbacks may change variables meanwhile.
+    """The position of the script between two steps of the leading program; this process has run `steps` of them.
+    `thread` runs a step. `torn`: a step has failed, and may have changed variables. `whole`: all code between the last
+    step and the next one has run. `held` is the state after the last batch of an epoch, until the next step begins:
+    validation and callbacks may change variables in between.
     """
 
     steps: int = 0
@@ -58,7 +56,9 @@ class Standing:
 
     @contextlib.contextmanager
     def run_step(self, runner: Runner | None = None) -> Iterator[None]:
-        """Context of a step of any program. A failed one has changed nothing if its error, or its runner, says so."""
+        """Context of a step of any program. A failed step has changed nothing if its error, or its runner, reports
+        this.
+        """
         self.thread, self.torn = threading.get_ident(), True
         try:
             yield
@@ -74,8 +74,8 @@ class Standing:
 
 
 def save_at_error(checkpoints: Checkpoints) -> None:
-    """Save unsaved steps, if the state is certain to be whole, and log what was saved, or why it was not. In a run of
-    several processes each writes its part; the next start of the run commits them if they fit together.
+    """Save unsaved steps, if the state is certain to be consistent, and log what was saved, or why not. In a run of
+    several processes each writes its part; the next start of the run commits them if they match.
     """
     level, step = checkpoints.levels[0], checkpoints.position.step
     if not checkpoints.standing.steps:
@@ -95,25 +95,25 @@ def save_at_error(checkpoints: Checkpoints) -> None:
     if why:
         who = "" if alone else f"{checkpoints.group.worker}: "
         newer = f" newer than step {last}" if last else ""
-        _LOG.warning("%snothing%s could be saved in %s: %s", who, newer, level.folder.path, why)
+        _LOG.warning("%sno step%s could be saved in %s: %s", who, newer, level.folder.path, why)
     elif alone or last == step:
-        _LOG.warning("step %d, the last one that was taken, is saved in %s", step, level.folder.path)
+        _LOG.warning("the last completed step, %d, is saved in %s", step, level.folder.path)
     else:
         _LOG.warning(
-            "%s: its part of step %d, the last one that was taken, is saved in %s: the run goes on from there if all "
+            "%s: its part of the last completed step, %d, is saved in %s: the run resumes from it if all "
             "workers have saved theirs", checkpoints.group.worker, step, level.folder.path,
         )  # fmt: skip
 
 
 def commit_written(group: Group, folder: Folder) -> None:
-    """Before a run chooses a checkpoint: commit the parts that its last start has written as it ended, if those of all
-    workers are there, of the same moment. All processes call it.
+    """Before a run chooses a checkpoint: commit the parts that its last start wrote when it stopped, if those of all
+    workers exist and are from the same moment. All processes call it.
     """
     written = list_uncommitted(folder, group.members) if group.commits else {}
-    descriptions = group.exchange("the parts that were written", describe_parts(written))
+    descriptions = group.exchange("the written checkpoint parts", describe_parts(written))
     for joined in join_parts(descriptions.values(), group.everyone):
         if joined.why and joined.step in written:
-            _LOG.warning("what was written of step %d in %s is not used: %s", joined.step, folder.path, joined.why)
+            _LOG.warning("the parts of step %d in %s are not used: %s", joined.step, folder.path, joined.why)
         elif joined.step in written:
             _commit(group, folder, written[joined.step], joined.digests)
         if not joined.why:
@@ -125,8 +125,8 @@ def _commit(group: Group, folder: Folder, written: Mapping[str, Written], digest
     manifest = replace(found[0], at_error=any(each.at_error for each in found))
     try:
         commit_parts(folder, manifest, digests, group.members, 0)
-        _LOG.info("%s: step %d is saved, with the parts of all workers", group.worker, manifest.position.step)
-    except Exception as error:  # the run goes on from an earlier one
+        _LOG.info("%s: step %d is saved, from the parts of all workers", group.worker, manifest.position.step)
+    except Exception as error:  # the run resumes from an earlier one
         _LOG.warning("the parts of step %d in %s cannot be joined: %s", manifest.position.step, folder.path, error)
 
 
@@ -136,8 +136,8 @@ def _find_newest(level: Level) -> int:
 
 
 def _save(checkpoints: Checkpoints) -> str:
-    """Save the state after the last step to the disk; returns why that failed, or "". It takes the place of no other
-    checkpoint: one more than usual is kept.
+    """Save the state after the last step to the disk; returns why that failed, or "". It replaces no other checkpoint:
+    one more than usual is kept.
     """
     held, group = checkpoints.standing.held, checkpoints.group
     snapshot = held or checkpoints.take_snapshot()
@@ -157,7 +157,7 @@ def _save(checkpoints: Checkpoints) -> str:
 
 
 def _add_shared(checkpoints: Checkpoints) -> None:
-    """Add digests to the part of the last step that is written already: others may not have come as far."""
+    """Add digests to the already written part of the last step: other workers may not have got as far."""
     group, level = checkpoints.group, checkpoints.levels[0]
     path = level.folder.worker_path(checkpoints.position.step, group.worker)
     shared = group.digest_shared(checkpoints.known.find_alive())
@@ -165,27 +165,27 @@ def _add_shared(checkpoints: Checkpoints) -> None:
 
 
 def _find_doubt(checkpoints: Checkpoints) -> str:
-    """Why the state may not be that after a whole step, or ""."""
+    """The reason why the state may not be that after a complete step, or ""."""
     standing, position, memories = checkpoints.standing, checkpoints.position, checkpoints.memories
     if standing.held is not None:
         return ""
     if standing.torn:
-        return f"step {position.step + 1} failed, or found no batch, and may have changed variables"
+        return f"step {position.step + 1} failed or got no batch, and may have changed variables"
     if checkpoints.trains_apart:
-        return "clusters that train apart are saved between two steps alone"
+        return "with local SGD, checkpoints are possible only between two steps"
     if shared := _find_shared(checkpoints):
-        return f"{shared!r} of nb.state is read by all processes together"
+        return f"{shared!r} of nb.state must be read by all processes together"
     if standing.whole:
         return ""
     late = sorted(name for name, value in memories.objects.items() if holds_variables(value))
     fits = position.fit > 0 and not position.ended
     if checkpoints.leading.has_others or (standing.steps < 2 and not fits):
-        return "other steps may follow each step, and not all of them were taken"
-    return f"{late[0]!r} of nb.state may be written after a step, and was not yet" if late else ""
+        return "each step may be followed by other steps, and not all of them were completed"
+    return f"{late[0]!r} of nb.state may be written after a step, which has not happened yet" if late else ""
 
 
 def can_hold(checkpoints: Checkpoints) -> bool:
-    """Whether the state after an epoch can be held: there is a step since the last saving, and nothing is read late."""
+    """Whether the state after an epoch can be kept: there is a step since the last saving, and nothing is read late."""
     standing, position = checkpoints.standing, checkpoints.position
     new = standing.steps > 0 and position.step > checkpoints.saved.step and not checkpoints.leading.trained_others
     spread = any(is_spread(value) for value in checkpoints.memories.objects.values()) or _find_shared(checkpoints)
@@ -193,7 +193,7 @@ def can_hold(checkpoints: Checkpoints) -> bool:
 
 
 def _find_shared(checkpoints: Checkpoints) -> str:
-    """The name of an object of the user's that several processes read together; "" if there is none."""
+    """The name of a user object that several processes read together; "" if there is none."""
     objects = {} if checkpoints.group.alone else checkpoints.memories.objects
     return next((name for name, each in sorted(objects.items()) if is_spread(each) or holds_variables(each)), "")
 

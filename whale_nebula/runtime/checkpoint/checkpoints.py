@@ -1,8 +1,9 @@
 """The checkpoints of a run: what is saved, when, and how all processes agree on one.
 
 A checkpoint is taken before a step of training, so it includes all changes after the previous step. The lead announces
-in a step's sheet that it is due; all receive that by the end of the step, and save before the next one. Each then
-writes its part concurrently with training, and announces in a later sheet that it has; once all have, it is committed.
+in a step's sheet that it is due; all receive the announcement by the end of the step, and save before the next one.
+Each process then writes its part concurrently with training, and announces this in a later sheet; when all parts are
+written, the checkpoint is committed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 class Training(Protocol):
     """A step that may train: an engine, or the train function of a model without scopes. In a loop its `title`
-    distinguishes it from other steps of its name, which train other variables.
+    distinguishes it from other steps of the same name, which train other variables.
     """
 
     name: str
@@ -76,9 +77,9 @@ class Checkpoints:
     the run resumes from, if any, and `resumed` its position.
 
     If it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
-    variables are restored. `skips` counts the batches of a `fit` that were trained already. `forms` are the shapes for
-    which programs were traced, and `intervals` the steps between meetings that were chosen for them, as in the
-    manifest. `read`: a program was registered, or `nb.restore` was called.
+    variables are restored. `skips` counts the batches of a `fit` that were already trained. `forms` are the shapes for
+    which programs were traced, and `intervals` the chosen numbers of steps between their rounds, as in the manifest.
+    `read`: a program was registered, or `nb.restore` was called.
     """
 
     run: Run
@@ -130,7 +131,7 @@ class Checkpoints:
         self._start = Start(str(tokens[min(tokens)]), tuple(sorted(self.group.everyone)))
         if self.source is None or step is None:
             return
-        if not self.source.manifest.at_error:  # else a run that fails at each step would be restarted without end
+        if not self.source.manifest.at_error:  # otherwise a run that fails at each step would be restarted forever
             self.group.report_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.forms = dict(self.source.manifest.forms)
@@ -145,7 +146,7 @@ class Checkpoints:
         self.spent.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
         self.memories.source = self.known.source = self.source
         self.memories.restore_codecs()
-        _LOG.info("%s: goes on from %s", self.group.worker, self.source.path)
+        _LOG.info("%s: resumes from %s", self.group.worker, self.source.path)
 
     # ------------------------------------------------------------------ variables
     def take_in(self, engine: Engine) -> None:
@@ -175,8 +176,8 @@ class Checkpoints:
         failpoint("checkpoint.restored")
 
     def note_form(self, program: str, shapes: Shapes) -> None:
-        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run makes
-        the same traces.
+        """Record a program's trace for these input shapes if one trace may be for several, so that a resumed run
+        creates the same traces.
         """
         known = self.forms.get(program, ())
         if shapes not in known:
@@ -201,7 +202,7 @@ class Checkpoints:
         return engine.title
 
     def take_again(self, engine: Engine) -> None:
-        """Restore a program's variables if values were to be restored again since it was registered."""
+        """Restore a program's variables again, if this was requested since it was registered."""
         if self._turns.get(engine.name) != self.known.turns:
             self.take_in(engine)
 
@@ -211,11 +212,11 @@ class Checkpoints:
         if found:
             warn_once(
                 script_site(),
-                f"what {found[0]} in {program} has drawn is not saved: where the run goes on it draws anew",
+                f"the random state of {found[0]} in {program} is not saved: a resumed run draws different numbers",
                 where=self.levels[0].folder.path,
-                why="TensorFlow keeps it inside the op, where nobody can read it",
-                mend="keras.random with a keras.random.SeedGenerator as seed, or tf.random.stateless_...\n"
-                "of tf.random.normal and tf.random.uniform it is saved where there is a seed: "
+                why="TensorFlow keeps it inside the op, where it cannot be read",
+                mend="use keras.random with a keras.random.SeedGenerator as seed, or tf.random.stateless_...\n"
+                "for tf.random.normal and tf.random.uniform the state is saved if a seed is set: "
                 "keras.utils.set_random_seed(1)",
                 key=(program, found[0]),
             )
@@ -242,7 +243,7 @@ class Checkpoints:
         return program == self.position.program and (bool(self._batch) or any(level.due for level in self.levels))
 
     def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
-        """Before a step of training: save all if it is due."""
+        """Before a training step: save everything if a checkpoint is due."""
         if not engine.trains:
             return
         self._trains = True
@@ -267,13 +268,13 @@ class Checkpoints:
 
     @property
     def trains_apart(self) -> bool:
-        """Whether clusters train some program apart."""
+        """Whether some program is trained with local SGD."""
         return bool(self._apart)
 
     @property
     def notices(self) -> Notices | None:
-        """The notices by which workers agree on savings if clusters in several processes train the leading program
-        apart.
+        """The notices by which workers agree on savings if clusters in several processes train the leading program with
+        local SGD.
         """
         return self._notices if self.position.program in self._apart else None
 
@@ -310,11 +311,11 @@ class Checkpoints:
         if expected and fingerprint(tensors) != expected:
             step = self.position.step
             raise CheckpointError(
-                f"the batch of step {step + 1} is not the one that this run had before it ended",
+                f"the batch of step {step + 1} differs from the one that this run had before it stopped",
                 where=str(script_site()),
-                why="the data comes in another order or in batches of another size than it did, or from another place",
+                why="the order of the data, the batch size or the starting point has changed",
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)\n"
-                "in a loop of your own, begin where nb.resumed() says: for batch in dataset.skip(nb.resumed().step)",
+                "in your own loop, start at the step of nb.resumed(): for batch in dataset.skip(nb.resumed().step)",
             )
 
     def after_step(self, engine: Training, logs: Callable[[], Mapping[str, float]], batches: int = 1) -> None:
@@ -336,7 +337,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def note_failure(self, runner: Runner | None = None) -> Iterator[None]:
-        """Context of a step of a runner: after a failed one nothing is saved until another one succeeds."""
+        """Context of a step of a runner: after a failed one nothing is saved until a later step succeeds."""
         self.failed = True
         with self.standing.run_step(runner), self.spent.count_step():
             yield
@@ -365,7 +366,7 @@ class Checkpoints:
         self.position = replace(self.position, program=program, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
     def end_fit(self, epoch: int, epochs: int, callbacks: Sequence[Any]) -> None:
-        """Record the end of a `fit` before `epoch`, of `epochs` requested. Clusters that train apart synchronise."""
+        """Record the end of a `fit` before `epoch`, of `epochs` requested. With local SGD, clusters synchronise."""
         if self.position.program in self._apart:
             self.run.settle()
         self.memories.callbacks = callbacks
@@ -384,8 +385,8 @@ class Checkpoints:
                 self.standing.held = self.take_snapshot()
 
     def skip_batch(self, program: str, count: int = 1) -> bool:
-        """Whether the next `count` batches of a `fit` were trained before the run ended; `program` may be one that its
-        callbacks train, which has none.
+        """Whether the next `count` batches of a `fit` were trained before the run stopped; `program` may be one that
+        its callbacks train, which has none.
         """
         if self.skips < count or program != self.position.program:
             return False
@@ -400,7 +401,7 @@ class Checkpoints:
             self._save(levels, batch)
 
     def _list_sharers(self) -> Sequence[str] | None:
-        """The workers that share the saving of what each of them holds; None for all."""
+        """The workers that divide the saving of shared variables among them; None for all."""
         return self.run.rounds.own_workers if self._apart and not self.run.alone else None
 
     def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
@@ -434,8 +435,8 @@ class Checkpoints:
         return Snapshot(manifest, self.group.worker, entries, memory, batch, late, self._start)
 
     def finish(self, *, ended: bool = True) -> None:
-        """Save unsaved steps, and return when they are on the disk. All processes call it at the same point.
-        Training has `ended`, unless a step is about to begin.
+        """Save unsaved steps, and return when they are on the disk. All processes call it at the same point. `ended` is
+        true unless a step is about to begin.
         """
         with self.spent.count_saving():
             self._finish(ended)
@@ -482,7 +483,7 @@ class Checkpoints:
             _LOG.warning("step %d is not saved: %s", self.position.step, error)
 
     def end_by_error(self) -> None:
-        """At the end of a script by an error: save unsaved steps if their state is whole."""
+        """When a script stops with an error: save unsaved steps if their state is consistent."""
         if not self._ended:
             self.group.report_saving(True)
             save_at_error(self)
@@ -490,8 +491,8 @@ class Checkpoints:
         self.failed = self._ended = True
 
     def heed_signals(self) -> None:
-        """Let SIGTERM, and Ctrl-C in a step or a `fit`, end a script without a launcher after its step, with all
-        saved.
+        """Make SIGTERM, and Ctrl-C in a step or a `fit`, stop a script without a launcher after its step, with
+        everything saved.
         """
         if self.run.alone:
             asked = {signal.SIGTERM: self._leave, signal.SIGINT: self._interrupt}
@@ -503,14 +504,15 @@ class Checkpoints:
             departure.begin()
 
     def _interrupt(self, name: str) -> None:
-        """Handle Ctrl-C, which may come in the middle of a print: writes to the descriptor directly."""
+        """Handle Ctrl-C. It may interrupt a print, so this writes to the descriptor directly."""
         trains = self.standing.thread == threading.get_ident() or keras_training.is_fitting()
         if not trains or self._interrupted:
             self._interrupted = False
             raise KeyboardInterrupt
         self._interrupted = True
         with contextlib.suppress(OSError):
-            os.write(2, f"whale-nebula: {name}: saves and ends before the next step; again ends it now\n".encode())
+            text = f"whale-nebula: {name}: saves, then stops before the next step; send it again to stop now\n"
+            os.write(2, text.encode())
 
     def _end_if_interrupted(self) -> None:
         if self._interrupted:
@@ -518,7 +520,7 @@ class Checkpoints:
             raise KeyboardInterrupt
 
     def close(self) -> None:
-        """Release all at the end of the run."""
+        """Release all resources at the end of the run."""
         for number in self._heeded:
             stop_heeding(number)
         for level in self.levels:
@@ -526,7 +528,7 @@ class Checkpoints:
 
 
 def _take(sheet: Any, number: int) -> Any:
-    """A worker's entry for a level; untrusted, as another process has sent it."""
+    """A worker's entry for a level; untrusted, because another process has sent it."""
     return sheet[number] if isinstance(sheet, list) and len(sheet) > number else None
 
 

@@ -1,8 +1,8 @@
 """Copies of a host's part of a checkpoint in the memory of another host of its cluster, and their return to a new host.
 
 The hosts of a cluster form a ring: each sends the part that it has written to its memory to the next one, which stores
-it with its own, as if both shared a folder. A host without a part of the checkpoint that a run resumes from receives
-its part from one that has it. A cluster that leaves the run passes its part to one that stays.
+it with its own, as if both shared a folder. A host without its part of the checkpoint that a run resumes from receives
+it from a host that has it. A cluster that leaves the run sends its part to one that stays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _PROGRAM = 1 << 21
-"""The number of copies in keys, above all numbers of programs and of rounds."""
+"""The number that marks copies in keys; it is larger than all numbers of programs and rounds."""
 _BLOCK = 4 << 20
 _NAME = re.compile(r"\w[\w.-]*")
 _SAVING, _RESTORING = 0, 2
@@ -103,19 +103,19 @@ def receive_part(way: Way, folder: Folder) -> bool:
     """
     blocks = way.receive()
     try:
-        said = json.loads(next(blocks))
-        step, group = int(said.get("step", 0)), str(said.get("group", ""))
-        listed = [(str(name), int(size)) for name, size in said.get("files", [])]
+        header = json.loads(next(blocks))
+        step, group = int(header.get("step", 0)), str(header.get("group", ""))
+        listed = [(str(name), int(size)) for name, size in header.get("files", [])]
         known = all(_NAME.fullmatch(name) for name, _ in [(group or "a", 0), *listed])
     except (ValueError, AttributeError, TypeError):
         known = False
     if not known:
-        raise RemoteProtocolError(f"worker '{way.source}' sends a copy of a checkpoint in words that are not known")
-    if not said:
+        raise RemoteProtocolError(f"worker '{way.source}' sends a copy of a checkpoint in an unknown format")
+    if not header:
         return False
     manifest = b"".join(_take(blocks, int.from_bytes(next(blocks), "little")))
     if not folder.has_room(2 * sum(size for _, size in listed)):
-        raise CheckpointError("there is no room for a copy of another host's checkpoint", where=folder.path)
+        raise CheckpointError("there is not enough space for a copy of another host's checkpoint", where=folder.path)
     path = folder.step_path(step)
     files.make_folder(path)
     for name, size in listed:
@@ -131,7 +131,7 @@ def _take(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
         size -= len(block)
         yield block
     if size:
-        raise RemoteProtocolError("a copy of a checkpoint has more bytes than was said")
+        raise RemoteProtocolError("a copy of a checkpoint has more bytes than announced")
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Copies:
     _usable: bool = True
 
     def expect(self, step: int) -> None:
-        """Receive the other host's part of a step that all have written."""
+        """Receive the other host's part of a step whose parts are all written."""
         way = Way(self.session, self.of, self.session.worker, step, _SAVING)
         self._thread.submit(self._guard, lambda: receive_part(way, self.folder))
 
@@ -159,13 +159,13 @@ class Copies:
         self._guard(lambda: send_part(way, found, self.folder.group))
 
     def _guard(self, act: Callable[[], object]) -> None:
-        """Call a function; after a failure copying stops, and training continues."""
+        """Call a function; after a failure, copying stops and training continues."""
         try:
             if self._usable:
                 act()
         except (NebulaError, OSError) as error:
             self._usable = False
-            _LOG.info("%s: checkpoints are not copied to other hosts any more: %s", self.session.worker, error)
+            _LOG.info("%s: checkpoints are no longer copied to other hosts: %s", self.session.worker, error)
 
 
 def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: str) -> tuple[str, str] | None:
@@ -190,7 +190,7 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
     """
     manifests = {} if found is None else found.manifests
     has = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
-    answers = group.exchange("who has which part of the checkpoint", [group.label, has] if group.commits else None)
+    answers = group.exchange("the holders of checkpoint parts", [group.label, has] if group.commits else None)
     hosts = {worker: (str(each[0]), list(map(str, each[1]))) for worker, each in sorted(answers.items()) if each}
     needs = [need for worker in hosts if (need := _find_need(worker, hosts)) is not None]
     for number, (worker, label, source) in enumerate(needs):
@@ -199,20 +199,20 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
             send_part(way, found, label)
         elif way is not None:
             receive_part(way, folder)
-            _LOG.info("%s: %s has sent what was written of the checkpoint", worker, source)
+            _LOG.info("%s: %s has sent its part of the checkpoint", worker, source)
     if needs:
-        group.exchange("the end of that", None)
+        group.exchange("the end of sending checkpoint parts", None)
     return bool(needs)
 
 
 def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str, int]) -> None:
-    """Let hosts whose clusters leave the run, by the new numbers of workers, send their part of a step to one that
-    stays, unless that shares a folder which has it. All processes call it at the same point.
+    """Send the parts of a step from hosts whose clusters leave the run, by the new numbers of workers, to hosts that
+    stay, unless these share a folder that has them. All processes call it at the same point.
     """
     found = next((each for each in folder.scan() if each.step == step), None)
     has = [] if found is None else sorted(found.manifests)
-    answers = group.exchange("who leaves", [group.label, has] if group.commits else None)
-    hosts = {worker: said for worker, said in sorted(answers.items()) if said}
+    answers = group.exchange("the hosts that leave", [group.label, has] if group.commits else None)
+    hosts = {worker: answer for worker, answer in sorted(answers.items()) if answer}
     leaves = {worker for worker in hosts if counts.get(cluster_of(worker), 1) == 0}
     stays = next((worker for worker in hosts if worker not in leaves), None)
     leaving = [] if stays is None else [w for w in hosts if w in leaves and hosts[w][0] not in hosts[stays][1]]
@@ -222,9 +222,9 @@ def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str
             send_part(way, found, group.label)
         elif way is not None:
             receive_part(way, folder)
-            _LOG.info("%s: %s leaves, and has sent what it has written of step %d", stays, worker, step)
+            _LOG.info("%s: %s leaves, and has sent its part of step %d", stays, worker, step)
     if leaving:
-        group.exchange("the end of that", None)
+        group.exchange("the end of sending checkpoint parts", None)
 
 
 def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> tuple[str, str, str] | None:

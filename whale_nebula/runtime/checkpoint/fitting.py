@@ -1,7 +1,6 @@
-"""The position of a `fit` of Keras in checkpoints, and its continuation.
-
-Epochs that are already trained are iterated without training, so that the data's random numbers are the same; so are
-the trained batches of the epoch in which the run ended.
+"""The position of a Keras `fit` in checkpoints, and its resumption. Epochs that are already trained are iterated
+without training, so that the data's random numbers are the same, as are the trained batches of the epoch in which the
+run stopped.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _REMEMBERED: Mapping[type, tuple[str, ...]] = {
         "_last_batch_seen",
     ),
 }
-"""The state of Keras's own callbacks between epochs. Others are saved by `get_state` and `set_state`, if they have
-these.
+"""The state of Keras's own callbacks between epochs. Other callbacks are saved with `get_state` and `set_state`, if
+they have these methods.
 """
 
 
 class FitWatch(keras.callbacks.Callback):
-    """Callback that reports the position of a `fit` to the run's checkpoints, and lets it begin where the run ended. It
-    is called last.
+    """Callback that reports the position of a `fit` to the run's checkpoints, and makes it start where the run stopped.
+    It is called last.
     """
 
     def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
@@ -70,7 +69,7 @@ class FitWatch(keras.callbacks.Callback):
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin with the epoch in which the run ended; callbacks get their saved state."""
+        """Start with the epoch in which the run stopped; callbacks get their saved state."""
         if self._begins:
             keras_training.begin_with(self.model, self._begins)
         if self._resumed is not None:
@@ -121,7 +120,7 @@ class EpochEnd(keras.callbacks.Callback):
         self._checkpoints, self._watch = checkpoints, watch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Before the callbacks of the last batch that was trained already."""
+        """Before the callbacks of the last batch that was already trained."""
         self._watch.end_passing(finished=False)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -139,7 +138,7 @@ def to_tensors(logs: Mapping[str, float]) -> dict[str, Any]:
 
 
 def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
-    """Let the `fit` that is about to begin report its position."""
+    """Make the `fit` that is about to begin report its position."""
     fit = keras_training.find_fit()
     if fit is not None and not any(isinstance(callback, FitWatch) for callback in fit.callbacks):
         watch = FitWatch(checkpoints, fit, model)
@@ -148,7 +147,7 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
 
 
 def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
-    """Handle a `fit` that had ended before epoch `until` and has nothing to train: restore the model now, for the
+    """Handle a `fit` that was complete before epoch `until` and has nothing to train: restore the model now, for the
     code that follows. The step also restores it when it skips the first batches as trained.
     """
     position, name = checkpoints.position, program_of(model)
@@ -164,8 +163,8 @@ def program_of(model: Any) -> str:
 
 
 def name_variables(model: Any) -> dict[str, Any]:
-    """The variables of a model, its optimizer and its metrics, by path. Equal paths are numbered: Keras makes two
-    metrics of `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and gives slots of Adafactor equal paths.
+    """The variables of a model, its optimizer and its metrics, by path. Equal paths are numbered: Keras creates two
+    metrics from `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and gives slots of Adafactor equal paths.
     """
     optimizer = getattr(model, "optimizer", None)
     of_metrics = [variable for metric in model.metrics for variable in metric.variables]
@@ -181,16 +180,16 @@ def name_variables(model: Any) -> dict[str, Any]:
 
 
 def variables_of(model: Any) -> dict[str, Any]:
-    """The variables of a model, its optimizer and its metrics, by their names in checkpoints. Two of the model's own
-    variables with one path are refused.
+    """The variables of a model, its optimizer and its metrics, by their names in checkpoints. Two variables of the
+    model itself with the same path are refused.
     """
     own = Counter(variable.path for variable in model.variables)
     path = next((path for path, count in own.items() if count > 1), None)
     if path is not None:
         raise CheckpointError(
-            f"two variables of {model.name} are called {path!r}",
-            why="by that name a checkpoint has one tensor",
-            mend="give their layers names of their own: keras.layers.Dense(..., name=...)",
+            f"two variables of {model.name} have the same path {path!r}",
+            why="a checkpoint stores one tensor for each path",
+            mend="give their layers different names: keras.layers.Dense(..., name=...)",
         )
     return name_variables(model)
 

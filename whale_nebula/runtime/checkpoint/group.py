@@ -32,7 +32,7 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 _ALONE = "local/0"
 _OFFERED = 3
 """The number of newest checkpoints of each folder that are offered: a host is at most one behind the others, and may
-have lost one that others have saved from memory as the run ended.
+have lost one that others saved from memory when the run stopped.
 """
 
 
@@ -85,7 +85,7 @@ class Group:
         self._report(saved=step)
 
     def report_saving(self, saving: bool) -> None:
-        """Report to the launcher that this worker is saving as it ends by an error, or no more."""
+        """Report to the launcher that this worker is saving because it stops with an error, or that it has finished."""
         self._report(saving=saving)
 
     def _report(self, **words: Any) -> None:
@@ -93,15 +93,15 @@ class Group:
         if heart is not None:
             heart.send(**words)
 
-    def exchange(self, doing: str, said: Any) -> dict[str, Any]:
+    def exchange(self, doing: str, value: Any) -> dict[str, Any]:
         """Exchange a value with all processes; the result includes this one's."""
         if self._run.alone:
-            return {self.worker: said}
-        return self._run.ledger.session.share(doing, said)
+            return {self.worker: value}
+        return self._run.ledger.session.share(doing, value)
 
     def list_entries(self, variables: Mapping[str, Any], sharers: Sequence[str] | None = None) -> Iterator[Entry]:
-        """The entries of variables that this worker writes: those that it alone holds, and its share of those that
-        others hold too. If clusters train apart, only the `sharers` of its own copy count.
+        """The entries of variables that this worker writes: those that only it holds, and its share of those that
+        others also hold. With local SGD, only the `sharers` of its own copy count.
         """
         mates = [each for each in self.members if sharers is None or each in sharers]
         for number, name in enumerate(sorted(variables)):
@@ -119,7 +119,7 @@ class Group:
                 yield make_whole_entry(name, variable.read_value())
 
     def digest_shared(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Digests of the variables that this worker and others hold, by all their holders."""
+        """Digests of the variables that this worker shares with others, by their holders."""
         found: dict[str, Any] = {}
         for name, variable in sorted(variables.items()):
             kept = self._find_kept(variable)
@@ -146,12 +146,14 @@ class Group:
 
     def _fetch(self, source: Source, lacking: Mapping[str, Any]) -> list[str]:
         """Receive missing tensors, by slices, from the first process that has them; send those that others lack."""
-        missing = self.exchange("what is missing of a checkpoint", list(lacking))
+        missing = self.exchange("the missing parts of a checkpoint", list(lacking))
         every = sorted({str(name) for names in missing.values() for name in names})
         if not every:
             return []
         own = {name: [_encode_slice(source, name, each) for each in source.list_slices(name)] for name in every}
-        there = self.exchange("who has that", {name: slices for name, slices in own.items() if slices})
+        there = self.exchange(
+            "the holders of missing checkpoint parts", {name: slices for name, slices in own.items() if slices}
+        )
         passed: list[Passed] = []
         arriving: dict[str, Arriving] = {}
         for name in every:
@@ -175,10 +177,10 @@ class Group:
         if form.dtype != variable.dtype.name or not variable.shape.is_compatible_with(form.shape):
             raise CheckpointError(
                 f"variable {name!r} is {variable.dtype.name}{variable.shape.as_list()} here, "
-                f"and {form.dtype}{list(form.shape)} in the checkpoint",
+                f"but {form.dtype}{list(form.shape)} in the checkpoint",
                 where=where,
-                why="the checkpoint is of another model",
-                mend='nb.init(checkpoint="another/folder"), or the model as it was when that was saved',
+                why="the checkpoint is from a different model",
+                mend='nb.init(checkpoint="another/folder"), or use the model that was saved',
             )
         part = self._find_piece(variable, form)
         if part is None:
@@ -187,7 +189,7 @@ class Group:
             self._find_kept(variable).piece.variable.assign(read(part))
 
     def _find_piece(self, variable: Any, form: Tensor) -> Slice | None:
-        """The part of a variable that this worker has; None if it has all of it."""
+        """The part of a variable that this worker has; None if it has the complete variable."""
         kept = self._find_kept(variable)
         if kept is None or kept.piece is None:
             return None
@@ -202,12 +204,12 @@ class Group:
         return self._run.alone or self._find_kept(variable) is not None
 
     def _find_kept(self, variable: Any) -> Any:
-        """The record of a variable's holders; None if each process has it whole."""
+        """The record of a variable's holders; None if each process has the complete variable."""
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
 
 
 class Arriving:
-    """A tensor that is received in slices: their element type, the tensor's shape, and the slices' starts and sizes."""
+    """A tensor that is received in slices: its dtype, its shape, and the starts and sizes of the slices."""
 
     def __init__(self, slices: Collection[tuple[Any, ...]]) -> None:
         dtype, shape = next(iter(slices))[:2]
@@ -243,7 +245,7 @@ def _to_key(description: Any) -> tuple[Any, ...]:
         shape, starts, sizes = (tuple(int(axis) for axis in each) for each in lists)
         return str(dtype), shape, starts, sizes
     except (TypeError, ValueError):
-        raise RemoteProtocolError("another process tells of a slice in words that are not known") from None
+        raise RemoteProtocolError("another process describes a slice in an unknown format") from None
 
 
 def choose_source(
@@ -253,15 +255,15 @@ def choose_source(
     list_durable: Callable[[], Sequence[Found]] = list,
 ) -> Source | None:
     """The newest checkpoint with all its parts, the same in all processes; None if there is none. Damaged ones are
-    reported and skipped. A host without a part receives its own, into this `folder`. If the run continues without a
-    cluster, `list_durable` gives the checkpoints on the disk, of which parts may be missing.
+    reported and skipped. A host without its part receives it into this `folder`. If the run continues without a
+    cluster, `list_durable` returns the checkpoints on the disk, which may lack parts.
     """
     whole: dict[str, list[Found]] = {}  # by folder: a checkpoint in memory may be newer than all others
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
         beside = whole.setdefault(os.path.dirname(each.path), [])
         if (each.manifests or each.problems) and len(beside) < _OFFERED and check_whole(each, _LOG.warning):
             beside.append(each)
-    offers = group.exchange("the checkpoints that there are", offer_checkpoints(chain.from_iterable(whole.values())))
+    offers = group.exchange("the available checkpoints", offer_checkpoints(chain.from_iterable(whole.values())))
     chosen = choose_checkpoint(list(offers.values()))
     _check_missed(group, list_durable(), chosen)
     if chosen is None:
@@ -282,10 +284,10 @@ def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str
     if len(newer) > (0 if chosen is None else 1):
         group.report_needed()
         raise CheckpointError(
-            f"the run cannot go on without {list_names(gone)}: of step {newer[-1]} a part is there",
+            f"the run cannot resume without {list_names(gone)}: only a part of step {newer[-1]} is available",
             where=several[0].path if several else None,
-            why="each host saves to a folder of its own, and that cluster was lost before it could hand its part over",
-            mend=f"start {gone[0]} again; or let all hosts save to one folder, which any of them can go on from",
+            why="each host saves to its own folder, and the missing hosts were lost before they could send their parts",
+            mend=f"start {gone[0]} again; or use one shared folder for all hosts, from which any of them can resume",
         )
 
 

@@ -1,10 +1,10 @@
 """The variables of a run by their names in checkpoints, their values from the checkpoint that it resumes from, and its
-leading program: the one whose steps the run's position counts, where several train.
+leading program: if several programs train, the position of the run counts the steps of the leading one.
 
-Of clusters that train apart each has its own copy of the weights. The shared weights are saved under the names of their
-variables, with the optimizer's slots of the first cluster: that is the model, for any other plan. Each cluster's own
-copy is saved under names that contain the cluster's, as are differences in flight, compression errors, and the outer
-optimizer's state. A run of the same clusters resumes bit for bit; a run of others starts from the model.
+With local SGD, each cluster has its own copy of the weights. The shared weights are saved under the names of their
+variables, with the optimizer's slots of the first cluster: this is the model, for any other plan. The copy of each
+cluster is saved under names that contain the cluster's name, as are differences in flight, compression errors, and the
+outer optimizer's state. A run of the same clusters resumes bit for bit; a run of other clusters starts from the model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def name_copy(cluster: str, name: str) -> str:
 def list_copies(
     opened: Opened, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
 ) -> Iterator[Entry]:
-    """The entries of this process's variables for a checkpoint of clusters that train apart."""
+    """The entries of this process's variables for a checkpoint under local SGD."""
     shared, first = opened.read_shared(), opened.names[:1]
     cluster = opened.own_cluster
     for entry in entries:
@@ -71,8 +71,8 @@ def list_copies(
 
 
 def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
-    """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, in any thread.
-    `names` are the names of variables in checkpoints, by their ids.
+    """Take a snapshot of the rounds of this process's clusters; returns the function that encodes it, which any thread
+    may call. `names` are the names of variables in checkpoints, by their ids.
     """
     taken = []
     for meetings in opened.list_rounds():
@@ -106,8 +106,8 @@ class SavedRounds:
             self._of.update(each["of"])
 
     def has(self, clusters: tuple[str, ...], here: Mapping[str, Meetings], weights: Sequence[str]) -> bool:
-        """Whether it was a run of exactly these clusters with the same options, and the state of this process's
-        clusters is in this checkpoint.
+        """Whether it is from a run of exactly these clusters with the same options, and has the state of this process's
+        clusters.
         """
         found = {cluster: self._find(cluster, weights) for cluster in here}
         alike = all(each is not None and each.get("form") == here[cluster].form for cluster, each in found.items())
@@ -126,21 +126,21 @@ class SavedRounds:
 def restore_apart(
     group: Group, source: Source, runner: BetweenClusters, opened: Opened, named: Mapping[str, Any]
 ) -> list[str]:
-    """Restore the variables of a step that clusters train apart, by their names in checkpoints, and this process's
-    copies of them for other clusters; returns the names without a saved value. All processes call it at the same point.
+    """Restore the variables of a step with local SGD, by their names in checkpoints, and this process's copies of them
+    for other clusters; returns the names without a saved value. All processes call it at the same point.
     """
     rounds, clusters, kept = runner.rounds, runner.participants.names, opened.copies.kept
     own = opened.own_cluster
     flat = rounds[own].flat.variables
     weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})
     saved = SavedRounds(source)
-    exact = all(group.exchange("whether all clusters go on", saved.has(clusters, rounds, weights)).values())
+    exact = all(group.exchange("the resumption of all clusters", saved.has(clusters, rounds, weights)).values())
     missing = group.restore(source, named)
     opened.copies.alike(named.values())
     for each in rounds.values():
         each.begin()
     if not exact:
-        _LOG.info("%s: all clusters begin with the weights that are in %s", group.worker, source.path)
+        _LOG.info("%s: all clusters start with the weights in %s", group.worker, source.path)
         for place, cluster in enumerate(clusters):
             held = {n: v for n, v in named.items() if cluster == own} or _pick(kept.get(cluster, {}), named)
             offset_seeds(seeds_of(held), place)
@@ -179,19 +179,17 @@ def _refuse_missing(path: str, program: str, source: Source, over: bool) -> Chec
     """The error for a variable that is missing, or whose layer's name has another number in the checkpoint. The fit
     that trained it may have been `over` when the checkpoint was saved.
     """
-    why, mend = "the checkpoint is of another model", 'nb.init(checkpoint="another/folder")'
+    why, mend = "the checkpoint is from a different model", 'nb.init(checkpoint="another/folder")'
     plain = _NUMBER.sub("", path)
     other = next((name for name in sorted(source.manifest.tensors) if _NUMBER.sub("", name) == plain), None)
     if over and other in (None, path):
-        why = "it was saved in a later fit, when the model of this one was no more there"
-        mend = "keep the models that were trained in a list until the script ends: they are saved with the run\n"
-        mend += 'or begin anew: nb.init(checkpoint="another/folder")'
+        why = "the checkpoint was saved in a later fit, when the model of this fit no longer existed"
+        mend = "keep all trained models in a list until the script ends, so that they are saved\n"
+        mend += 'or start again: nb.init(checkpoint="another/folder")'
     elif other is not None:
-        why = f"it has {other!r}: Keras numbers layers without a name through all models of a process"
-        mend = (
-            "keras.utils.clear_session() before the model is made again, or layers with names\nor, of another model, "
-        )
-        mend += 'nb.init(checkpoint="another/folder")'
+        why = f"the checkpoint has {other!r}: Keras numbers unnamed layers across all models of a process"
+        mend = "call keras.utils.clear_session() before you create the model again, or name its layers\n"
+        mend += 'or, for a different model, nb.init(checkpoint="another/folder")'
     return CheckpointError(
         f"variable {path!r} of {program} is not in the checkpoint", where=source.path, why=why, mend=mend
     )
@@ -200,11 +198,9 @@ def _refuse_missing(path: str, program: str, source: Source, over: bool) -> Chec
 @dataclass
 class Known:
     """The registered variables of a process. `aliases` gives, by program, the names that are not the paths of its
-    variables. The n-th variable with a path in programs of one name is `path@n`: that of a model that was made again.
-    A name is not reused, whether or not its variable still exists.
-
-    `over`: the `fit` that is about to begin was over when the checkpoint was saved. `turns` counts the requests to
-    restore all values again.
+    variables. The n-th variable with a path in programs of one name is `path@n`: it belongs to a model that was created
+    again. A name is not reused, even if its variable no longer exists. `over`: the `fit` that is about to begin was
+    complete when the checkpoint was saved. `turns` counts the requests to restore all values again.
     """
 
     group: Group
@@ -227,8 +223,9 @@ class Known:
     def restore(
         self, program: str, variables: Mapping[str, Any], needed: Collection[str] = (), *, counted: bool = True
     ) -> None:
-        """Register the variables of a program, by path, and restore those that have not been restored. A `needed` one
-        must be in the checkpoint, unless the program had not trained, so that its steps are not `counted` there.
+        """Register the variables of a program, by path, and restore those that have not been restored. A `needed`
+        variable must be in the checkpoint, unless the program had not trained, so that its steps are not `counted`
+        there.
         """
         fresh = {name: path for name, path in self.add(program, variables).items() if name not in self._restored}
         self._restore(fresh, variables, program, needed, self.group.restore, counted=counted)
@@ -243,8 +240,8 @@ class Known:
         *,
         began: bool,
     ) -> None:
-        """Like `restore` for a program that clusters train apart: each cluster gets its own copy. If the run `began` to
-        train since, restored variables keep their values.
+        """Like `restore`, for a program with local SGD: each cluster gets its own copy. If the run has `began` to train
+        since, restored variables keep their values.
         """
         names = self.add(program, variables)
         if names.keys() <= (self._restored if began else self._copied):
@@ -284,19 +281,19 @@ class Known:
             more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
             warn_once(
                 script_site(),
-                f"{fresh[0]!r}{more} of {program} are not in the checkpoint, and begin anew",
+                f"{fresh[0]!r}{more} of {program} are not in the checkpoint, and keep their initial values",
                 where=self.source.path,
-                why="it was saved with another optimizer, with other metrics, or with random ops of another seed",
-                mend="the ones that the run began with, if it is to go on as if it had not ended",
+                why="it was saved with a different optimizer, different metrics, or random ops with a different seed",
+                mend="use the same ones as before, to resume exactly where the run stopped",
                 key=(program, self.source.path),
             )
 
     def was_reached(self, program: str, needed: Collection[str]) -> bool:
-        """Whether the saved run had reached the model of these variables, if models are made again."""
+        """Whether the saved run had reached the model of these variables, if models are created again."""
         return not needed or any(self._was_saved(program, path) for path in needed)
 
     def _was_saved(self, program: str, path: str) -> bool:
-        """Whether the saved run had reached this variable: if a model is made again, the previous one."""
+        """Whether the saved run had reached this variable: if a model is created again, the previous one."""
         key = self._find_key(program, path)
         return key == path or (self.source is not None and key in self.source.manifest.aliases.get(program, {}))
 
@@ -306,14 +303,14 @@ class Known:
         return path if count <= 1 else f"{path}@{count}"
 
     def restore_again(self) -> None:
-        """Let all variables be restored again when their program begins to train."""
+        """Request that all variables are restored again when their program begins to train."""
         self.turns += 1
         self._restored.clear()
         self._copied.clear()
 
     def find_title(self, program: str, trained: Sequence[Any]) -> str:
-        """The title of a program that trains these variables: its name, with a number if there are others of that name
-        that train none of these.
+        """The title of a program that trains these variables: its name, with a number if other programs with that name
+        train none of these.
         """
         met, own = self._titles.setdefault(program, {}), {id(each): each for each in trained}
         title = next((title for title, known in met.items() if any(each in known for each in own)), None)
@@ -353,7 +350,7 @@ class Known:
         return {self.names[id(variable)]: path for path, variable in sorted(variables.items())}
 
     def _choose_name(self, program: str, path: str) -> str:
-        """The name of a variable in checkpoints: its path, or a free name if another one has that."""
+        """The name of a variable in checkpoints: its path, or a free name if that is already used."""
         saved = {} if self.source is None else self.source.manifest.aliases.get(program, {})
         self._counts[program, path] += 1
         key = self._find_key(program, path)
@@ -373,8 +370,8 @@ _AWAY = 32
 
 @dataclass
 class Leading:
-    """Chooses the leading program: that of the running `fit`; in loops the first that trained, until another one has
-    trained alone for long, which then leads with all its steps so far.
+    """Chooses the leading program: that of the running `fit`; in loops the first program that trained, until a
+    different one has trained alone for long, which then leads with all its steps so far.
 
     `_away` are the programs of the steps since the last one of the leading program, `_beside` those that train in turn
     with it.
@@ -415,7 +412,7 @@ class Leading:
         return position
 
     def _replace_leading(self, position: Position) -> Position:
-        """Let the first program lead that trained since the last step of the leading one, and count its steps."""
+        """Make the first program lead that has trained since the last step of the leading one, and count its steps."""
         away, self._away, self._beside = self._away, [], set()
         first = away[0]
         for program in away:
@@ -431,23 +428,23 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 def warn_of_unused(checkpoints: Checkpoints) -> None:
-    """Log a warning if a script that ends without error has not trained the programs of its checkpoints."""
+    """Log a warning if a script that exits without error has not trained the programs of its checkpoints."""
     if sys.exc_info()[0] is not None:
         return
     resumed, folder = checkpoints.resumed, checkpoints.levels[0].folder.path
     if resumed is not None and checkpoints.fits < resumed.fit:
         calls = f"fit {checkpoints.fits} time{'' if checkpoints.fits == 1 else 's'}"
-        said = f"this run was in fit {resumed.fit} when it was saved, and now the script has called {calls}"
-        why = f"it goes on in fit {resumed.fit}: those before have trained nothing, as the run had ended them"
-        mend = "call fit as often where a run goes on as where it begins, without `if nb.resumed() is None:`"
+        what = f"this run was saved in fit {resumed.fit}, but the script has now called {calls}"
+        why = f"training resumes in fit {resumed.fit}: earlier fits were complete, and trained nothing"
+        mend = "call fit as often in a resumed run as in a new one, without `if nb.resumed() is None:`"
     elif resumed is not None and not checkpoints.read:
-        said = f"nothing was read of the checkpoint of step {resumed.step}"
-        why = "no step was called, so models have the values that they were made with"
-        mend = f"nb.restore({folder!r}, model) where a loop has nothing left to train"
+        what = f"the checkpoint of step {resumed.step} was not read"
+        why = "no step was called, so all models have their initial values"
+        mend = f"call nb.restore({folder!r}, model) if a loop has no steps left to train"
     elif resumed is None and not checkpoints.known.names:
-        said = "nothing was saved"
+        what = "nothing was saved"
         why = "no model was trained by fit, and no step under @nb.function was called"
-        mend = "@nb.function instead of @tf.function on a loop's step; without training, no checkpoint="
+        mend = "use @nb.function instead of @tf.function on the step of a loop; without training, remove checkpoint="
     else:
         return
-    _LOG.warning("%s", NebulaWarning(said, where=folder, why=why, mend=mend))
+    _LOG.warning("%s", NebulaWarning(what, where=folder, why=why, mend=mend))

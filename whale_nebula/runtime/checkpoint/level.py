@@ -1,13 +1,13 @@
-"""One place where the checkpoints of a run are written: a disk, or the memory of this host; and the interval between
+"""A place where the checkpoints of a run are written (a disk, or the memory of this host), and the interval between
 savings that minimises the expected loss of time.
 
 A failure loses half of the interval on average, and each saving slows steps down. The sum of both is minimal at
 `interval = sqrt(2 * cost * time between failures)` (Young), and a bound on the share of time spent on saving may
 require a longer one.
 
-Workers of clusters that train apart share no steps, and thus no sheets; they send each other notices instead: the first
-worker announces the step before which all save, which no worker can reach without the announcement; and each announces
-when its part is written.
+With local SGD, the workers share no steps, and thus no sheets; they send each other notices instead. The first worker
+announces the step before which all save, which no worker can reach without the announcement, and each announces when
+its part is written.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def guess_between_failures(seconds: float, failures: int) -> float:
 
 @dataclass
 class Pace:
-    """Schedule of savings: every so many `steps` or `seconds`, or by their cost, after `first` seconds."""
+    """Schedule of savings: at intervals of `steps` or `seconds`, or determined by their cost, after `first` seconds."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -120,8 +120,8 @@ class Level:
     """Writes checkpoints to a folder, at the rate of its `pace`, and keeps the newest. If an account's storage is
     limited, `check_room` raises for too many bytes.
 
-    A level on a disk is `durable`. One in memory without room is abandoned (`usable`); on a disk it is tried again. A
-    level in memory may have `copies` in the memory of another host.
+    A level on a disk is `durable`. A level in memory that runs out of space is abandoned (`usable`); on a disk it is
+    tried again. A level in memory may have `copies` in the memory of another host.
     """
 
     folder: Folder
@@ -143,12 +143,10 @@ class Level:
         return self._pending is not None
 
     def clean(self, step: int | None) -> None:
-        """Before a run resumes from a step, or starts anew: move unread checkpoints to another name; in memory remove
-        them.
-        """
+        """Before a run resumes from a step, or starts again: rename unread checkpoints; in memory, remove them."""
         for name in self.folder.clean(step):
             if self.durable:
-                _LOG.warning("what was not read of %s is now called %s", self.folder.path, name)
+                _LOG.warning("the unread checkpoint %s is renamed to %s", self.folder.path, name)
             else:
                 files.remove(files.join(self.folder.path, name))
 
@@ -171,18 +169,18 @@ class Level:
         return [self._pending.manifest.position.step, _digest_of(self._pending.part)]
 
     def sheet(self, step: int, decides: bool) -> list[Any]:
-        """The entry of a step's sheet: whether a saving is due after the step, if this worker `decides` that; and step
-        and digest of the local part.
+        """The entry of a step's sheet: whether a saving is due after the step, if this worker `decides` that; and the
+        step and digest of the local part.
         """
         return [decides and self.is_due(step), self.read_part()]
 
     def receive_sheets(self, sheets: Mapping[str, Any]) -> None:
-        """Receive the entries of all processes for the same step, from which all conclude the same."""
+        """Receive the entries of all processes for the same step; all processes draw the same conclusions from them."""
         self.due = any(isinstance(sheet, list) and sheet[:1] == [True] for sheet in sheets.values())
         if self.pending is not None:
             reports = {worker: _read_saved(sheet, self.pending) for worker, sheet in sheets.items()}
             if all(reports.values()):
-                self.settle({worker: str(said) for worker, said in reports.items()})
+                self.settle({worker: str(report) for worker, report in reports.items()})
 
     def write(self, snapshot: Snapshot) -> None:
         """Write this worker's part, concurrently with training."""
@@ -197,7 +195,9 @@ class Level:
     def _write_part(self, snapshot: Snapshot) -> Part:
         need = count_bytes(snapshot.entries) * len(self.group.members)
         if not self.durable and not self.folder.has_room((self.keep + 1) * need):
-            raise CheckpointError("there is no room for checkpoints in this host's memory", where=self.folder.path)
+            raise CheckpointError(
+                "there is not enough space for checkpoints in this host's memory", where=self.folder.path
+            )
         self.check_room(need)
         return write_part(self.folder, snapshot)
 
@@ -210,8 +210,8 @@ class Level:
             self._committing.result()
 
     def finish_writing(self) -> bool:
-        """Wait until nothing is being written here any more, without the other processes; returns whether a local part
-        is left that waits for those of others.
+        """Wait until nothing is being written here, without the other processes; returns whether a local part remains
+        that waits for those of others.
         """
         written = self._pending is not None and self._pending.part.exception() is None
         if self._committing is not None:
@@ -227,9 +227,9 @@ class Level:
             return
         self._pending = None
         failpoint("checkpoint.said")
-        failed = {worker: said[1:] for worker, said in sorted(reports.items()) if said.startswith("!")}
+        failed = {worker: report[1:] for worker, report in sorted(reports.items()) if report.startswith("!")}
         if failed:
-            why = "; ".join(f"{worker}: {escape_foreign_text(said)}" for worker, said in failed.items())
+            why = "; ".join(f"{worker}: {escape_foreign_text(report)}" for worker, report in failed.items())
             self._report_failure(pending.manifest.position.step, why)
         elif self.group.commits:
             if self.copies is not None:
@@ -237,12 +237,12 @@ class Level:
             self._committing = self._writer.submit(self._commit, pending, dict(reports))
 
     def _conclude(self, pending: _Pending) -> None:
-        """Conclude a saving of this process alone: its part is the whole checkpoint once it is written."""
-        said = _digest_of(pending.part)
-        if said.startswith("!"):
-            self._report_failure(pending.manifest.position.step, said[1:])
+        """Conclude a saving of a run of one process: its part is the whole checkpoint once it is written."""
+        digest = _digest_of(pending.part)
+        if digest.startswith("!"):
+            self._report_failure(pending.manifest.position.step, digest[1:])
         else:
-            self._commit(pending, {self.group.worker: said})
+            self._commit(pending, {self.group.worker: digest})
 
     def _commit(self, pending: _Pending, digests: Mapping[str, str]) -> None:
         step = pending.manifest.position.step
@@ -261,27 +261,27 @@ class Level:
         """Warn of a failed saving; training continues, and earlier checkpoints are kept."""
         self.usable = self.durable
         if not self.durable:
-            _LOG.info("%s: nothing is saved in memory any more: %s", self.group.worker, why)
+            _LOG.info("%s: checkpoints are no longer saved in memory: %s", self.group.worker, why)
             return
         warn_at(
             Site(self.folder.path, 0),
             f"step {step} could not be saved",
             why=why,
-            mend="make room on that disk, or nb.init(checkpoint=...) with a folder that can be written",
+            mend="free space on that disk, or use nb.init(checkpoint=...) with a writable folder",
             where=self.folder.path,
         )
 
     def close(self) -> None:
-        """Release all at the end of the run."""
+        """Release all resources at the end of the run."""
         self._writer.close()
         self.folder.unlock()
 
 
 def _read_saved(sheet: Any, step: int) -> str | None:
     """A worker's report on its part of the checkpoint of a step, if there is one."""
-    said = sheet[1] if isinstance(sheet, list) and len(sheet) == 2 else None
-    right = isinstance(said, list) and len(said) == 2 and said[0] == step and isinstance(said[1], str)
-    return said[1] if right and isinstance(said, list) else None
+    entry = sheet[1] if isinstance(sheet, list) and len(sheet) == 2 else None
+    right = isinstance(entry, list) and len(entry) == 2 and entry[0] == step and isinstance(entry[1], str)
+    return entry[1] if right and isinstance(entry, list) else None
 
 
 def _digest_of(part: Future[Part]) -> str:
@@ -327,7 +327,7 @@ class Notices:
             if due == step:
                 found.append(self.levels[level])
             else:
-                self._announce_part(level, due, "!it heard of it too late")
+                self._announce_part(level, due, "!it was notified too late")
         return found
 
     def poll(self) -> None:
@@ -352,9 +352,9 @@ class Notices:
 
     def _announce_written(self, *, wait: bool = False) -> None:
         for number, level in enumerate(self.levels):
-            said = level.read_part(wait=wait)
-            if said is not None and self.worker not in self._parts.get((number, said[0]), {}):
-                self._announce_part(number, *said)
+            entry = level.read_part(wait=wait)
+            if entry is not None and self.worker not in self._parts.get((number, entry[0]), {}):
+                self._announce_part(number, *entry)
 
     def _announce_part(self, level: int, step: int, digest: str) -> None:
         self._post(level, step, part=digest)
@@ -374,13 +374,13 @@ class Notices:
 
     def _take(self, peer: str, patience: float) -> bool:
         """Receive a notice of a peer; returns whether there was one."""
-        said = None
+        notice = None
         with contextlib.suppress(*([] if patience else [DeadlineError])):
-            said = self.links[peer].take(_SAVING, patience)
-        if said is None or said["level"] >= len(self.levels):
-            return said is not None
-        if "part" in said:
-            self._parts.setdefault((said["level"], said["step"]), {})[peer] = said["part"]
+            notice = self.links[peer].take(_SAVING, patience)
+        if notice is None or notice["level"] >= len(self.levels):
+            return notice is not None
+        if "part" in notice:
+            self._parts.setdefault((notice["level"], notice["step"]), {})[peer] = notice["part"]
         else:
-            self.due[said["level"]] = said["step"]
+            self.due[notice["level"]] = notice["step"]
         return True

@@ -1,4 +1,4 @@
-"""The state of a run besides variables: states of codecs, of a `fit`'s callbacks, and of the user's objects."""
+"""The state of a run other than variables: states of codecs, of a `fit`'s callbacks, and of user objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PLAIN = ("steps", "rung", "version", "codec", "error")
 
 
 def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
-    """Encode a channel's state as a document. The state of a user-defined structure is left out."""
+    """Encode a channel's state as a document. The state of a user-defined structure is omitted."""
     document: dict[str, Any] = {name: getattr(state, name) for name in _PLAIN}
     if state.held is not None:
         document["held"] = {name: put(array) for name, array in state.held.as_arrays().items()}
@@ -63,9 +63,9 @@ def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> Chan
     if "held" in document:
         held = Cache.of_arrays({n: get(name).numpy() for n, name in document["held"].items()}, document["limit"])
     if "structure" in document:
-        said = document["structure"]
-        arrays = {n: get(name).numpy() if n in said["numpy"] else get(name) for n, name in said["arrays"].items()}
-        structure = _STRUCTURES[said["kind"]](**arrays, **said["plain"])
+        saved = document["structure"]
+        arrays = {n: get(name).numpy() if n in saved["numpy"] else get(name) for n, name in saved["arrays"].items()}
+        structure = _STRUCTURES[saved["kind"]](**arrays, **saved["plain"])
     return ChannelState(
         state.steps, state.rung, state.version, structure, held, state.codec, state.error,
     )  # fmt: skip
@@ -86,8 +86,8 @@ class Memories:
     """The states of one worker. `channels` are those of codecs, `histories` the results of each finished `fit`.
     `source` is the checkpoint.
 
-    Objects are saved as they were when the last step returned, as a resumed loop repeats its draws for the next step.
-    Variables among them are saved a second time (`late`) before the next step: values that a loop has written to them
+    Objects are saved as they were when the last step returned, because a resumed loop repeats its draws for the next
+    step. Variables among them are saved a second time (`late`) before the next step: values that a loop wrote to them
     in between are restored at that point. `begun`: that step has been reached.
     """
 
@@ -101,14 +101,14 @@ class Memories:
     _read: dict[str, Any] = field(default_factory=dict)
 
     def read_objects(self, *, spread: bool) -> None:
-        """Read the states of the user's objects after a step. `Spread` objects are read only with `spread`, when they
-        are to be saved.
+        """Read the states of user objects after a step. `Spread` objects are read only with `spread`, when they are to
+        be saved.
         """
         self._read = {n: read_object(value) for n, value in self.objects.items() if spread or not is_spread(value)}
 
     def encode(self, entries: list[Entry], ended: bool) -> dict[str, Any]:
-        """Encode all states as documents; their arrays become entries of this worker. If training has `ended`, no step
-        is about to begin.
+        """Encode all states as documents; their arrays become entries of this worker. `ended` is true if no step is
+        about to begin.
         """
         put = keep_arrays(self.worker, entries)
         late = {name: read_object(value) for name, value in self.objects.items() if holds_variables(value)}
@@ -123,8 +123,8 @@ class Memories:
         }
 
     def _find(self, kind: str, *, own: bool = False) -> Any:
-        """The saved state of a kind, and the function that reads its arrays: of this worker, or, unless it must be its
-        `own`, of the first one if the workers have changed.
+        """The saved state of a kind, and the function that reads its arrays: that of this worker, or, unless it must be
+        its `own`, of the first worker if the workers have changed.
         """
         parts = {} if self.source is None else self.source.parts
         part = parts.get(self.worker) or (parts[min(parts)] if parts and not own else None)
@@ -140,13 +140,13 @@ class Memories:
         for name, document in found.items():
             state = decode_state(document, self._get)
             if state is None:
-                _LOG.warning("what the codec of %s remembers is of a kind that is not saved: it begins anew", name)
+                _LOG.warning("the codec state of %s is of a kind that is not saved: it starts empty", name)
             else:
                 self.channels[name] = state
 
     @property
     def were_interrupted(self) -> bool:
-        """Whether an error came before all callbacks of the last step were called."""
+        """Whether an error occurred before all callbacks of the last step were called."""
         return bool(self._find(INTERRUPTED))
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
@@ -170,7 +170,7 @@ class Memories:
                 each.history = self.histories[fit]
 
     def add_object(self, name: str, value: Any) -> None:
-        """Register a user's object for saving, and restore its state."""
+        """Register a user object for saving, and restore its state."""
         check_object(name, value)
         self.objects[name] = value
         if is_spread(value):

@@ -1,4 +1,4 @@
-"""The user's objects that are saved with a run, and their states as documents."""
+"""User objects that are saved with a run, and their states as documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stateful(Protocol):
     """The interface of a user-defined object that can be saved."""
 
     def state_dict(self) -> Any:
-        """The state: numbers, texts, arrays, and lists and dicts of these."""
+        """The state: numbers, strings, arrays, and lists and dicts of these."""
         ...
 
     def load_state_dict(self, state: Any) -> None:
@@ -37,23 +37,23 @@ class SavedState:
     get: Callable[[str], Any]
 
     def read(self) -> Any:
-        """The whole state."""
+        """The complete state."""
         return decode_value(self.document, self.get)
 
     def read_plain(self) -> Any:
-        """The state with None in place of arrays."""
+        """The state with None instead of arrays."""
         return decode_value(self.document, lambda name: None)
 
 
 class Spread(Stateful, Protocol):
-    """An object of which each worker has a part, and which only steps change. If a run resumes with other workers, the
+    """An object that is distributed over workers, and that only steps change. If a run resumes with other workers, the
     parts are redistributed. It may be large, so it is read only when it is saved: the arrays of its `state_dict` must
     not be modified afterwards.
     """
 
     def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
         """Restore the states that workers have saved, by their names; this `worker` selects its own part when it
-        trains. `complete` unless other workers have saved more, in files that are missing here.
+        trains. `complete` is true unless other workers have saved more, in files that are missing here.
         """
         ...
 
@@ -79,9 +79,9 @@ def encode_value(value: Any, put: Put) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     raise OptionError(
-        f"a state holds a {type(value).__name__}, which cannot be saved",
-        why="it may hold numbers, texts, arrays, and lists, tuples and dicts of these",
-        mend="give state_dict() of the object plain values",
+        f"a state contains a {type(value).__name__}, which cannot be saved",
+        why="it may contain numbers, strings, arrays, and lists, tuples and dicts of these",
+        mend="return only such values from the state_dict() of the object",
     )
 
 
@@ -110,10 +110,10 @@ def check_object(name: str, value: Any) -> None:
     """Refuse an object whose state cannot be saved and restored."""
     if not (isinstance(value, np.random.Generator | random.Random) or _variables_of(value) or _has_state(value)):
         raise OptionError(
-            f"nb.state({name}=...) was given a {type(value).__name__}, whose state is not known",
-            why="it may be a tf.Variable, a Keras object or a tf.Module with variables, a np.random.Generator, a "
+            f"nb.state({name}=...) got a {type(value).__name__}, which has no state that can be saved",
+            why="it must be a tf.Variable, a Keras object or a tf.Module with variables, a np.random.Generator, a "
             "random.Random, or an object with state_dict() and load_state_dict(state)",
-            mend="give the object these two methods",
+            mend="add these two methods to the object",
         )
 
 

@@ -1,4 +1,4 @@
-"""Open the checkpoints of a run: find and check its folder, and make a level for the disk and one for memory."""
+"""Open the checkpoints of a run: find and check its folder, and create a level for the disk and one for memory."""
 
 from __future__ import annotations
 
@@ -56,14 +56,17 @@ def _check_no_other(folder: Folder) -> None:
     if found is None:
         return
     if found.by_hand:
-        what, mend = "a model that nb.save has written", 'nb.init(checkpoint="another/folder")\n'
-        mend += f"nb.restore({found.path!r}, model) before training, if it begins with that model"
+        what, mend = "a model that nb.save wrote", 'nb.init(checkpoint="another/folder")\n'
+        mend += f"or nb.restore({found.path!r}, model) before training, to start with that model"
     else:
-        what, mend = "one checkpoint of a run", f"nb.init(checkpoint={os.path.dirname(found.path)!r}) goes on from it"
+        what, mend = (
+            "a single checkpoint of a run",
+            f"nb.init(checkpoint={os.path.dirname(found.path)!r}) resumes from it",
+        )
     raise CheckpointError(
-        f"this folder holds {what}, and is not the folder of a run",
+        f"this folder contains {what}, and is not the folder of a run",
         where=found.path,
-        why="a run goes on from the folder that it has saved to itself, and would begin anew here",
+        why="a run can resume only from its own folder; with this one it would start again",
         mend=mend,
     )
 
@@ -75,8 +78,8 @@ def _check_folders(folders: Mapping[str, str]) -> None:
     if other is not None:
         raise CheckpointError(
             f"{first} saves to {folders[first]!r}, and {other} to {folders[other]!r}",
-            why="both work in the same folder, as processes of one host, where each writes its part of one checkpoint",
-            mend='nb.init(checkpoint="one/folder") in all of them',
+            why="both are processes of one host and work in the same directory, so they write parts of one checkpoint",
+            mend='use nb.init(checkpoint="one/folder") in all of them',
         )
 
 
@@ -90,7 +93,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
     if not run.alone:
         admit_copies(group.session)
-    places = group.exchange("where checkpoints are kept", [memory is not None, group.label, os.path.abspath(path)])
+    places = group.exchange("the places of checkpoints", [memory is not None, group.label, os.path.abspath(path)])
     _check_folders({worker: str(places[worker][2]) for worker in group.members})
     in_memory = all(has for has, *_ in places.values())
     overhead = options.overhead / (1 + in_memory)

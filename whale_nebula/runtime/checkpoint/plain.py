@@ -1,8 +1,7 @@
-"""Training of a model without scopes: Keras runs its steps itself; the variables that they read and write are saved.
-
-These are the variables of the model, and all others that the function traced by Keras refers to: optimizers of a custom
-`train_step`, and the generator of all draws without a seed. There TensorFlow's own random ops draw from variables, with
-the same numbers as without.
+"""Training of a model without scopes: Keras runs its steps itself, and the variables that they read and write are
+saved. These are the variables of the model, and all others that the function traced by Keras refers to: optimizers of a
+custom `train_step`, and the generator of all draws without a seed. In it, TensorFlow's own random ops draw from
+variables, with unchanged numbers.
 """
 
 from __future__ import annotations
@@ -68,16 +67,16 @@ class PlainStep:
         return logs
 
     def _take_in(self, traced: Any) -> None:
-        """Register all variables; they are created by the first step, or if there is a checkpoint by its trace."""
+        """Register all variables; they are created by the first step, or, if there is a checkpoint, by its trace."""
         self._turn = self._checkpoints.known.turns
         graph = keras_training.trace_step(self._function, traced)
         if graph is None:
             keras_training.build_model(self._model, getattr(traced, "element_spec", traced))
             warn_once(
                 script_site(),
-                f"of {self.name}, which runs eagerly, the model's variables are saved alone",
-                why="other variables that it writes, as of optimizers and draws, are known where it is traced",
-                mend="model.compile(...) without run_eagerly",
+                f"{self.name} runs eagerly, so only the variables of its model are saved",
+                why="other variables that it writes, such as optimizers and seeds, are known only if it is traced",
+                mend="use model.compile(...) without run_eagerly",
                 key=self.name,
             )
         variables = variables_of(self._model)
@@ -113,7 +112,7 @@ class PlainStep:
 
 
 def add_variable(variables: dict[str, Any], variable: Any) -> None:
-    """Add a variable by its name, with a number if another one has that name."""
+    """Add a variable by its name, with a number if that name is already used."""
     if any(each is variable for each in variables.values()):
         return
     path, number = variable.name.split(":")[0], 1

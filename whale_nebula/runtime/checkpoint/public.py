@@ -1,4 +1,4 @@
-"""Checkpoints by hand: `nb.save`, `nb.restore`, `nb.resumed` and `nb.state`."""
+"""Manual checkpoints: `nb.save`, `nb.restore`, `nb.resumed` and `nb.state`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from whale_nebula.tf.keras_training import build_optimizer
 
 
 class Resumed(NamedTuple):
-    """The position at which a run resumes: `step` steps of training are done; in a `fit` also its epoch, and
-    the batches of that.
+    """The position at which a run resumes: `step` steps of training are done; in a `fit` also its epoch, and the
+    batches of that epoch.
     """
 
     step: int
@@ -34,7 +34,7 @@ class Resumed(NamedTuple):
 
 @check_signature
 def resumed() -> Resumed | None:
-    """The position at which this run resumes from a checkpoint; None if it started anew.
+    """The position at which this run resumes from a checkpoint; None for a new run.
 
     A custom loop starts there: `for batch in dataset.skip(nb.resumed().step if nb.resumed() else 0)`. `fit` does so
     automatically.
@@ -53,8 +53,8 @@ def resumed() -> Resumed | None:
 def state(**objects: Any) -> None:
     """Save these objects with the run, each by its name; if the run resumes from a checkpoint, restore them.
 
-    They are saved as they were when the last step returned. So a loop that draws its batch and calls the step draws the
-    next batch when it resumes; it must update counters before it calls the step.
+    They are saved as they were when the last step returned. A loop that draws its batch and then calls the step
+    therefore draws the next batch when it resumes; it must update counters before it calls the step.
 
     >>> import numpy as np, whale_nebula as nb
     >>> nb.state(generator=np.random.default_rng(1))
@@ -68,7 +68,8 @@ def state(**objects: Any) -> None:
 @check_signature
 @short_traceback
 def save(path: str | os.PathLike[str], model: Any) -> None:
-    """Save a model with its optimizer in a folder. Every process calls it at the same point; it is written on return.
+    """Save a model with its optimizer in a folder. Every process calls it at the same point; the model is written when
+    it returns.
 
     >>> import tempfile, keras, whale_nebula as nb
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -89,16 +90,18 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     with telling():
         try:
             check_own_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))
-            said = write_part(folder, snapshot).digest
+            report = write_part(folder, snapshot).digest
         except AccountError as error:
-            said = f"!{error.what}"
+            report = f"!{error.what}"
         except (OSError, tf.errors.OpError) as error:
-            said = f"!{error}"
-    reports = group.exchange("the parts of a checkpoint", said)
+            report = f"!{error}"
+    reports = group.exchange("the parts of a checkpoint", report)
     failed = {worker: each[1:] for worker, each in reports.items() if each.startswith("!")}
     if failed:
         why = "; ".join(f"{worker}: {each}" for worker, each in failed.items())
-        raise CheckpointError("the model could not be saved", where=folder.path, why=why, mend="make room on that disk")
+        raise CheckpointError(
+            "the model could not be saved", where=folder.path, why=why, mend="free space on that disk"
+        )
     with telling():
         if group.commits:
             commit_parts(folder, snapshot.manifest, reports, group.members, 0)
@@ -113,12 +116,14 @@ def _build_optimizer(model: Any) -> None:
 
 
 def _check_no_run(folder: Folder) -> None:
-    """Refuse to save a model to a folder with checkpoints of a run, as `nb.restore` could read only one of both."""
+    """Refuse to save a model to a folder with checkpoints of a run, because `nb.restore` could read only one of the
+    two.
+    """
     here = folder.look()
     found = next((each for each in [here, *Folder(folder.path).scan()] if each.manifests and not each.by_hand), None)
     if found is not None:
         raise CheckpointError(
-            "a model cannot be saved where a run saves its checkpoints",
+            "a model cannot be saved to the checkpoint folder of a run",
             where=folder.path,
             why=f"{found.path} is a checkpoint of a run",
             mend='nb.save("another/folder", model)',
@@ -129,7 +134,7 @@ def _check_no_run(folder: Folder) -> None:
 @short_traceback
 def restore(path: str | os.PathLike[str], model: Any) -> None:
     """Restore a model and its optimizer from a checkpoint of `nb.save`, or of a run (the newest one, or the one whose
-    folder `path` is). Any process may call it, with or without scopes; in a run of several all do.
+    folder `path` is). Any process may call it, with or without scopes; in a run of several processes, all must.
     """
     group = Group(current_run())
     _check_model("restore", model)
@@ -156,16 +161,16 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     if lacking and slots:
         warn_at(
             script_site(),
-            f"{lacking[0]!r} of {model.name} is not in the checkpoint, and stays as it is"
-            + f", with {len(lacking) - 1} more variables of its optimizer" * (len(lacking) > 1),
+            f"{lacking[0]!r} of {model.name} is not in the checkpoint, and keeps its value"
+            + f", like {len(lacking) - 1} more variables of its optimizer" * (len(lacking) > 1),
             where=source.path,
-            why="it was saved with another optimizer, or with one of another name: Keras numbers those of a process",
-            mend=f'name="adam" for both optimizers\nwhale-nebula checkpoints show {source.path} lists what there is',
+            why="it was saved with a different optimizer, or with a different name: Keras numbers unnamed optimizers",
+            mend=f'use name="adam" for both optimizers\nlist variables: whale-nebula checkpoints show {source.path}',
         )
 
 
 def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
-    """The variables of a model by their names in a checkpoint, in which another model may have the same paths."""
+    """The variables of a model by their names in a checkpoint, in which a different model may have the same paths."""
     variables, manifest, program = variables_of(model), source.manifest, program_of(model)
     own = manifest.aliases.get(program, {})
     again = any(f"{path}@2" in own for path in variables)
@@ -174,10 +179,12 @@ def _name_as_saved(model: Any, source: Source) -> dict[str, Any]:
     if path is not None and (again or program not in manifest.position.programs):
         warn_at(
             script_site(),
-            f"several models of that run have a variable {path!r}: {model.name} is given the values of the first",
+            f"several models of that run have a variable {path!r}: {model.name} gets the values of the first",
             where=source.path,
-            why=f"{model.name} was made several times" if again else f"none of them was trained by fit as {model.name}",
-            mend="keras.Model(..., name=...) with a name of its own for each model, here and where it is trained",
+            why=f"{model.name} was built several times"
+            if again
+            else f"none of them was trained by fit as {model.name}",
+            mend="use keras.Model(..., name=...) with a different name for each model, here and where it is trained",
         )
         return variables
     return {own.get(path, path): variable for path, variable in variables.items()}
@@ -193,9 +200,9 @@ def _find_source(group: Group, path: str) -> Source:
     source = choose_source(group, list_found)
     if source is None:
         raise CheckpointError(
-            "there is no checkpoint that is whole",
+            "there is no complete checkpoint",
             where=path,
-            mend=f"whale-nebula checkpoints verify {path} says what is there\nor the folder that nb.save was given",
+            mend=f"check it with whale-nebula checkpoints verify {path}\nor use the folder that was passed to nb.save",
         )
     return source
 
@@ -204,16 +211,16 @@ def _check_model(name: str, model: Any) -> Any:
     """The model, if its variables are created."""
     if not hasattr(model, "variables") or not hasattr(model, "metrics"):
         raise OptionError(
-            f"nb.{name}(path, {type(model).__name__}) is given no model",
+            f"nb.{name}(path, {type(model).__name__}): the second argument is not a model",
             where=str(calling_site()),
-            why="it takes a Keras model, with its optimizer if it is compiled",
+            why="it must be a Keras model; if it is compiled, its optimizer is included",
             mend=f'nb.{name}("folder", model)',
         )
     if not getattr(model, "built", True):
         raise StateError(
-            f"nb.{name} is given {model.name}, which has no variables yet",
+            f"nb.{name} got {model.name}, which has no variables yet",
             where=str(calling_site()),
-            why="a model that is not told the shape of its input makes them when it is called first",
-            mend=f"model.build(shape), or model(batch), before nb.{name}",
+            why="a model without an input shape creates its variables in its first call",
+            mend=f"call model.build(shape), or model(batch), before nb.{name}",
         )
     return model

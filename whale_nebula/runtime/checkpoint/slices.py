@@ -1,7 +1,7 @@
 """Slices of tensors in TensorFlow's bundles: how a tensor is divided for writing, and how any part of it is read.
 
-A bundle is read in whole slices. So large tensors are written as tiles: a plan that holds half of a variable, along any
-axis, reads about half of it.
+A bundle is read in complete slices. Large tensors are therefore written as tiles: a plan that holds half of a variable,
+along any axis, reads about half of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whale_nebula.errors import CheckpointError
 from whale_nebula.ir.layout import Layout, divide
 
 _TILE = 9 << 17
-"""The least bytes of a tile: TensorFlow reads slices below 2^20 through a buffer, with their neighbours."""
+"""The minimum bytes of a tile: TensorFlow reads slices below 2^20 through a buffer, with their neighbours."""
 _CUTS = (96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 """The possible numbers of tiles along an axis, which many numbers of workers divide."""
 
@@ -36,7 +36,7 @@ class Slice(NamedTuple):
         return prod(self.sizes)
 
     def describe(self, shape: Sequence[int]) -> str:
-        """TensorFlow's text of a slice; "" is all of the tensor.
+        """TensorFlow's text for a slice; "" is the complete tensor.
 
         >>> Slice((0, 4), (2, 3)).describe((2, 8)), Slice((0, 0), (2, 8)).describe((2, 8))
         ('2 8 0,2:4,3', '')
@@ -100,7 +100,7 @@ def _divide_axis(start: int, size: int, count: int) -> Iterator[tuple[int, int]]
 
 
 class Entry(NamedTuple):
-    """A tensor to write: `value` is the local part, the slice `held` of one of the form `tensor`."""
+    """A tensor to write: `value` is the local part, the slice `held` of a tensor described by `tensor`."""
 
     name: str
     tensor: Tensor
@@ -185,8 +185,8 @@ class Source:
             raise CheckpointError(
                 f"{name!r} is not in the checkpoint's files on this host",
                 where=self.path,
-                why="other hosts have written it, in folders of their own",
-                mend="read it in a run of all these hosts, or give all of them one shared folder",
+                why="other hosts have written it to their own folders",
+                mend="read it in a run of all these hosts, or use one shared folder for all of them",
             )
         spec = "" if part is None else part.describe(form.shape)
         try:

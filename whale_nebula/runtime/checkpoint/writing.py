@@ -29,7 +29,7 @@ from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 T = TypeVar("T")
 _STATE = "state"
 _BUNDLE = 256 << 20
-"""The most bytes of tensors in one bundle."""
+"""The maximum bytes of tensors in one bundle."""
 
 
 class Writer:
@@ -41,7 +41,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function with these arguments after all that were submitted before."""
+        """Call a function with these arguments after all earlier ones."""
         found: Future[T] = Future()
 
         def call() -> None:
@@ -54,7 +54,7 @@ class Writer:
         return found
 
     def close(self) -> None:
-        """End when all submitted calls are done."""
+        """Stop when all submitted calls are done."""
         self._due.put(None)
         self._thread.join()
 
@@ -66,7 +66,7 @@ class Writer:
 @dataclass(frozen=True)
 class Snapshot:
     """The entries of one worker for a step, and their manifest. Its states may be encoded `late`, in the writing
-    thread, if that has to wait. `start`, `exact` and `shared` are for the next start of the run, which may find the
+    thread, if encoding has to wait. `start`, `exact` and `shared` are for the next start of the run, which may find the
     part (`Written`).
     """
 
@@ -139,7 +139,7 @@ def commit_parts(
     written = {worker: read_document(path) for worker, path in paths.items()}
     for worker, found in written.items():
         if found.part.digest != digests[worker]:
-            raise CheckpointError(f"the part of {worker} is not the one that it wrote", where=paths[worker])
+            raise CheckpointError(f"the part of {worker} differs from the one that it wrote", where=paths[worker])
     bundles = [(worker, file) for worker, found in written.items() for file in found.part.files]
     bundle = folder.name_bundle(step)
     target = files.join(folder.step_path(step), bundle)

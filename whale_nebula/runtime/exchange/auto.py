@@ -1,8 +1,9 @@
 """`nb.compress("auto")`: choose the mildest precision whose transfer time the slowest stage's computation hides.
 
-The sending side chooses before a step of training: every tenth step, and as soon as the first steps have been measured.
-All directions with this codec on one link change together, as they share the line. Hysteresis: it returns to a milder
-rung only with some room, so that a transfer that takes as long as the computation does not switch back and forth.
+The sending side chooses before a training step: every tenth step, and as soon as the first steps have been measured.
+All directions with this codec on one link change together, because they share the link. Hysteresis: it returns to a
+milder rung only with some margin, so that a transfer that takes as long as the computation does not switch back and
+forth.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import wire_bytes
 
 ROOM = 0.8
-"""The share of the computing time into which a milder precision has to fit."""
+"""The share of the computing time within which a milder precision must fit."""
 
 GUESS = 0.05
 """The assumed computing seconds of the slowest stage in a step, until measured."""
@@ -36,8 +37,8 @@ class Outlook:
 
     `rows` are those of its micro-batches, `compute` the computing seconds of the slowest stage (None: not measured
     yet). By link, "a->b": `rates` are bytes a second, where a missing link takes no time; `carried` are the bytes of
-    the previous step. For `unseen` links no rate was measured although they carried data: their `rates` are the
-    config's.
+    the previous step. For `unseen` links no rate was measured although they transferred data: their `rates` are the
+    configured ones.
     """
 
     rows: Sequence[int] = ()
@@ -66,7 +67,7 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         comparison = "under" if self.held <= self.compute else "and not under"
-        return f"{duration(self.held)} of the line a step, {comparison} {duration(self.compute)} of computing"
+        return f"{duration(self.held)} of the link a step, {comparison} {duration(self.compute)} of computation"
 
 
 @dataclass
@@ -126,7 +127,7 @@ class Auto:
         if choice.rung == state.rung:
             return
         self.states.put(direction.key, replace(state, rung=choice.rung))
-        tally.note_change(direction.label, f"auto takes {direction.way.rungs[choice.rung] or NONE}: {choice}")
+        tally.note_change(direction.label, f"auto chooses {direction.way.rungs[choice.rung] or NONE}: {choice}")
 
 
 def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
@@ -134,14 +135,14 @@ def _note_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
     for link in direction.links:
         if link in outlook.unseen and outlook.compute is not None:
             rate = outlook.rates.get(link)
-            free = "takes the line to be free, as the config does"
-            so = f"goes by the config's {8e-6 * rate:.4g}mbit" if rate else free
-            note = f"auto {so}: what is written to {link} is too little at a time to see what it carries"
+            free = "assumes that the link is free, as configured"
+            so = f"uses the configured {8e-6 * rate:.4g}mbit" if rate else free
+            note = f"auto {so}: too little is written to {link} at a time to measure its rate"
             tally.add(direction.label, BoundaryReport(notes=(note,)))
 
 
 def mildest(held: Sequence[float], compute: float, now: int) -> int:
-    """The least lossy rung whose transfer time is hidden by computing, otherwise the last one.
+    """The least lossy rung whose transfer time is hidden by computation, otherwise the last one.
 
     >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)
     (2, 3)

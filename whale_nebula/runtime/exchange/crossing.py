@@ -1,5 +1,5 @@
-"""The tensors that cross between stages by a plan: each boundary and each returning gradient, described once; and their
-channels, with the local ends.
+"""The tensors that cross between the stages of a plan (each boundary and each returning gradient), and their channels
+with the local ends.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Crossing:
 
     @cached_property
     def tensor(self) -> Value:
-        """The value that crosses forward: the tensor itself, or the one of which this is the gradient."""
+        """The value that crosses forward: the tensor itself, or the tensor that this is the gradient of."""
         return self.value if self.boundary is None else self.boundary.value
 
 
 class Lane(NamedTuple):
-    """The route of one micro-batch by a plan: the replica that sends it (`seat`) and its host, those that read it
+    """The route of one micro-batch in a plan: the replica that sends it (`seat`) and its host, those that read it
     (`seats`, by stage), how many other stages read it on each host, and which of these hosts receive it `packed` by its
     codec. `name` is set if the hosts vary; `lead` is the first micro-batch of a step on this route, and `before` the
     previous one.
@@ -168,7 +168,7 @@ class Crossings:
         return tuple(found)
 
     def links(self, crossing: Crossing) -> tuple[str, ...]:
-        """The links of a crossing, such as "gpu->npu"; empty if all readers are on the host that makes it."""
+        """The links of a crossing, such as "gpu->npu"; empty if all readers are on the host that computes it."""
         stages = (crossing.source, *crossing.readers)
         home, *others = (self.cluster(self.routing.first(stage)) for stage in stages)
         return tuple(f"{home}->{other}" for other in dict.fromkeys(others) if other != home)
@@ -280,12 +280,12 @@ class Channels:
                     yield Direction(each.label, key, each.way, each.spec, links)
 
     def lines_of(self, tally: Tally) -> StepLines:
-        """Lines about a step; a step that is left out reports no changes."""
+        """Lines about a step; a skipped step reports no changes."""
         out, notes = tally.left_out, tally.notes()
         changes = () if out else tally.changes()
         fresh = [note for note in notes if note not in self._said]
         self._said.update(fresh)
-        return StepLines((*changes, *fresh), (*changes, *notes, *([f"left out: {out}"] if out else [])), out)
+        return StepLines((*changes, *fresh), (*changes, *notes, *([f"skipped: {out}"] if out else [])), out)
 
     def boundaries(self) -> tuple[Boundary, ...]:
         """The plan's boundaries with the codecs of the last step, which vary on a ramp or by `nb.compress("auto")`."""

@@ -85,7 +85,7 @@ class Outgoing(_End):
         seconds, state, notes = perf_counter() - began, made.state, made.notes
         if asked not in (None, made.codec) and not tally.left_out:
             kind, dims, used = x.dtype.name, list(x.shape), made.codec or NONE
-            notes = (*notes, f"{asked} would not make {kind}{dims} smaller, so it crosses as {used}")
+            notes = (*notes, f"{asked} would not make {kind}{dims} smaller, so it is sent as {used}")
         if at.training and at.first and not tally.left_out:
             state = note_changes(tally, self.name, self.way, self.states.of(self.key), state, made.codec)
             if not self.way.lossless and (state.error is None or is_due(state.steps)):
@@ -191,20 +191,20 @@ class Outgoing(_End):
         return distance(kept, again)
 
     def _leave_out(self, at: At, tally: Tally) -> None:
-        """Leave the step out, or raise an error if that is not allowed; in an evaluation do nothing."""
+        """Mark the step as skipped, or raise an error if that is not allowed; in an evaluation do nothing."""
         if not at.training:
             return
         if self.way.nonfinite != SKIP:
             raise NonFiniteError(
-                f"{self.name} has a NaN or an infinity",
+                f"{self.name} contains a NaN or an infinity",
                 boundary=self.name,
                 stage=self.stage,
                 step=at.step + 1,
                 micro_batch=at.micro_batch,
-                why="it would stay in what both sides of this boundary remember, and spoil all steps after this one",
+                why="it would remain in the codec state of this boundary, and spoil all later steps",
             )
         name, stage = self.name, self.stage
-        tally.leave_out(f"{name} has a NaN or an infinity in micro-batch {at.micro_batch} of stage {stage!r}")
+        tally.leave_out(f"{name} contains a NaN or an infinity in micro-batch {at.micro_batch} of stage {stage!r}")
 
 
 @dataclass
@@ -236,7 +236,7 @@ class Incoming(_End):
 
     def _open(self, came: Packed, residue: Residue, ids: Any) -> tuple[Codec | None, Any, Residue]:
         if came.codec not in self.way.by_number:
-            raise RemoteProtocolError(f"codec {came.codec} came, which is none of '{self.way}'", where=self.name)
+            raise RemoteProtocolError(f"received codec {came.codec}, which is not one of '{self.way}'", where=self.name)
         codec = self.way.by_number[came.codec]
         structure = None if codec is None else codec.structure
         payload = self._read(came, structure)
@@ -245,9 +245,13 @@ class Incoming(_End):
             return codec, tf.cast(made, came.dtype), Residue(payload.rows, None, came.dims)
         follows = structure is not None and structure.follows
         if self.back and residue.dims not in (None, came.dims):
-            raise RemoteProtocolError(f"a gradient of sizes {came.dims} came for {residue.dims}", where=self.name)
+            raise RemoteProtocolError(
+                f"received a gradient of shape {came.dims} for a tensor of shape {residue.dims}", where=self.name
+            )
         if follows and not residue.taken:
-            raise RemoteProtocolError(f"a gradient came as {codec}, and the tensor did not", where=self.name)
+            raise RemoteProtocolError(
+                f"received a gradient as {codec}, but the tensor was not sent with it", where=self.name
+            )
         rows = residue.rows if self.back else payload.rows
         dims = came.dims if rows is None else (int(rows.sum()), came.dims[-1])
         state = self._learn_state(codec, payload, came, dims)
@@ -272,7 +276,7 @@ class Incoming(_End):
         state = self.states.of(self.key)
         held = self._cache(state)
         if ids is not None and held.stamp(ids) != came.state:
-            raise self._version_error("of what they hold, or different samples", came.state, held.stamp(ids))
+            raise self._version_error("of cached samples, or different samples", came.state, held.stamp(ids))
         made = deltas.decode(codec, payload.data, came.dims, ids, held, payload.rows)
         self.states.put(self.key, replace(state, held=held, version=held.version))
         return made
@@ -295,7 +299,7 @@ class Incoming(_End):
     def _version_error(self, what: str, there: int, here: int) -> RemoteProtocolError:
         return RemoteProtocolError(
             f"the two sides of {self.name} have different states {what}",
-            why=f"the other side has version {there}, this one {here}",
+            why=f"the other side has version {there}, and this one {here}",
             mend="start all workers again, from the same checkpoint",
         )
 
@@ -337,7 +341,7 @@ def rounding_key(name: str, at: At) -> np.ndarray:
 
 
 def _mark_rows(rows: Any, x: Any, codec: Codec | None) -> Any:
-    """One truth value for each row of the matrix, or None: all are sent."""
+    """One truth value for each row of the matrix, or None if all are sent."""
     if x.shape.rank < 1:
         return None
     marks, dims = np.asarray(rows).astype(bool).reshape(-1), tuple(x.shape)

@@ -72,7 +72,7 @@ class _Step(NamedTuple):
 class Expected:
     """The bounds of tensors by key, for every program of a run; keys that no program has are refused.
 
-    Tensors of a step that has not begun here, or with another number of rows than their micro-batch, are not expected.
+    Tensors of a step that has not begun here, or whose number of rows differs from their micro-batch, are not expected.
     Values of variables (kind "control") belong to no program: each is admitted before it is sent, and dropped once
     received.
     """
@@ -114,11 +114,13 @@ class Expected:
         table = self._programs.get(key.program)
         slot = Slot(key.kind, key.phase, key.slot, key.source, key.destination)
         if table is None or slot not in table.bounds:
-            raise RemoteProtocolError(f"{key} came, which no plan of this run knows", where=f"program {key.program}")
+            raise RemoteProtocolError(
+                f"received {key}, which is not in any plan of this run", where=f"program {key.program}"
+            )
         count = table.micro_batches if key.kind in _MICRO_BATCHED else 0
         once = key.micro_batch == -1 and key.kind not in ("forward", "backward")
         if not (once or 0 <= key.micro_batch < count):
-            raise RemoteProtocolError(f"{key} came, and a step has {count} micro-batches of it")
+            raise RemoteProtocolError(f"received {key}, but a step has {count} micro-batches of it")
         return table.bounds[slot]._replace(due=self._find_due(key, table.bounds[slot], table.entries.get(slot)))
 
     def _find_due(self, key: Key, bound: Bound, entries: int | None) -> float:

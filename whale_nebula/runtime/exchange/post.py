@@ -1,7 +1,6 @@
-"""Exchange values between concurrent stages: by shared memory within a host, by links between hosts.
-
-A host is a unit of shared memory: in one process a cluster, in several a worker. A value that several stages of a host
-read crosses once.
+"""Exchange values between concurrent stages: in shared memory within a host, over links between hosts. A host is a unit
+of shared memory: a cluster in one process, a worker in several. A value that several stages of a host read crosses
+once.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Post:
         self.channels.auto.choose(self.outlook, self.channels.last, self.tally)
 
     def undo(self) -> None:
-        """Restore the codec states from before a step that failed or is left out."""
+        """Restore the codec states from before a failed or skipped step."""
         self.channels.states.restore(self._before)
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
@@ -133,12 +132,12 @@ class Post:
         first = self.channels.training and micro_batch == lane.lead
         with self._coding("decode", crossing, lane, taken, seat):
             if isinstance(came, Packed) and self.rows and crossing.boundary is not None:
-                # a few bytes may unpack to any number of rows: refuse another number than that of the micro-batch
+                # a few bytes may unpack to any number of rows: refuse all but that of the micro-batch
                 entries = self.channels.entries.get(crossing.tensor)
                 due = came.dims[0] if entries is None else entries * self.rows[micro_batch]
                 if came.dims[0] != due:
                     raise RemoteProtocolError(
-                        f"{end.name} came with {came.dims[0]} rows, where {due} are due", where=end.name
+                        f"received {end.name} with {came.dims[0]} rows instead of {due}", where=end.name
                     )
             before = self._residues.get(place) if crossing.back else None
             tensor, after = end.take(came, self.tally, before, ids, first=first)
@@ -152,8 +151,8 @@ class Post:
 
     @contextlib.contextmanager
     def _coding(self, what: str, crossing: Crossing, lane: Lane, place: Place, seat: Seat) -> Iterator[None]:
-        """Context of a codec, whose time counts for the stage that sends, or that reads first. Codec state is used
-        in the order of micro-batches, independent of the speeds of local replicas.
+        """Context of a codec; its time counts for the stage that sends, or that reads first. Codec state is used in the
+        order of micro-batches, independent of the speeds of local replicas.
         """
         host, value, micro_batch = place
         clock = None if crossing.way.plain else self.clocks.get(seat)
@@ -188,12 +187,12 @@ class Post:
         return DeadlineError(
             f"{host} waited {self.patience:.0f} s for {crossing.kind} {crossing.number} of micro-batch {micro_batch}",
             where=f"stage {stage!r}",
-            why=f"stage {stage!r} of the same host has not made it",
-            mend="raise patience in the configuration if a micro-batch really takes that long",
+            why=f"stage {stage!r} of the same host has not produced it",
+            mend="increase patience in the config if a micro-batch can take that long",
         )
 
     def abort(self, failure: BaseException) -> None:
-        """Wake all waits for values, as a stage failed."""
+        """Wake all waits for values, because a stage failed."""
         with self._changed:
             self._failed = self._failed or failure
             self._changed.notify_all()

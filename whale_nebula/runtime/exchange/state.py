@@ -29,7 +29,7 @@ codec_name = functools.cache(str)
 
 @dataclass(frozen=True)
 class ChannelState:
-    """Codec state of one end of a channel. Frozen: a step makes a new one, and a failed step leaves the old one.
+    """Codec state of one end of a channel. Frozen: a step creates a new one, and a failed step keeps the old one.
 
     `steps` counts steps of training that were begun, `rung` is the position on the ladder of precisions, `structure`
     the state of the codec's structure, and `version` the number of times it was sent to the other side. `held` is the
@@ -83,7 +83,7 @@ class States:
         return found
 
     def drop(self, received: Mapping[str, Mapping[str, int]], ends: Iterable[str] = ()) -> list[str]:
-        """Drop, in all processes, the states of which some process with an end has another version or none.
+        """Drop, in all processes, the states that differ in version, or are missing, in some process with an end.
         Returns their names.
         """
         own = self.versions(ends)
@@ -176,7 +176,7 @@ class Tally:
     """Statistics of one step's channels, summed up at its end. Thread-safe.
 
     Sent and received tensors are counted separately: if both ends of a boundary are in this process, its bytes count
-    once. `left_out` is the reason to leave the step out, or "".
+    once. `left_out` is the reason to skip the step, or "".
     """
 
     left_out: str = ""
@@ -193,11 +193,11 @@ class Tally:
         self._taken[name].append(report)
 
     def note_change(self, name: str, what: str) -> None:
-        """Record a change from this step on; if both ends are here, their equal notes count once."""
+        """Record a change from this step on; if both ends are in this process, their equal notes count once."""
         self._changes[name, what] = None
 
     def leave_out(self, why: str) -> None:
-        """Mark the step to be left out; the first reason is kept."""
+        """Mark the step as skipped; the first reason is kept."""
         self.left_out = self.left_out or why
 
     def reports(self) -> dict[str, BoundaryReport]:
@@ -205,7 +205,7 @@ class Tally:
         return {name: self._merge_ends(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
 
     def changes(self) -> tuple[str, ...]:
-        """The changes of this step in words."""
+        """The changes of this step as text."""
         return tuple(f"{name}: {what}" for name, what in self._changes)
 
     def notes(self) -> tuple[str, ...]:

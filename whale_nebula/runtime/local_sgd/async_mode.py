@@ -1,9 +1,9 @@
 """Asynchronous local SGD (`mode="async"`): a server of shared weights, and clusters that push and pull differences.
 
 The server is in the process of the first cluster's first worker, with a thread for each of the other clusters. It
-applies each difference as it arrives and answers with the changes since that cluster's last push. Every so many steps a
-cluster applies the answer to its last push, and pushes again: an exchange has the steps between two pushes to complete,
-and clusters only wait for one that is too far behind.
+applies each difference as it arrives and answers with the changes since that cluster's last push. Every `sync_every`
+steps, a cluster applies the answer to its last push and pushes again: an exchange has the steps between two pushes to
+complete, and clusters only wait for one that is too far behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Server:
     """The parameter server; clusters count by their shares, and none is more than `staleness` rounds ahead of the
     slowest.
 
-    At the end of a run it serves until the other clusters have ended, if it `waits`.
+    At the end of a run it serves until the other clusters have stopped, if it `waits`.
 
     The last push of each cluster before a synchronisation is answered with the weights, after all clusters' pushes.
     """
@@ -88,7 +88,7 @@ class Server:
             self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
 
     def close(self) -> None:
-        """Let all threads end, after they have answered slower clusters."""
+        """Stop all threads, after they have answered slower clusters."""
         for thread in self._threads if self.waits and self.failure is None else ():
             thread.join(self.ends.patience)
         with self._changed:
@@ -123,7 +123,7 @@ class Server:
         return self._rounds[cluster] - min(self._rounds.values()) <= self.staleness
 
     def _answer(self, cluster: str) -> Bytes:
-        """The change of the shared weights since this cluster's last pull, as the cluster decodes it."""
+        """The change of the shared weights since this cluster's last pull, as decoded by the cluster."""
         known = self._known[cluster]
         shared = known if self.shared is None else self.shared
         data, there = self._back[cluster].encode(_WHOLE, shared - known)
@@ -160,7 +160,7 @@ class Server:
             raise
 
     def _fail(self, failure: BaseException) -> None:
-        """Record the failure of a cluster, and wake threads that wait for it."""
+        """Record the failure of a cluster, and wake the threads that wait for it."""
         with self._changed:
             if not self._over:
                 self.failure = failure
@@ -186,7 +186,7 @@ class Pushes(Meetings):
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-pushes"))
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Initialise the shared weights, the server's too."""
+        """Initialise the shared weights, including the server's."""
         begun = self._shared is not None
         super().begin(shared)
         if not begun and self.server is not None and self._shared is not None:
@@ -203,13 +203,13 @@ class Pushes(Meetings):
         """Nothing to do: answers are applied before the next push."""
 
     def settle_send(self) -> None:
-        """Push the remaining difference, as all clusters need the shared weights now."""
+        """Push the remaining difference, because all clusters need the shared weights now."""
         if not self.settled:
             self._take()
             self._push(last=True)
 
     def settle_take(self) -> None:
-        """Receive the shared weights, after which all clusters have the same, bit for bit."""
+        """Receive the shared weights, after which all clusters have bit-identical weights."""
         self._take(exactly=True)
         self._settled_steps = self.steps
         self._agreed = super().digest()
@@ -234,7 +234,7 @@ class Pushes(Meetings):
         return self._agreed
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         if self.server is not None:
             self.server.close()
         self._thread.shutdown(wait=False, cancel_futures=True)

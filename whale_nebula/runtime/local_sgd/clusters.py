@@ -1,4 +1,4 @@
-"""Clusters that train apart (local SGD), for the engine, and the lifecycle of a run's rounds.
+"""Local SGD for the engine: clusters that train separate copies, and the lifecycle of a run's rounds.
 
 Rounds are opened for a set of weights, settled before reads, and restarted after writes.
 """
@@ -51,15 +51,15 @@ from whale_nebula.transport import MemoryNetwork
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _MOST = 8
-"""The most bytes of a number in transit: a large share by topk takes more bytes than all numbers uncompressed."""
+"""The maximum bytes of a number in transit: a large share by topk takes more bytes than all numbers uncompressed."""
 _OWN = 1 << 10
-"""The most bytes of a codec's header."""
+"""The maximum bytes of a codec's header."""
 
 
 @dataclass
 class Opened:
-    """All rounds of a run; steps that train the same set of weights share one. `own_cluster` is the participant whose
-    copy the variables of this process hold, by its workers: the first, if the process runs all.
+    """All rounds of a run; steps that train the same set of weights share one. `own_cluster` has the participant whose
+    copy the variables of this process hold, by its workers: the first one if the process runs all.
     """
 
     run: Run
@@ -73,7 +73,7 @@ class Opened:
     _made: int = 0
 
     def note_own(self, participants: Participants) -> None:
-        """Record which of them this process belongs to."""
+        """Record the participant that this process belongs to."""
         self.own_cluster = participants.find_own(self.run)
         self.own_workers = participants.workers[self.own_cluster]
 
@@ -100,19 +100,18 @@ class Opened:
     def here(
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Mapping[str, Meetings]:
-        """The rounds of these weights in this process, by cluster: of its own cluster, or of all if it runs all.
-
-        `variables` are all that the step touches.
+        """The rounds of these weights in this process, by cluster: of its own cluster, or of all clusters if it runs
+        all. `variables` are all variables that the step touches.
         """
         key = frozenset(id(variable) for variable in weights.values())
         exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
-        said = replace(apart, where=""), exchanged
-        if key in self._known and self._said[key] != said:
+        options = replace(apart, where=""), exchanged
+        if key in self._known and self._said[key] != options:
             self.settle()
             for each in self._known.pop(key).values():
                 each.close()
         if key not in self._known:
-            self._said[key], self.names = said, participants.names
+            self._said[key], self.names = options, participants.names
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
@@ -149,22 +148,22 @@ class Opened:
             self.copies.left(self._variables.values())
 
     def _meet(self, rounds: Meetings) -> None:
-        """Synchronise all processes, and verify that the weights that they shared before are bit-identical."""
+        """Synchronise all processes, and verify that their shared weights were bit-identical."""
         session, shared = self.run.ledger.session, rounds.digest()
         sheets = session.exchange(
-            f"a meeting of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
+            f"a synchronisation of all clusters after {rounds.steps} steps", {"shared": shared}, session.links
         )
         unlike = next((peer for peer, sheet in sheets.items() if sheet.get("shared") != shared), None)
         if unlike is not None:
             raise PlanMismatchError(
-                f"{session.worker} and {unlike} no longer share the same weights, after {rounds.steps} steps",
+                f"{session.worker} and {unlike} no longer have the same weights, after {rounds.steps} steps",
                 where=unlike,
-                why="what all share is computed by each from the same bytes; a device has computed it in another way",
-                mend="start all workers from a checkpoint; model.save_weights(...) while all are alike writes one",
+                why="all compute the shared weights from the same bytes, so a device has computed them differently",
+                mend="start all workers from a checkpoint, such as a file that model.save_weights(...) wrote before",
             )
 
     def restart(self) -> None:
-        """Restart after the weights were replaced, in every process by the same ones."""
+        """Restart after the weights were replaced by the same ones in every process."""
         for rounds in self._known.values():
             first = next(iter(rounds.values()))
             self.copies.alike(first.flat.variables)
@@ -174,7 +173,7 @@ class Opened:
                 each.restart()
 
     def close(self) -> None:
-        """Let all threads end."""
+        """Stop all threads."""
         for each in [each for rounds in self._known.values() for each in rounds.values()]:
             each.close()
 
@@ -184,10 +183,10 @@ class Opened:
         if met:
             shared = next(path for path, variable in weights.items() if id(variable) in met[0])
             raise NotYetError(
-                "two steps that train some of the same weights apart",
+                "two steps with sync_every that train some of the same weights",
                 where=apart.where,
-                why=f"{shared!r} is trained by an earlier step together with other weights",
-                mend="one step (a function, or fit) for all that is trained with sync_every",
+                why=f"{shared!r} is also trained by an earlier step, together with other weights",
+                mend="use one step (a function, or fit) for everything that is trained with sync_every",
             )
 
     # ------------------------------------------------------------------ all clusters in this process
@@ -195,7 +194,7 @@ class Opened:
         self, apart: Apart, participants: Participants, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
-        lines = self.run.links if apart.copies == 1 else Links()  # lines are between clusters
+        lines = self.run.links if apart.copies == 1 else Links()  # links are between clusters
         specs = {(a, b): lines.between(a, b) for a in participants.names for b in participants.names if a != b}
         network = MemoryNetwork(specs)
         firsts = {cluster: f"{cluster}/0" for cluster in participants.names}
@@ -243,21 +242,21 @@ class Opened:
         return {own: rounds}
 
     def _start_alike(self, rounds: Meetings, seeds: Mapping[str, Any]) -> None:
-        """Give all clusters the first worker's seeds and weights; if these are equal already, they are not sent."""
+        """Give all clusters the first worker's seeds and weights; if they are already equal, they are not sent."""
         session, ends = self.run.ledger.session, rounds.ends
         whole = (0, rounds.flat.total)
         own = {
             "weights": google_crc32c.value(rounds.flat.read(whole).tobytes()),
             "seeds": [[int(number) for number in seed.numpy()] for seed in seeds.values()],
         }
-        sheets = session.exchange("the weights that all clusters begin with", own, session.links)
+        sheets = session.exchange("the initial weights of all clusters", own, session.links)
         sheets = {**sheets, session.worker: own}
         first = next(iter(ends.firsts.values()))
         for seed, numbers in zip(seeds.values(), sheets[first]["seeds"], strict=True):
             seed.assign(tf.constant(numbers, seed.dtype))
         if len({sheet["weights"] for sheet in sheets.values()}) == 1:
             return
-        _LOG.info("%s: the clusters have unlike weights, and all begin with those of %s", session.worker, first)
+        _LOG.info("%s: the clusters have different weights, and all start with those of %s", session.worker, first)
         if session.worker == first:
             data = rounds.flat.read(whole).view(np.uint8)
             for peer in session.links:
@@ -324,10 +323,10 @@ class OfClusters:
         """A note if workers of a cluster exchange momenta without collectives."""
         if self.apart.copies == 1 or self.run.alone or self.run.ledger.collectives is not None:
             return ()
-        return ("each worker sends the others all of its momenta over links: TensorFlow had started before nb.init",)
+        return ("each worker sends all of its momenta to the others over links: TensorFlow had started before nb.init",)
 
     def check(self, cut: Cut) -> None:
-        """Verify that every worker of this cluster has all trained weights, as the cluster sends one difference."""
+        """Verify that every worker of this cluster has all trained weights: the cluster sends a single difference."""
         own = [worker.name for worker in cut.workers]
         weights = weights_of(self.captured.program, self.captured.variables, self.models)
         self._check_weights(weights)
@@ -335,10 +334,10 @@ class OfClusters:
             lacking = next((worker for worker in own if worker not in cut.held[path]), None)
             if lacking is not None:
                 raise NotYetError(
-                    "a cluster that trains apart with workers that have no copy of all of it",
+                    "sync_every in a cluster where a worker does not have a complete copy of the model",
                     where=self.apart.where,
                     why=f"worker {lacking} of {', '.join(own)} does not have {path!r}",
-                    mend="nb.replica(sync_every=...) around one stage and without a count: as many copies as workers",
+                    mend="use nb.replica(sync_every=...) around one stage and without a count: each worker gets a copy",
                 )
 
     def _check_weights(self, weights: Mapping[str, Any]) -> None:
@@ -348,19 +347,19 @@ class OfClusters:
         wide = next((path for path, variable in weights.items() if variable.dtype.size > _BYTES), None)
         if wide is not None:
             raise NotYetError(
-                f"weights of {weights[wide].dtype.name} that are trained apart",
+                f"weights of {weights[wide].dtype.name} with sync_every",
                 where=f"{wide}, {self.apart.where}",
-                why="differences cross as float32",
-                mend='dtype="float32" for that layer, or leave sync_every out',
+                why="differences are sent as float32",
+                mend='use dtype="float32" for that layer, or remove sync_every=',
             )
         if self.apart.exchange:
             self._check_exchange(weights)
         if any(getattr(getattr(model, "optimizer", None), "use_ema", False) for model in self.models):
             raise NotYetError(
-                "an optimizer with use_ema=True whose clusters train apart",
+                "an optimizer with use_ema=True and sync_every",
                 where=self.apart.where,
-                why="each cluster would write averages of its own over what all share",
-                mend="use_ema=False, or leave sync_every out",
+                why="each cluster would overwrite the shared weights with its own averages",
+                mend="use_ema=False, or remove sync_every=",
             )
 
     def _check_exchange(self, weights: Mapping[str, Any]) -> None:
@@ -371,14 +370,14 @@ class OfClusters:
         if odd is not None or scaled:
             dtype = "" if odd is None else weights[odd].dtype.name
             raise NotYetError(
-                f"momenta of {dtype} that are exchanged" if odd else "momenta of an optimizer that scales the loss",
+                f"exchanged momenta of {dtype}" if odd else "exchanged momenta of an optimizer that scales the loss",
                 where=self.apart.where,
-                why=f"{odd} is of {dtype}" if odd else "a cluster that leaves out a step would have none to tell",
+                why=f"{odd} is of {dtype}" if odd else "a cluster that skips a step would have no momenta to send",
                 mend='dtype="float32", or keras.config.set_dtype_policy("mixed_bfloat16")',
             )
 
     def alone(self) -> None:
-        """Initialise variables in a process that is a whole cluster, and register them as held here."""
+        """Initialise variables in a process that is an entire cluster, and register them as held here."""
         if self.run.alone:
             return
         self.captured.begin(lambda variable: True)
@@ -422,7 +421,7 @@ class OfClusters:
 
 
 def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
-    """The local-SGD view of a step whose clusters train apart, after they have agreed on the exchange."""
+    """The local-SGD view of a step with `sync_every`, after the clusters have agreed on the exchange."""
     if run.rounds is None:
         run.rounds = Opened(run)
         run.closers.append(run.rounds.close)
@@ -449,10 +448,10 @@ def _warn_alone(apart: Apart, name: str) -> None:
     """Warn that no other cluster takes part."""
     warn_once(
         script_site(),
-        f"nb.replica({apart.option}) meets nobody: {name!r} is the only cluster",
+        f"nb.replica({apart.option}) has no effect: {name!r} is the only cluster",
         where=apart.where,
-        why="each cluster trains a copy, and there is one; the step runs as it would without it",
-        mend='name them, nb.cluster(["gpu", "npu"]), or give a config that does: nb.init("clusters.yaml")',
+        why="each cluster trains a copy, and there is only one; the step runs as without it",
+        mend='name the clusters, nb.cluster(["gpu", "npu"]), or use a config that does: nb.init("clusters.yaml")',
         key=apart.where,
     )
 

@@ -1,8 +1,7 @@
-"""The interval of `nb.replica(sync_every="auto")`: the fewest steps behind which an exchange of all differences hides.
-
-Seconds of a step are those of the planner's cost model, with blocks that were measured, for each cluster's own rows;
-seconds of an exchange follow from the bytes of the codec, and from the rates and delays of the lines. All processes
-choose from the same numbers, so they choose the same interval.
+"""The interval of `nb.replica(sync_every="auto")`: the smallest number of steps that hides an exchange of all
+differences. The seconds of a step are those of the planner's cost model, with measured blocks, for each cluster's own
+rows; the seconds of an exchange follow from the bytes of the codec, and from the rates and delays of the links. All
+processes use the same numbers, so they choose the same interval.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.schedule.rounds import MOST_STEPS, pieces, ranges, time_to_arrive
 
 SHARE = 0.5
-"""The largest share of the steps between two meetings that an exchange may take."""
+"""The maximum share of the steps between two rounds that an exchange may take."""
 SLACK = 0.02
-"""The share of these steps that they may wait for an exchange in addition."""
+"""The share of these steps by which they may additionally wait for an exchange."""
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of the differences of `numbers` weights, encoded by `codec`, over these lines. `coding` are the
-    seconds to encode and to decode a number. In the mode "async" each difference goes to a server and is answered.
+    """An exchange of the differences of `numbers` weights, encoded by `codec`, over these links. `coding` is the time
+    to encode and decode a number, in seconds. In the mode "async" each difference is sent to a server and answered.
 
     >>> line = {("gpu", "npu"): LinkRate(7.5e6, 0.02)}
     >>> Exchange(1_000_000, lines=line).seconds(1_000_000), Exchange(1_000_000, "int8", line).seconds(1_000_000) < 0.2
@@ -63,20 +62,20 @@ class Exchange:
     answered: bool = False
 
     def seconds(self, count: int) -> float:
-        """Seconds until so many numbers have crossed the slowest line, and until the answer to them has."""
+        """Seconds until this many numbers, and in async mode their answer, have crossed the slowest link."""
         sent = count_encoded_bytes(self.codec, count)
         trip = max((line.seconds(sent) for line in (self.lines or {}).values()), default=0.0)
         return (trip + self.coding * count) * (1 + self.answered)
 
     @property
     def slowest(self) -> str:
-        """The name of the line on which it takes longest."""
+        """The name of the link on which it takes longest."""
         sent, lines = count_encoded_bytes(self.codec, self.numbers), self.lines or {}
         one, other = max(lines, key=lambda ends: lines[ends].seconds(sent))
         return f"{one}->{other}"
 
     def waits(self, apart: Apart, step: float) -> float:
-        """Seconds that steps of `step` seconds wait for it in each interval of these options."""
+        """Seconds that steps of `step` seconds wait for the exchange in each interval of these options."""
         if self.answered:
             return max(0.0, self.seconds(self.numbers) - apart.every * step)
         count = apart.fragments or pieces(self.numbers, apart.every)
@@ -84,19 +83,19 @@ class Exchange:
         return sum(max(0.0, self.seconds(each) - apart.delay * step) for each in sizes if each)
 
     def hides(self, apart: Apart, step: float) -> bool:
-        """Whether it hides behind the steps of an interval."""
+        """Whether the steps of an interval hide the exchange."""
         between = apart.every * step
         return self.seconds(self.numbers) <= SHARE * between and self.waits(apart, step) <= SLACK * between
 
 
 def set_interval(apart: Apart, every: int) -> Apart:
-    """The options with an interval, and the delay that belongs to it."""
+    """The options with an interval and its delay."""
     return replace(apart, every=every, delay=time_to_arrive(every) if apart.delay < 0 else apart.delay)
 
 
 def find_interval(apart: Apart, exchange: Exchange, step: float) -> Apart:
-    """The options with the smallest interval in which an exchange hides behind steps of `step` seconds, or with the
-    largest one allowed.
+    """The options with the smallest interval that hides an exchange behind steps of `step` seconds, or the largest one
+    allowed.
 
     >>> from whale_nebula.ir.program import OPEN
     >>> slow = Exchange(1_000_000, lines={("gpu", "npu"): LinkRate(7.5e6, 0.02)})
@@ -114,11 +113,9 @@ def _find_least(apart: Apart) -> int:
 
 # ---------------------------------------------------------------------- for a captured step
 def choose_interval(name: str, captured: Captured, layout: Signature, tensors: Sequence[Any] | None = None) -> Captured:
-    """A captured step whose clusters train apart, with the interval that is chosen for its weights; the same for each
-    step of these weights in a run, and in a run that goes on. A step that does not train has that of the training, if
-    one was chosen before.
-
-    `tensors` are its first batch, if there is one.
+    """A captured step with `sync_every`, with the interval that is chosen for its weights: the same for each step of
+    these weights in a run, and in a resumed run. A step that does not train uses the interval of the training, if one
+    was chosen before. `tensors` are its first batch, if there is one.
     """
     apart, run = captured.program.apart, current_run()
     if apart is None or not apart.open:
@@ -150,13 +147,13 @@ def _choose(
     run: Run,
     participants: Participants,
 ) -> Apart:
-    """The options with an interval and the reason for it: that of the run that goes on, or a new one."""
+    """The options with an interval and the reason for it: that of the resumed run, or a new one."""
     saved = None if run.checkpoints is None else run.checkpoints.intervals.get(name)
     if saved is not None and saved >= _find_least(apart):
         chosen = set_interval(apart, saved)
-        return replace(chosen, chosen=f"the clusters meet every {_count(saved)}, as before this run was saved")
+        return replace(chosen, chosen=f"the clusters synchronise every {_count(saved)}, as before this run was saved")
     if len(captured.program.requests) > 1:
-        raise _refuse(apart, "the step asks for gradients more than once, and its seconds are not known beforehand")
+        raise _refuse(apart, "the step requests gradients more than once, so its duration cannot be predicted")
     shapes, program = shapes_of_batch(layout, tensors), captured.program
     rows = next((s[0] for s, leaf in zip(shapes, program.leaves, strict=True) if leaf.batched and s), 1)
     agreed = agree_on_clusters(name, find_configured(run, participants.names), Known(rows), run)
@@ -164,7 +161,7 @@ def _choose(
     exchange = _count_exchange(captured, apart, clusters, participants, run)
     layers = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
     if layers is None:
-        raise _refuse(apart, "no op of the step reads a variable, so its seconds are not known beforehand")
+        raise _refuse(apart, "no op of the step reads a variable, so its duration cannot be predicted")
     options = Options()
     measured, _ = measure_in_clusters(name, captured, layers, shapes, clusters, options, run, tensors)
     _check_speeds(apart, clusters, measured)
@@ -177,14 +174,14 @@ def _choose(
 def _count_exchange(
     captured: Captured, apart: Apart, clusters: Clusters, participants: Participants, run: Run
 ) -> Exchange:
-    """The exchange of a step's weights. Raises if the rate of a line is not known."""
+    """The exchange of a step's weights. Raises if the rate of a link is not known."""
     names = participants.names
     pairs = [(a, b) for a in names for b in names if a != b and (apart.mode != ASYNC or names[0] in (a, b))]
     lines = {(a, b): clusters.between(a, b) for a, b in pairs}
     unknown = next((ends for ends, line in lines.items() if line.rate_bytes_per_s is None), None)
     if unknown is not None and not run.alone:
         where = f"links: [{{between: [{', '.join(unknown)}], rate: 60mbit, delay: 20ms}}] in the config"
-        why = f"nothing says the rate of the line {'->'.join(unknown)}"
+        why = f"the rate of the link {'->'.join(unknown)} is not known"
         raise _refuse(apart, why, f"{where}, or whale-nebula bench link")
     count = count_numbers(weights_of(captured.program, captured.variables, ()))
     dims = dims_of(count)
@@ -196,13 +193,13 @@ def _count_exchange(
 
 
 def _check_speeds(apart: Apart, clusters: Clusters, measured: Measured) -> None:
-    """Refuse clusters of which neither measurements nor rates are known."""
+    """Refuse clusters for which neither measurements nor rates are known."""
     for cluster in clusters.clusters:
         known = all(worker.device.flops_per_s is not None for worker in cluster.workers)
         if cluster.name not in measured and not known:
             raise _refuse(
                 apart,
-                f"nothing says how fast cluster {cluster.name} computes, and its steps are not measured here",
+                f"the speed of cluster {cluster.name} is not known, and its steps are not measured in this process",
                 f"flops: 5T of clusters.{cluster.name} in the config, or measure: 10s",
             )
         blocks = measured.get(cluster.name)
@@ -227,11 +224,11 @@ def _refuse(apart: Apart, why: str, mend: str = "") -> PlanError:
 def _count_steps(
     captured: Captured, layers: Layers, clusters: Clusters, measured: Measured, participants: Participants
 ) -> dict[str, float]:
-    """Seconds of a step of each cluster with its own rows, on as many workers as it has or as the scopes say: the
-    stages and the micro-batches of the program are those of one cluster alone.
+    """Seconds of a step of each cluster with its own rows, on all its workers or as many as the scopes specify: the
+    stages and micro-batches of the program are those of a single cluster.
     """
-    said = captured.constraints
-    given = [said.replicas, *(stage.replicas for stage in said.stages)]
+    constraints = captured.constraints
+    given = [constraints.replicas, *(stage.replicas for stage in constraints.stages)]
     count = max((each for each in given if each), default=0)
     problem = problem_of(layers, clusters, Options(), measured)
     problem = replace(problem, clusters=tuple(replace(each, memory=math.inf) for each in problem.clusters))
@@ -239,8 +236,8 @@ def _count_steps(
     for number, each in enumerate(problem.clusters):
         begin, end = participants.rows(each.name, layers.rows)
         copies = min(count or each.workers, max(1, end - begin))
-        micro_batches = max(said.pipeline.micro_batch, copies)
-        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, said.pipeline.recompute)
+        micro_batches = max(constraints.pipeline.micro_batch, copies)
+        shape = Shape((Part(number, 0, len(layers.chain), copies),), micro_batches, constraints.pipeline.recompute)
         scored = score(replace(problem, rows=max(1, end - begin)), shape)
         if isinstance(scored, Candidate):
             found[each.name] = scored.seconds
@@ -252,11 +249,11 @@ def _explain(chosen: Apart, exchange: Exchange, cluster: str, step: float) -> st
     how = f"an exchange takes {duration(takes)}" + f" on {exchange.slowest}" * bool(takes)
     how += f" ({size(count_encoded_bytes(exchange.codec, exchange.numbers))})"
     how += f", {_count(chosen.every)} of {cluster} take {duration(between)}"
-    met = f"the clusters meet every {_count(chosen.every)}, as sync_every='auto' has chosen: {how}"
+    met = f"the clusters synchronise every {_count(chosen.every)}, chosen by sync_every='auto': {how}"
     if exchange.hides(chosen, step):
-        return f"{met}; it may take {SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(chosen.delay)
+        return f"{met}; the limit is {SHARE:.0%} of them" + f", and a piece {_count(chosen.delay)}" * bool(chosen.delay)
     waits = duration(exchange.waits(chosen, step))
-    return f"{met}; it does not hide behind the most steps that are chosen, and {waits} are waited: nb.compress helps"
+    return f"{met}; even the longest interval does not hide it, and clusters wait {waits}: use nb.compress"
 
 
 def _count(steps: int) -> str:

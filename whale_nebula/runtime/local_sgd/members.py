@@ -1,8 +1,7 @@
-"""Exchange of momenta between the workers of one cluster, by TensorFlow's collectives.
-
-Each worker compresses all of its momentum, and is the server of a part. In the warm-up, and with `servers=True`, parts
-go to their servers by an all-to-all; the servers' means, compressed again after the warm-up, are gathered by all.
-Without servers the compressed momenta are gathered as they are. The numbers are those of `OneBitRounds`, bit for bit.
+"""Exchange of momenta between the workers of one cluster with TensorFlow's collectives. Each worker compresses its
+whole momentum, and is the server of a part. In the warm-up, and with `servers=True`, parts are sent to their servers by
+an all-to-all; the servers' means, compressed again after the warm-up, are gathered by all. Without servers, the
+compressed momenta are gathered unchanged. The numbers are bit-identical to those of `OneBitRounds`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class CollectiveEnds(Ends):
-    """One worker's ends of the exchange with the others of its cluster. Momenta go by collectives; the averages of
-    layers go over links, which also keeps every step in order with other messages of the workers.
+    """One worker's ends of the exchange with the others of its cluster. Momenta are sent with collectives; the averages
+    of layers are sent over links, which also keeps every step in order with other messages of the workers.
     """
 
     group: Group = field(kw_only=True)
@@ -51,15 +50,15 @@ class CollectiveEnds(Ends):
         )
 
     def exchange(self, parts: Sequence[Bytes], raw: int) -> Sequence[Bytes]:
-        """Send each worker its part, in the order of `firsts`; returns what each has sent here. All parts have the same
-        size; `raw` are the bytes of one of them without a codec.
+        """Send each worker its part, in the order of `firsts`; returns the parts received from each. All parts have the
+        same size; `raw` is the size of one of them without a codec, in bytes.
         """
         found = self.group.exchange(np.stack([_to_words(each) for each in parts]))
         self._count(parts[0].nbytes, raw)
         return [each.view(np.uint8) for each in found]
 
     def gather(self, data: Bytes, raw: int) -> Sequence[Bytes]:
-        """The bytes of all workers, which have the same number of them, in the order of `firsts`."""
+        """The bytes of all workers, the same number from each, in the order of `firsts`."""
         found = self.group.gather(_to_words(data))
         self._count(data.nbytes, raw)
         return [each.view(np.uint8)[: data.nbytes] for each in found]
@@ -85,7 +84,7 @@ class MemberRounds(OneBitRounds):
 
     @staticmethod
     def count_bytes(optimizer: MomentumOptimizer, sizes: Sequence[int], participants: int) -> tuple[int, int]:
-        """The bytes that each worker sends each other one in a step."""
+        """The bytes that each worker sends to each other worker in a step."""
         _, signs = OneBitRounds.count_bytes(optimizer, sizes, participants)
         spans = list_spans([sum(sizes)] if optimizer.fused else list(itertools.accumulate(sizes)), participants)
         most, scales = max(map(_count, spans)), max(map(_count_filled, spans))
@@ -112,7 +111,7 @@ class MemberRounds(OneBitRounds):
         return momentum, self._add_up(kept)
 
     def _average_parts(self, own: Numbers) -> Numbers:
-        """The mean, of which each worker computes its part; `own` is this worker's momentum as the others decode it."""
+        """The mean, of which each worker computes a part; `own` is this worker's momentum as decoded by others."""
         spans, place = self._list_spans(), list(self.ends.firsts).index(self.ends.cluster)
         most = max(_count(each) for each in spans)
         came = self.ends.exchange(self._encode_parts(own, spans, most), 4 * most)
@@ -161,7 +160,7 @@ class MemberRounds(OneBitRounds):
 
 
 def _take(numbers: Numbers, spans: Spans) -> Numbers:
-    """The numbers of some spans, one after the other; none of an array that is not there yet."""
+    """The numbers of some spans, one after the other; none if the array does not exist yet."""
     return np.concatenate([numbers[begin:end] for begin, end in spans])
 
 

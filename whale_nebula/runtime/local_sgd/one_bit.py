@@ -1,9 +1,9 @@
 """Exchange of momenta at one bit a number: after each step clusters have the same momentum, and apply one update.
 
 Each cluster trains a copy. Its optimizer (`whale_nebula.strategies.OneBitAdam`, `OneBitLamb`) makes a step with the
-gradients of the cluster's rows, of which only the momentum is used. It is sent in float32 during warm-up, then as signs
-and one scale with error feedback. All clusters decode the same bytes, average them in the same order, and update the
-previous weights and slots. So all copies stay identical, bit for bit.
+gradients of the cluster's rows, and only the resulting momentum is used. It is sent in float32 during warm-up, then as
+signs and one scale with error feedback. All clusters decode the same bytes, average them in the same order, and update
+the previous weights and slots, so all copies stay bit-identical.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCALE_BYTES = 4
 
 
 class Slots(NamedTuple):
-    """Optimizer slots of a weight: its momentum and the others; and the weight's constraint."""
+    """Optimizer slots of a weight (its momentum and the others), and the weight's constraint."""
 
     momentum: Any
     others: tuple[Any, ...]
@@ -76,8 +76,8 @@ class Exchanged(NamedTuple):
 
 
 def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Exchanged:
-    """Find the one optimizer that trains these weights in a step that touches `variables`; an optimizer with which the
-    model was compiled earlier does not count. Other weights are moving averages of layers.
+    """Find the one optimizer that trains these weights in a step that touches `variables`; an optimizer from an earlier
+    `compile` of the model does not count. Other weights are moving averages of layers.
     """
     touched = {id(variable) for variable in variables.values()}
     found = []
@@ -90,8 +90,8 @@ def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], whe
     raise OptionError(
         'exchange="1bit" needs one optimizer that exchanges momenta',
         where=where,
-        why="the weights of this step have several" if found else "none of the weights of this step has such a one",
-        mend="model.compile(whale_nebula.strategies.OneBitAdam(1e-3, freeze_step=1000), ...), or OneBitLamb",
+        why="the weights of this step have several" if found else "none of the weights of this step has one",
+        mend="use model.compile(whale_nebula.strategies.OneBitAdam(1e-3, freeze_step=1000), ...), or OneBitLamb",
     )
 
 
@@ -113,7 +113,7 @@ def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
     """Decode scales and signs."""
     count, size = SCALE_BYTES * len(ends), ends[-1]
     if data.nbytes != count + -(-size // 8):
-        raise RemoteProtocolError(f"{data.nbytes} bytes of signs came where {count + -(-size // 8)} were due")
+        raise RemoteProtocolError(f"received {data.nbytes} bytes of signs instead of {count + -(-size // 8)}")
     scales = np.repeat(np.ascontiguousarray(data[:count]).view(np.float32), np.diff([0, *ends]))
     return np.where(np.unpackbits(data[count:], count=size).astype(bool), scales, -scales)
 
@@ -153,13 +153,13 @@ class OneBitRounds(Meetings):
 
     @staticmethod
     def count_bytes(optimizer: MomentumOptimizer, sizes: Sequence[int], participants: int) -> tuple[int, int]:
-        """The bytes that each of so many participants sends each other one in a step for weights of these sizes: in the
-        warm-up, and after it.
+        """The bytes that each participant sends to each other one in a step for weights of these sizes: in the warm-up,
+        and after it.
         """
         return 4 * sum(sizes), SCALE_BYTES * (1 if optimizer.fused else len(sizes)) + -(-sum(sizes) // 8)
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Read the weights and slots before each step, as the script may have changed them in all clusters."""
+        """Read the weights and slots before each step, because the script may have changed them in all clusters."""
         self._shared = self._read_all() if shared is None else shared.copy()
         self._read_slots()
 
@@ -199,7 +199,7 @@ class OneBitRounds(Meetings):
         self.met += 1
 
     def _average(self, own: Numbers, own_kept: Numbers) -> tuple[Numbers, Numbers]:
-        """The mean of all momenta, compressed again where there are servers, and of the averages of layers."""
+        """The mean of all momenta (compressed again if there are servers), and of the averages of layers."""
         began = time.perf_counter()
         came = self.ends.receive_fragments(self.steps, 0)
         self.waited += time.perf_counter() - began
@@ -218,7 +218,7 @@ class OneBitRounds(Meetings):
         """Do nothing: all have the same weights after each step."""
 
     def settle_take(self) -> None:
-        """Do nothing: it was verified before that all have the same weights."""
+        """Do nothing: it was already verified that all have the same weights."""
         self._settled_steps = self.steps
 
     @property
@@ -259,7 +259,7 @@ class OneBitRounds(Meetings):
 
     @property
     def _ends(self) -> list[int]:
-        """The ends of the parts of the momentum that share a scale: one part for each weight, or one for all."""
+        """The ends of the parts of the momentum that share a scale: one part for each weight, or a single part."""
         ends = list(np.cumsum([np.prod(each.momentum.shape, dtype=int) for each in self.slots]))
         return ends[-1:] if self.optimizer.fused else ends
 
@@ -269,7 +269,7 @@ class OneBitRounds(Meetings):
 
     def _encode(self, momentum: Numbers) -> tuple[Bytes, Numbers]:
         """The bytes to send, and their decoded values."""
-        if not self._compresses:  # also after an optimizer was reset, whose variance is frozen again
+        if not self._compresses:  # also after a reset of the optimizer, which freezes its variance again
             self._mask = np.zeros(0, np.float32)
             return momentum.view(np.uint8), momentum
         if not self._mask.size:
@@ -289,12 +289,12 @@ class OneBitRounds(Meetings):
         return restore_signs(data[:size], self._ends) * self._mask, kept
 
     def _list_spans(self) -> list[list[tuple[int, int]]]:
-        """The spans of numbers of which each participant is the server: one in each part that shares a scale."""
+        """The spans of numbers that each participant serves: one in each part that shares a scale."""
         return list_spans(self._ends, len(self.ends.firsts))
 
     def _compress_mean(self, mean: Numbers, sizes: Sequence[int], mask: Numbers) -> tuple[Bytes, Numbers]:
-        """Compress a mean as servers do, whose spans have these sizes: the bytes, and their decoded values. Where all
-        have all momenta, each computes it for all servers, and nothing else is sent.
+        """Compress a mean like servers with spans of these sizes: the bytes, and their decoded values. If all
+        participants have all momenta, each computes this for all servers, and nothing else is sent.
         """
         wanted = mean + self._server_error
         data, there = compress_signs(wanted, np.cumsum([each for each in sizes if each]).tolist())

@@ -1,4 +1,4 @@
-"""A local step of one cluster: training on its own rows, then the synchronisation that is due."""
+"""A local step of one cluster: training on its own rows, then any synchronisation that is due."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Asked:
             self._take(self.worker, program, at, why)
 
     def receive(self) -> None:
-        """Collect the announcements of others. Raises if one of them has ended."""
+        """Collect the announcements of others. Raises if one of them has stopped."""
         for peer, link in self.links.items():
             with contextlib.suppress(DeadlineError):  # no announcement
-                said = link.take(_LEAVING, 0.0)
-                self._take(peer, said["program"], said["step"], said["why"])
+                message = link.take(_LEAVING, 0.0)
+                self._take(peer, message["program"], message["step"], message["why"])
 
     def after(self, program: int, steps: int) -> bool:
         """Whether a step was the last one of this program before all leave."""
         return program in self._at and steps >= self._at[program]
 
     def leave(self, program: int) -> None:
-        """End after the last step of a program, when all have synchronised. Announcements for a later step or another
-        program are discarded, as some workers have not received them yet.
+        """Stop after the last step of a program, when all have synchronised. Announcements for a later step or a
+        different program are discarded, because some workers have not received them yet.
         """
         last = program, self._at[program]
         departure.settle({who: why for who, (*said, why) in self._why.items() if tuple(said) == last})
@@ -73,8 +73,8 @@ class LeavesTogether:
     """Agreement on leaving, for the steps of one program. `ahead` is the maximum number of rounds by which another
     cluster may be ahead.
 
-    No worker passes the end of the second next meeting (and `ahead` more rounds) without having received earlier
-    announcements: all leave there. If several workers are asked, the first of these steps counts.
+    No worker passes the end of the second next round (and `ahead` more rounds) without having received earlier
+    announcements: all leave there. If several workers are asked to leave, the first of these steps counts.
     """
 
     asked: Asked
@@ -83,8 +83,8 @@ class LeavesTogether:
     ahead: int = 0
 
     def look(self, steps: int) -> None:
-        """Before a step, after `steps` others: announce if this worker was asked to leave, and collect announcements.
-        Raises if a peer has ended, and when all have agreed to leave.
+        """Before a step, after `steps` earlier ones: announce if this worker was asked to leave, and collect
+        announcements. Raises if a peer has stopped, and when all have agreed to leave.
         """
         departure.begin()
         if (word := departure.word) is not None:
@@ -104,7 +104,7 @@ class LeavesTogether:
 
 @dataclass
 class BetweenClusters(Runner):
-    """Runner that runs a step of its clusters by an `inner` runner, and synchronises afterwards. `make` creates the
+    """Runner that runs a step of its clusters with an `inner` runner, and synchronises afterwards. `make` creates the
     rounds of each local cluster at the first step. `chosen` is the reason for an interval that was chosen.
     """
 
@@ -154,7 +154,7 @@ class BetweenClusters(Runner):
 
 @dataclass
 class TrainsApart(BetweenClusters):
-    """Runner for the one cluster of this process; the others are in processes of their own."""
+    """Runner for the one cluster of this process; the other clusters are in other processes."""
 
     takes_parts = True
     cluster: str = field(kw_only=True)
@@ -170,7 +170,7 @@ class TrainsApart(BetweenClusters):
         """Run one step; a failure is announced to all workers."""
         try:
             return self._run(tensors)
-        except Leaving:  # so do all others
+        except Leaving:  # all other processes do the same
             raise
         except BaseException as failure:
             self.session.fail(failure)
@@ -223,12 +223,12 @@ class Copies:
         return own
 
     def left(self, variables: Iterable[Any]) -> None:
-        """Record the values that a step has left in the model's variables."""
+        """Record the values of the model's variables after a step."""
         self.last.update({id(variable): variable.read_value() for variable in variables})
 
     def follow(self, variables: Iterable[Any]) -> None:
-        """Propagate writes to the model's variables (a learning rate, a layer's weights) to all copies, as every
-        process of a run makes them.
+        """Propagate writes to the model's variables (a learning rate, a layer's weights) to all copies, because every
+        process of a run makes these writes.
         """
         for variable in variables:
             before = None if id(variable) in self.seeds else self.last.get(id(variable))

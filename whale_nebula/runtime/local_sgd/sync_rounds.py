@@ -1,10 +1,10 @@
 """Synchronous rounds of local SGD: send own fragments, receive the others', and apply the outer optimizer.
 
 All clusters have the same *shared* weights. A fragment of a cluster's difference (shared minus own) is sent after a
-step, and some steps later, when those of the others have arrived, the outer optimizer is applied to their mean. All
+step. Some steps later, when the fragments of the others have arrived, the outer optimizer is applied to their mean. All
 clusters decode the same bytes, add them in the same order and keep the same state, so the shared weights stay
 bit-identical without being sent. A cluster's training *after sending* is kept: its own weights change by the difference
-of the new shared weights to those at sending.
+between the new shared weights and those at the time of sending.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rounds(Meetings):
             self._take(fragment)
 
     def settle_send(self) -> None:
-        """Apply fragments in flight, then send all differences, as all clusters need the shared weights now."""
+        """Apply fragments in flight, then send all differences, because all clusters need the shared weights now."""
         if self.settled:
             return
         while self._on_way:
@@ -66,15 +66,13 @@ class Rounds(Meetings):
             self._send(fragment)
 
     def settle_take(self) -> None:
-        """Receive the differences, after which all clusters have the same weights, bit for bit."""
+        """Receive the differences, after which all clusters have bit-identical weights."""
         for sent in self._on_way[:]:
             self._take(sent.fragment, exactly=True)
         self._settled_steps = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take a snapshot of the state; the threads for sending and receiving add theirs after their earlier
-        work.
-        """
+        """Take a snapshot of the state; the sending and receiving threads add theirs after their earlier work."""
         plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._settled_steps}
         narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
         shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round them
@@ -104,7 +102,7 @@ class Rounds(Meetings):
         self._states.clear()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         for pool in (self._sending, self._receiving):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
 
 PROGRAMS = 1 << 20
-"""The number of rounds in keys, above all numbers of programs, as their tensors belong to no program."""
+"""The number that marks rounds in keys, larger than all numbers of programs, because their tensors belong to no
+program.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Ends:
 
     @property
     def program(self) -> int:
-        """The number of these rounds in keys of tensors, in place of that of a program."""
+        """The number of these rounds in keys of tensors, instead of that of a program."""
         return PROGRAMS + self.number
 
     def send_fragment(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
@@ -147,8 +149,8 @@ class Ends:
 
 
 class Participants(NamedTuple):
-    """Clusters by name with their speeds; in several processes also their workers. Where workers of one cluster
-    exchange momenta, each is a participant of its own, as a cluster with one worker would be.
+    """Clusters by name with their speeds; in several processes also their workers. If workers of one cluster exchange
+    momenta, each is a separate participant, like a cluster with one worker.
     """
 
     speeds: Mapping[str, float]
@@ -185,9 +187,9 @@ def find_participants(apart: Apart, run: Run) -> Participants:
     names = apart.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
         raise ConfigError(
-            f"this process is of cluster {run.here().cluster!r}, which nb.cluster leaves out",
+            f"this process is in cluster {run.here().cluster!r}, which nb.cluster does not name",
             where=apart.where,
-            why=f"each of {', '.join(names)} trains a copy, and every process of the run has a part in it",
+            why=f"each of {', '.join(names)} trains a copy, and every process of the run must take part",
             mend=f"nb.cluster({[*names, run.here().cluster]!r})",
         )
     speeds = {name: _speed(run, name) for name in names}
@@ -198,7 +200,7 @@ def find_participants(apart: Apart, run: Run) -> Participants:
             f"no process runs cluster {absent!r}",
             where=apart.where,
             why=f"the clusters of this run are {', '.join(dict.fromkeys(run.workers.values()))}",
-            mend=f"start a worker of {absent!r}, or leave it out of nb.cluster(...)",
+            mend=f"start a worker of {absent!r}, or remove it from nb.cluster(...)",
         )
     return _find_copies(apart, run, names[0]) if apart.copies > 1 else Participants(speeds, workers)
 
@@ -211,7 +213,7 @@ def _find_copies(apart: Apart, run: Run, cluster: str) -> Participants:
             f"nb.replica({apart.copies}, exchange={apart.exchange!r}) in a cluster of {len(workers)} workers",
             where=apart.where,
             why="each worker of the cluster trains a copy, and exchanges momenta with the others",
-            mend=f"nb.replica(exchange={apart.exchange!r}), or as many workers as replicas",
+            mend=f"nb.replica(exchange={apart.exchange!r}), or use as many workers as replicas",
         )
     names = workers or sorted(f"{cluster}/{number}" for number in range(apart.copies))
     speeds = run.cluster_speeds.get(cluster, ())
@@ -220,7 +222,7 @@ def _find_copies(apart: Apart, run: Run, cluster: str) -> Participants:
 
 
 def _speed(run: Run, cluster: str) -> float:
-    """The sum of the speeds of a cluster's workers by the config; 1 for each without one."""
+    """The sum of the configured speeds of a cluster's workers; 1 for each worker without one."""
     listed = run.config.clusters.get(cluster)
     if listed is not None and listed.workers:
         return sum(worker.speed for worker in listed.workers)
@@ -248,7 +250,7 @@ class Differences:
     _left: dict[int, Numbers] = field(default_factory=dict)
 
     def encode(self, fragment: int, numbers: Numbers) -> tuple[Bytes, Numbers]:
-        """The bytes that cross, and their decoded values."""
+        """The bytes to send, and their decoded values."""
         if not self._codec(numbers.size) and not self.way.zstd:
             return numbers.view(np.uint8), numbers
         wanted = numbers + self._left[fragment] if fragment in self._left else numbers
@@ -277,7 +279,7 @@ class Differences:
         self._left = dict(left)
 
     def forget(self) -> None:
-        """Discard compression errors, as the weights were replaced."""
+        """Discard compression errors, because the weights were replaced."""
         self._left.clear()
 
     def _codec(self, size: int) -> Codec | None:
@@ -295,9 +297,9 @@ def naming(worker: str) -> Iterator[None]:
 
 
 def read_numbers(data: Bytes, size: int) -> Numbers:
-    """Decode numbers, and refuse any other count, which broadcasting would spread over all weights."""
+    """Decode numbers, and refuse any other count, because broadcasting would spread them over all weights."""
     if data.nbytes != 4 * size:
-        raise RemoteProtocolError(f"{data.nbytes} bytes of weights came where {4 * size} were due")
+        raise RemoteProtocolError(f"received {data.nbytes} bytes of weights instead of {4 * size}")
     return np.ascontiguousarray(data).view(np.float32)
 
 
@@ -419,8 +421,8 @@ def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
 
 @dataclass(repr=False)
 class Meetings(ABC):
-    """Synchronisation of one cluster with the others. `met` counts exchanges, `waited` the seconds that steps waited
-    for them.
+    """Synchronisation of one cluster with the others. `met` counts exchanges, and `waited` the seconds that steps
+    waited for them.
     """
 
     flat: Flat
@@ -433,7 +435,7 @@ class Meetings(ABC):
     _settled_steps: int = 0
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Take these weights, or the current ones, as those that all clusters share; afterwards they train apart. Only
+        """Use these weights, or the current ones, as the shared weights; afterwards the clusters train separately. Only
         the first call has an effect.
         """
         if self._shared is None:
@@ -453,11 +455,11 @@ class Meetings(ABC):
 
     @abstractmethod
     def settle_take(self) -> None:
-        """Complete the synchronisation, after which all clusters have the same weights, bit for bit."""
+        """Complete the synchronisation, after which all clusters have bit-identical weights."""
 
     @property
     def settled(self) -> bool:
-        """Whether no step was made since all clusters had the same weights."""
+        """Whether no step has run since all clusters had the same weights."""
         return self.steps == self._settled_steps
 
     @property
@@ -467,11 +469,11 @@ class Meetings(ABC):
 
     @property
     def form(self) -> str:
-        """The form of the meetings in words: a saved state can only be restored to the same form."""
+        """A text that describes the rounds: a saved state can only be restored to rounds with the same text."""
         return type(self).__name__
 
     waits_for_all: ClassVar[bool] = False
-    """Whether its state can be saved only after a synchronisation, with nothing in flight."""
+    """Whether the state can be saved only after a synchronisation, with nothing in flight."""
 
     @property
     def shared(self) -> Numbers | None:
@@ -480,7 +482,7 @@ class Meetings(ABC):
 
     @abstractmethod
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take the state between two steps, without the weights. Returns a function, to be called in any thread, that
+        """Take the state between two steps, without the weights. Returns a function, callable from any thread, that
         waits for the exchanges in flight and returns the state as plain values and arrays.
         """
 
@@ -489,7 +491,7 @@ class Meetings(ABC):
         """Restore a captured state; the shared weights are those of `begin`."""
 
     def restart(self) -> None:
-        """Reset the state, as the weights were replaced, in all clusters by the same ones."""
+        """Reset the state, because the weights were replaced by the same ones in all clusters."""
         if self._shared is not None:
             self._shared = self._read_all()
             self.differences.forget()
@@ -500,7 +502,7 @@ class Meetings(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
 
     def _read_all(self) -> Numbers:
         return self.flat.read((0, self.flat.total))

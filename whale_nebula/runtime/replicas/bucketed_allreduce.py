@@ -1,4 +1,4 @@
-"""Bucketed all-reduce of gradients by TensorFlow's collectives, overlapped with the last micro-batch's backward; or,
+"""Bucketed all-reduce of gradients with TensorFlow's collectives, overlapped with the backward of the last micro-batch;
 if replicas hold slots in parts, a reduce-scatter.
 
 The sums are ops of the function that computes the last micro-batch of a replica, so that gradients of the last layers
@@ -102,7 +102,7 @@ class BucketedAllReduce:
         return tf.function(body, input_signature=specs, autograph=False).get_concrete_function(), rest
 
     def _choose(self, stage: int, messages: Sequence[ReplicaMessage]) -> list[ReplicaMessage]:
-        """The messages to sum for a stage: gradients of the last layers first, as they are available first."""
+        """The messages to sum for a stage: gradients of the last layers first, because they are available first."""
         return [each for each in reversed(messages) if each.stage == stage and self.takes(each)]
 
     def _put(self, run: Run, chosen: Sequence[ReplicaMessage], found: Sequence[Any]) -> None:
@@ -111,7 +111,7 @@ class BucketedAllReduce:
             run.sums.put(each.key, [(tensor,)])
 
     def _sum(self, stage: int, own: Sequence[Any], chosen: Sequence[ReplicaMessage]) -> list[Any]:
-        """The sums of gradients over all replicas; for those that the plan divides, the piece of this replica."""
+        """The sums of gradients over all replicas; for gradients that the plan divides, the piece of this replica."""
         layouts = self.cut.layouts.get(stage)
         pieces = {each.value: each.target.axis for each in layouts.sums if each.target.kind == SPLIT} if layouts else {}
         axes = [pieces.get(each.values[0]) for each in chosen]
@@ -136,7 +136,7 @@ class BucketedAllReduce:
         return tuple(axis for axis in shape if axis is not None)
 
     def _adds_alike(self, stage: int) -> bool:
-        """Whether TensorFlow sums replicas in one order for all shards, so that whole values have the same bits."""
+        """Whether TensorFlow sums replicas in the same order for all shards, so that whole values are bit-identical."""
         ranks = rank_workers(self.cut.workers)
         hosts = {self.cut.routings[worker].hosts[stage] for worker in self.cut.workers_of(stage)}
         orders = {tuple(sorted(range(len(own)), key=lambda r: ranks[own[r]])) for own in hosts}

@@ -32,8 +32,8 @@ def time_collectives(
     workers: int, sizes: Sequence[int], runs: int, goes_on: Callable[[float], bool] = lambda seconds: True
 ) -> dict[str, list[list[float]]]:
     """Seconds of each run, by kind and size: bytes of whole tensors, in ascending order. All workers of the cluster
-    call it at the same point. `goes_on` is asked before each size but the first two, with the seconds that it would
-    take about, and must say the same in all of them.
+    call it at the same point. `goes_on` is called before each size but the first two, with the estimated seconds of the
+    measurement, and must return the same value in all of them.
     """
     found: dict[str, list[list[float]]] = {kind: [] for kind in (ALL_REDUCE, ALL_GATHER, ALL_TO_ALL)}
     taken = 0.0
@@ -54,7 +54,7 @@ def fit_collectives(found: Mapping[str, Sequence[Sequence[float]]], sizes: Seque
     for kind, seconds in found.items():
         timed = [summarise(each) for each in seconds]
         line = fit_line([(float(size), each.seconds) for size, each in zip(sizes, timed, strict=False)])
-        beta = line.beta or timed[-1].seconds / sizes[len(timed) - 1]  # lost in noise: at most what the largest took
+        beta = line.beta or timed[-1].seconds / sizes[len(timed) - 1]  # lost in noise: at most the time of the largest
         made.append(Collective(kind, line.alpha, beta, workers))
         spreads[kind] = timed[-1].spread
     return Among(tuple(made), spreads)
@@ -80,7 +80,7 @@ def _time_one(kind: str, workers: int, size: int, runs: int) -> list[float]:
 
 
 def _ways(workers: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
-    """By kind: its op, the rows of a worker's tensor, and the number of rows that the whole tensor would have so."""
+    """By kind: its op, the rows of a worker's tensor, and the resulting rows of the whole tensor."""
     return {
         ALL_REDUCE: (functools.partial(tf_collectives.reduce, op="Add"), workers, workers),
         ALL_GATHER: (tf_collectives.gather, 1, workers),

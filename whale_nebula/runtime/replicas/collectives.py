@@ -1,8 +1,8 @@
 """Sums over the replicas of a stage by TensorFlow's collectives: a ring on CPUs, NCCL on GPUs.
 
 Every worker of the cluster is a task of a TensorFlow cluster. Each calls the same sums under the same names, and all
-get the same bits, since every part of a sum is computed by one member and distributed, or kept there if members get
-pieces of a sum. For pieces all exchange their parts, since CPUs have no reduce-scatter.
+get bit-identical results, because every part of a sum is computed by one member and distributed, or kept there if
+members get pieces of a sum. For pieces, all members exchange their parts, because CPUs have no reduce-scatter.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _GLANCE_SECONDS, _GLANCES = 0.25, 4
 
 
 def can_open(index: int, count: int) -> bool:
-    """Whether `open_collectives` is possible: TensorFlow's runtime has not started, or as this task."""
+    """Whether `open_collectives` is possible: TensorFlow's runtime has not started, or has started as this task."""
     task = tf_collectives.task()
     return (task.index, task.count) == (index, count) if task is not None else not runtime_started()
 
@@ -98,16 +98,16 @@ def open_collectives(
     patience: float = PATIENCE_SECONDS,
     lost: Callable[[], NebulaError | None] = lambda: None,
 ) -> Collectives:
-    """Become task `index` of the cluster whose workers are at `addresses` ("host:port"), and listen at its own port.
+    """Become task `index` of the cluster with workers at `addresses` ("host:port"), and listen on its own port.
 
     If all hosts are numeric, only these hosts and this one can connect. `lost` is polled during a long sum: only the
     neighbour in the ring detects a dead process, and the others would wait.
     """
     if not can_open(index, len(addresses)):
         raise StateError(
-            "TensorFlow has started in this process, and its collectives cannot be opened any more",
-            why="the names of its devices were given when it started, and what was made since is on these",
-            mend="call nb.init() before anything that makes a tensor, a variable or a layer",
+            "TensorFlow has already started in this process, so its collectives cannot be opened",
+            why="the names of its devices are set when it starts, and existing tensors are on these devices",
+            mend="call nb.init() before any code that creates a tensor, a variable or a layer",
         )
     tf_collectives.serve(index, addresses)
     restrict_port(split_address(addresses[index])[1], [split_address(address)[0] for address in addresses])
@@ -130,22 +130,20 @@ class Collectives:
         if self.index not in chosen or not set(chosen) <= set(range(len(self.addresses))):
             raise OptionError(
                 f"members={list(members)} of group {name!r} are not tasks of this cluster with task {self.index}",
-                why=f"the tasks are 0 to {len(self.addresses) - 1}, and only members make a group",
+                why=f"the tasks are 0 to {len(self.addresses) - 1}, and only members can create a group",
                 mend=f"members={sorted({*range(len(self.addresses))})}",
             )
         return Group(self, chosen, name)
 
     def abort(self, why: str | NebulaError) -> None:
-        """Make every waiting and every later sum fail, in all threads, as this process will end."""
-        self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was given up", why=why))
+        """Make every waiting and every later sum fail, in all threads, because this process will exit."""
+        self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was cancelled", why=why))
         tf_collectives.abort(self._ends[0].what)
 
     @contextlib.contextmanager
     def explain_failures(self, doing: str) -> Iterator[None]:
-        """Abort sums that exceed their patience or whose members are lost, and replace TensorFlow's error by a
-        NebulaError.
-
-        `sum` does so itself; functions that contain sums must be called inside this context.
+        """Abort sums that exceed their patience or have lost members, and replace TensorFlow's error by a NebulaError.
+        `sum` uses this context itself; functions that contain sums must be called inside it.
         """
         done = threading.Event()
         threading.Thread(target=self._watch, args=(doing, done), name="nebula-collectives", daemon=True).start()
@@ -160,7 +158,7 @@ class Collectives:
             done.set()
 
     def _watch(self, doing: str, done: threading.Event) -> None:
-        """Abort a sum that other members will not reach. A member that ended normally has sent all its parts."""
+        """Abort a sum that other members will not reach. A member that exited normally has sent all its parts."""
         until, glances = time.monotonic() + self.patience, 0
         while not done.wait(_GLANCE_SECONDS):
             lost = self.lost()
@@ -172,11 +170,11 @@ class Collectives:
             return
 
     def _late_error(self, doing: str) -> DeadlineError:
-        return DeadlineError(f"{doing}: not all workers of the cluster came to it within {self.patience:g} s")
+        return DeadlineError(f"{doing}: not all workers of the cluster took part within {self.patience:g} s")
 
     def _lost_soon(self) -> NebulaError | None:
-        """The error of a lost member, after a short wait: TensorFlow may detect an end before the links, which identify
-        the member.
+        """The error of a lost member, after a short wait: TensorFlow may detect an exit before the links, which
+        identify the member.
         """
         until = time.monotonic() + 2 * _GLANCE_SECONDS
         while (found := self.lost()) is None and time.monotonic() < until:
@@ -191,10 +189,10 @@ class Collectives:
         known = self._ends[0] if self._ends else self._lost_soon()
         if known is not None:
             return known
-        said = re.search(r"Collective ops is aborted by: (.*)", text)
+        match = re.search(r"Collective ops is aborted by: (.*)", text)
         task = re.search(rf"remote target /job:{tf_collectives.JOB}/replica:0/task:(\d+)", text)
         who = f"at {self.addresses[int(task[1])]}" if task else "of its cluster"
-        return LinkClosedError(f"{doing} failed: the worker {who} is gone", why=said[1] if said else text)
+        return LinkClosedError(f"{doing} failed: the worker {who} is gone", why=match[1] if match else text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +222,9 @@ class Group:
             return list(self._called(list(tensors), name, axes))
 
     def exchange(self, rows: Any) -> Any:
-        """All-to-all of an array of int32 on CPUs: row n goes to member n, and that of the result has come from it."""
+        """All-to-all of an array of int32 on CPUs: row n is sent to member n, and row n of the result is received from
+        it.
+        """
         with self.collectives.explain_failures(f"an exchange of group {self.name!r}"):
             return self._exchanged(tf.constant(rows[self._order])).numpy()[np.argsort(self._order)]
 
@@ -299,7 +299,7 @@ class Group:
     def _run_collective(
         self, do: Callable[..., tf.Tensor], tensor: tf.Tensor, key: int, graph: _InGraph, **options: str
     ) -> tf.Tensor:
-        """Add one collective op. On GPUs all members must start theirs in the same order, so each waits for the
+        """Add one collective op. On GPUs all members must start collectives in the same order, so each waits for the
         previous one.
         """
         device = tf_collectives.find_device()
@@ -313,11 +313,13 @@ class Group:
     def _key(self, call: str) -> int:
         """The key of a call among all calls of this group, the same in every member, independent of earlier traces.
 
-        Repeated calls have the same key, as one ends before the next begins.
+        Repeated calls have the same key, because one ends before the next begins.
         """
         key = tf_collectives.hash_key(call)
         if self._taken.setdefault(key, call) != call:
-            raise StateError(f"two sums of group {self.name!r} have the same key", mend="give one of them another name")
+            raise StateError(
+                f"two sums of group {self.name!r} have the same key", mend="give one of them a different name"
+            )
         return key
 
 
@@ -344,8 +346,8 @@ def _check(tensors: Sequence[tf.Tensor]) -> None:
         if tensor.dtype.name not in DTYPES or not tensor.shape.is_fully_defined():
             raise OptionError(
                 f"a tensor of {tensor.dtype.name}{tensor.shape} cannot be summed between workers",
-                why=f"it takes shapes that are known, and {', '.join(DTYPES)}",
-                mend="cast it, or set its shape: tensor.set_shape(...)",
+                why=f"the shape must be known, and the dtype one of {', '.join(DTYPES)}",
+                mend="cast the tensor, or set its shape: tensor.set_shape(...)",
             )
 
 
@@ -382,7 +384,7 @@ class ReplicaSums:
         return found if fragment.kind in _KINDS and fragment.stage in self.groups else ()
 
     def add_up(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
-        """Add sums to the graph that is being traced in place of their markers, in the order of `ops`; returns the
+        """Replace the markers of sums in the graph that is being traced by the sums, in the order of `ops`; returns the
         replacement of each marker.
         """
         found = {}
@@ -404,7 +406,7 @@ class ReplicaSums:
             self._idle[fragment]()
 
     def _zeros(self, fragment: Fragment) -> list[Any]:
-        """Sums of zeros in sequence, as those of other members may be."""
+        """Sums of zeros in sequence, because those of other members may be in sequence."""
         totals: list[Any] = []
         for name, spec in self._name_sums(fragment):
             with tf.control_dependencies(totals[-1:]):

@@ -31,8 +31,8 @@ from whale_nebula.transport import Link
 
 
 class Joined(NamedTuple):
-    """Links by the worker at their other end, and a common function to close them, if they are not
-    closed one by one.
+    """Links by the worker at their other end, and a function that closes all of them, if they are not closed one by
+    one.
     """
 
     links: Mapping[str, Link]
@@ -81,10 +81,9 @@ _DOING = "opening the collectives of a cluster"
 
 
 def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None:
-    """The collectives of this worker and its `mates` (worker to the host by which this one calls it).
-
-    Tasks are in the order of the workers' names. None in all of them if TensorFlow had already started in one. All
-    mates call this at the same point.
+    """The collectives of this worker and its `mates` (the host of each worker as addressed from here). Tasks are in the
+    order of the workers' names. None in all of them if TensorFlow had already started in one. All mates call this at
+    the same point.
     """
     workers = sorted([session.worker, *mates])
     index = workers.index(session.worker)
@@ -104,8 +103,8 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all name the same seed, or none. Also returns the host digests of
-    workers: those with this one's host and folder have the same digest.
+    """Open the session of this process; all specify the same seed, or none. Also returns the host digests of workers:
+    workers with this one's host and folder have the same digest.
     """
     expected = Expected()
     joined = join_links(attachment, expected, config)
@@ -126,7 +125,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
 
 
 def _collectives(attachment: Attachment, session: Session) -> Collectives | None:
-    """TensorFlow's collectives between the workers of this cluster, if it has several and all can take part."""
+    """TensorFlow's collectives between the workers of this cluster, if there are several and all can take part."""
     mates = [worker for worker in tasks_of(attachment) if worker != attachment.worker]
     addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
     hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
@@ -150,19 +149,19 @@ def _agree_on_seed(worker: str, seed: int | None, greetings: Mapping[str, Mappin
     """Refuse a script's seed that others do not have; the launcher's was set before the script started."""
     named = {worker: str(seed), **{peer: str(sheet.get("seed")) for peer, sheet in greetings.items()}}
     if len(set(named.values())) > 1:
-        said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
+        seeds = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
         raise ConfigError(
-            f"the processes name different seeds: {said}",
-            why="they would start from different weights",
-            mend="nb.init(seed=1) in every process, or in none",
+            f"the processes have different seeds: {seeds}",
+            why="they would start with different weights",
+            mend="use nb.init(seed=1) in every process, or in none",
         )
 
 
-_ALIKE = {
-    "results": "who is sent a tensor that a step returns is a part of the plan, and all have the same plan",
-    "weights": "whether a save gathers the model is something that all do together",
-    "inputs": "every process traces the same step, by these forms of the inputs that it does not have",
-    "elastic": "with how many workers the run may go on is the same for all",
+_COMMON_KEYS = {
+    "results": "the receivers of a step's results are part of the plan, which must be the same in all processes",
+    "weights": "all processes must take part when a save gathers the model",
+    "inputs": "every process traces the same step, with these shapes and dtypes for inputs that it does not have",
+    "elastic": "the number of workers with which the run may continue must be the same in all processes",
 }
 """The keys that must be the same in every config of a run, and why."""
 
@@ -176,12 +175,12 @@ def config_sheet(config: Config) -> dict[str, Any]:
 
 def _agree_on_config(worker: str, own: Mapping[str, Any], greetings: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse configs that differ in keys that must be the same."""
-    for key, why in _ALIKE.items():
+    for key, why in _COMMON_KEYS.items():
         named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **greetings}.items())}
         if len(set(named.values())) > 1:
             raise ConfigError(
-                f"the configs of the processes do not say the same of {key!r}: "
-                + "; ".join(f"{each}: {escape_foreign_text(said)}" for each, said in named.items()),
+                f"the configs of the processes differ in {key!r}: "
+                + "; ".join(f"{each}: {escape_foreign_text(value)}" for each, value in named.items()),
                 why=why,
                 mend=f"write the same {key!r} into the config of every cluster",
             )
@@ -191,8 +190,9 @@ def host_digest(run: str, worker: str, home: str | None = None) -> str:
     """Digest that identifies a worker's host and folder: processes that share a file system write a file once.
     Processes of an account share its `home`, and nothing with others.
 
-    It reveals neither, as the kernel's random boot number prevents guessing them. A process on this host can compute
-    the digest of every worker, one elsewhere that of none: so repeating another worker's digest proves nothing.
+    It reveals neither, because the kernel's random boot number prevents guessing them. A process on this host can
+    compute the digest of every worker, and a process elsewhere that of none, so repeating another worker's digest
+    proves nothing.
     """
     path = os.path.realpath(home or ".")
     folder = os.stat(path)  # with its numbers: two containers of one host may have the same name and path
@@ -201,9 +201,8 @@ def host_digest(run: str, worker: str, home: str | None = None) -> str:
 
 
 def _host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
-    """The digest of this worker for a peer that proves to have the same host and folder, else "".
-
-    Without a boot number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
+    """The digest of this worker for a peer that proves to have the same host and folder, otherwise "". Without a boot
+    number a digest can be guessed: then only workers of this launcher or of this cluster are trusted.
     """
     near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
     proven = sheet.get("host") == host_digest(attachment.run_id, peer, attachment.home) and (

@@ -2,10 +2,10 @@
 
 HELLO at the start (versions, seed, config), AGREE for each program (its digest), STEP at each step (rows and a
 fingerprint of the inputs), MEET around a read of the whole model. All workers send the same sequence of messages: a
-different one is an error, so that no worker waits forever. Graphs and code are never sent: every process traces its own
-copy of the script. The text of a program is sent only if digests differ, and never in a private run.
+different message is an error, so that no worker waits forever. Graphs and code are never sent: every process traces its
+own copy of the script. The text of a program is sent only if digests differ, and never in a private run.
 
-Processes start with equal variables and make the same updates, so variables stay equal. Periodic checksums verify it:
+Processes start with equal variables and make the same updates, so variables stay equal. Periodic checksums verify this:
 without them, a device that computes differently, a callback that writes a weight in one process only, or a memory error
 would not be detected.
 """
@@ -70,8 +70,8 @@ _WITHOUT_VALUES = (
 def failure_fields(failure: BaseException, *, private: bool = False) -> dict[str, str]:
     """The fields of an error to send. Paths are reduced to names of files.
 
-    In a `private` run only the type and code are sent of an error that may contain values: one that is not this
-    library's, that was raised from such an error, or that is about data or weights.
+    In a `private` run, only the type and code are sent of an error that may contain values: one from outside this
+    library, one raised from such an error, or one about data or weights.
 
     >>> failure_fields(ValueError("row 7 is 'Ana'"), private=True)
     {'what': 'ValueError (its text stays where it was raised)'}
@@ -110,14 +110,14 @@ def _chain(failure: BaseException) -> Iterator[BaseException]:
 Sheet = Mapping[str, Any]
 _OF_MATES = {"mark", "alike"}
 """The fields of a step's announcement that are sent only to workers of the same cluster."""
-_LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
+_LONGEST_DIFFERENCE = 2 * LIMIT  # for two programs: a line of each
 
 
 @dataclass
 class Session:
     """The links of this process to its peers by name, their timeouts, and the expected tensors.
 
-    In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program. `epoch` is
+    In a `private` run, peers get no text that may contain values: of foreign exceptions, or of a program. `epoch` is
     the number of restarts of the run: the highest of any worker.
     """
 
@@ -141,7 +141,7 @@ class Session:
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
         """Greet every peer; returns their greetings. Different versions are refused. Afterwards all have the run's
-        epoch, and processes of another epoch cannot take part.
+        epoch, and processes with a different epoch cannot take part.
         """
         failpoint("hello.before")
         self._say("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
@@ -154,9 +154,9 @@ class Session:
                 if theirs.get(name) != sheet.get(name):
                     raise PlanMismatchError(
                         f"{self.worker} runs {name} {sheet.get(name)}, "
-                        f"and {peer} runs {escape_foreign_text(theirs.get(name))}",
+                        f"but {peer} runs {escape_foreign_text(theirs.get(name))}",
                         where=peer,
-                        why="unlike versions trace unlike programs",
+                        why="different versions trace different programs",
                         mend=f"install {name}=={sheet.get(name)} on both",
                     )
         failpoint("hello.after")
@@ -195,7 +195,7 @@ class Session:
         self, peer: str, program: str, theirs: Sheet, number: int, lines: Sequence[str]
     ) -> PlanMismatchError:
         """The error of a private run, where peers compare digests of lines. Local text is not sent."""
-        error = self._unlike_error(peer, program, theirs, f"they differ from line {number + 1} of their text on")
+        error = self._unlike_error(peer, program, theirs, f"their texts differ from line {number + 1} on")
         error.add_note(f"line {number + 1} here: {lines[number] if number < len(lines) else '(the end)'}")
         return error
 
@@ -218,14 +218,16 @@ class Session:
         """Announce a step: program, number, rows and fingerprints.
 
         The fingerprint of an input that has `readers` is sent only to these. The `mates`, workers of the same cluster,
-        also receive the `mark` of the rows of a dataset, of which each may have read others, and checksums of common
-        variables.
+        also receive the `mark` of the rows of a dataset, of which each may have read different ones, and checksums of
+        common variables.
         """
         failpoint("step.before")
         for peer in self.links:
             inputs = {name: value for name, value in sheet["inputs"].items() if peer in readers.get(name, (peer,))}
-            said = {**sheet, "inputs": inputs, "mark": mark}
-            known = said if peer in mates else {key: said[key] for key in said.keys() - _OF_MATES}
+            announcement = {**sheet, "inputs": inputs, "mark": mark}
+            known = (
+                announcement if peer in mates else {key: announcement[key] for key in announcement.keys() - _OF_MATES}
+            )
             self._say("STEP", _step(sheet), known, (peer,))
         failpoint("step.announced")
 
@@ -274,7 +276,7 @@ class Session:
             if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _describe_place(theirs))
             if missing := sheet.keys() - theirs.keys():
-                raise RemoteProtocolError(f"worker '{peer}' does not say its {', '.join(sorted(missing))}")
+                raise RemoteProtocolError(f"worker '{peer}' did not send its {', '.join(sorted(missing))}")
         return received
 
     def share(self, doing: str, value: Any) -> dict[str, Any]:
@@ -283,7 +285,7 @@ class Session:
         return {self.worker: value, **{peer: theirs["shared"] for peer, theirs in received.items()}}
 
     def lost(self, mates: Collection[str]) -> NebulaError | None:
-        """The error of one of these peers whose link has ended, if any; without waiting."""
+        """The error of one of these peers whose link is closed, if any; does not wait."""
         for _, link in self._links_of(mates):
             try:
                 link.take("LOST", 0.0)  # never sent: this only checks the link's state
@@ -303,7 +305,7 @@ class Session:
             raise InputMismatchError(
                 f"{what} differs between {self.worker} and {peer} at step {sheet['step']}",
                 where=peer,
-                why="each process reads its own copy of the data, and these have other rows, or another order of them",
+                why="each process reads its own copy of the data, and the copies differ in their rows or their order",
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)\n"
                 "or draw the data with a seed: np.random.default_rng(1)",
             )
@@ -330,15 +332,15 @@ class Session:
 
     def _astray(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
         return PlanMismatchError(
-            f"{self.worker} is at {doing} ({self._line}), {peer} at {theirs}",
+            f"{self.worker} is at {doing} ({self._line}), but {peer} is at {theirs}",
             where=peer,
-            why="the processes no longer do the same: a callback or a condition went another way in one of them",
-            mend="let every process decide alike: by returned values, which all processes get",
+            why="the processes have diverged: a callback or a condition took a different path in one of them",
+            mend="make every process decide by the same values, such as returned values, which all processes get",
         )
 
     @contextlib.contextmanager
     def _name_lost_peer(self, doing: str, peer: str) -> Iterator[None]:
-        """Add to the error of a lost peer what this process was about to do with it."""
+        """Add the activity of this process to the error of a lost peer."""
         try:
             yield
         except LinkClosedError as closed:
@@ -352,8 +354,8 @@ class Session:
             raise error from closed
 
     def fail(self, failure: BaseException, *, last: bool = False) -> None:
-        """Announce to every peer that this process failed: at once, or as the `last` message, after which they can end
-        the step that this process has finished.
+        """Announce to every peer that this process failed: immediately, or as the `last` message, after which they can
+        complete the step that this process has finished.
         """
         parts = failure_fields(failure, private=self.private)
         for link in (self.whole or self).links.values():
@@ -373,7 +375,7 @@ def _step(sheet: Sheet) -> str:
 
 
 def _describe_place(theirs: Sheet) -> str:
-    at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"
+    at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'outside the script')})"
     return escape_foreign_text(at)
 
 
@@ -413,16 +415,16 @@ def add_up_variables(
 
 
 def check_sums(worker: str, own: Sums, peer: str, theirs: Any, step: int) -> None:
-    """Raise if another worker has other bits.
+    """Raise if another worker has different bits.
 
     >>> check_sums("gpu/0", {"gpu/0, gpu/1": 1}, "gpu/1", {"gpu/0, gpu/1": 1}, 101)
     """
-    said = theirs if isinstance(theirs, dict) else {}
-    unlike = next((names for names in own if names in said and said[names] != own[names]), None)
+    sums = theirs if isinstance(theirs, dict) else {}
+    unlike = next((names for names in own if names in sums and sums[names] != own[names]), None)
     if unlike is not None:
         raise PlanMismatchError(
             f"the replicas in {unlike} no longer have the same variables: {worker} and {peer} differ at step {step}",
             where=peer,
-            why="something wrote a variable in one process only, or computed it in another way",
-            mend="write variables in every process alike, or in a step; then start all workers from a checkpoint",
+            why="a variable was written in only one process, or computed differently there",
+            mend="write variables identically in every process, or in a step; then start all workers from a checkpoint",
         )

@@ -1,13 +1,13 @@
 """The worker as a TensorFlow task: its device, its index in the cluster, and its server, which is restricted to the
 cluster's own addresses.
 
-A launched process does this as soon as Keras is loaded, before a script computes. Nothing here imports Keras: the
-first module of ours to do so would be partially loaded when `prepare` is called.
+A launched process does this as soon as Keras is loaded, before a script computes. This module does not import Keras:
+the first of our modules to do so would be partially loaded when `prepare` is called.
 
-TensorFlow's own server is unauthenticated: it listens at every address of a machine and executes any request. It cannot
+TensorFlow's own server is unauthenticated: it listens on every address of a machine and executes any request. It cannot
 be restricted to one address, so a kernel filter drops packets to its port from elsewhere, and connections made between
-the server's start and the filter are closed. This needs no privilege on Linux; if it is not possible, nothing is
-refused, which is returned to the caller.
+the server's start and the filter are closed. This needs no privileges on Linux. If it is not possible, no connection is
+refused, and the caller is informed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def admit_only(port: int, hosts: Sequence[str]) -> bool:
-    """Let only this machine and `hosts` (numeric addresses) connect to a port that this process listens at. Earlier
-    connections of others are closed.
+    """Allow only this machine and `hosts` (numeric addresses) to connect to a port that this process listens on.
+    Earlier connections of others are closed.
 
     Returns whether the port is restricted, which not every system supports.
     """
@@ -66,7 +66,7 @@ def admit_only(port: int, hosts: Sequence[str]) -> bool:
                 listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
                 _wait_accepted(listener)
                 found += 1
-    except OSError:  # another system, or a kernel that takes no filter
+    except OSError:  # another system, or a kernel that accepts no filter
         return False
     _cut_off_strangers(port, networks)
     return found > 0
@@ -101,14 +101,14 @@ def restrict_port(port: int, hosts: Sequence[str]) -> None:
     """Restrict a port to this machine and `hosts`, or warn that it is open."""
     if not admit_only(port, hosts):
         _log.warning(
-            "TensorFlow's server of this worker listens at port %d, for whoever reaches this machine and without "
-            "authentication: let a firewall admit the workers of this cluster only",
+            "the TensorFlow server of this worker listens on port %d for all hosts, without authentication: use a "
+            "firewall to admit only the workers of this cluster",
             port,
         )
 
 
 def rules(networks: Sequence[Network]) -> list[Rule]:
-    """A program for the kernel's packet filter that takes packets from these networks and drops all others."""
+    """A program for the kernel's packet filter that accepts packets from these networks and drops all others."""
     version = [(_LOAD_BYTE, 0, 0, _NETWORK_HEADER), (_AND, 0, 0, 0xF0)]
     parts = [[*version, *_match_network(network)] for network in networks]
     return [*(rule for part in parts for rule in part), (_RETURN, 0, 0, _DROP)]
@@ -132,7 +132,7 @@ def _words(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
 
 
 def _sockets(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process that listen at a port, and those connected to it."""
+    """The sockets of this process that listen on a port, and those connected to it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the folder's own descriptor is closed by now
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
@@ -171,18 +171,18 @@ def take(device: str, worker: str) -> None:
     kind, _, number = device.partition(":")
     if kind == "GPU" and int(number) >= len(gpus):
         raise ConfigError(
-            f"worker {worker} is to have {device}, and TensorFlow finds {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}",
+            f"worker {worker} needs {device}, but TensorFlow finds {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}",
             where=f"device: of {worker} in the config",
-            why="workers of one host share out its GPUs, which are numbered from 0",
-            mend='device: CPU, or TensorFlow with its GPU parts on that host: pip install "tensorflow[and-cuda]"',
+            why="each worker of a host uses one of its GPUs, which are numbered from 0",
+            mend='device: CPU, or install TensorFlow with GPU support on that host: pip install "tensorflow[and-cuda]"',
         )
     try:
         tf.config.set_visible_devices([gpus[int(number)]] if kind == "GPU" else [], "GPU")
     except RuntimeError as begun:
         raise ConfigError(
-            f"worker {worker} cannot take {device}: TensorFlow computes already",
+            f"worker {worker} cannot use {device}: TensorFlow has already started",
             why=str(begun),
-            mend="import keras before anything is computed, so that the worker's device is set in time",
+            mend="import keras before any computation, so that the device of the worker is set in time",
         ) from None
 
 
@@ -199,7 +199,7 @@ def prepare(attachment: Attachment) -> None:
 def prepare_task(attachment: Attachment) -> None:
     """Configure a worker with mates in its cluster as their task, before TensorFlow's runtime starts.
 
-    It does not start the runtime: a script may still set threads and devices. Tensors that it makes remain valid when
+    It does not start the runtime: a script may still set threads and devices. Tensors that it creates remain valid when
     the collectives are opened. Until then, only this machine can connect to the port. If the runtime has already
     started, nothing is done, and the collectives cannot be opened.
     """

@@ -112,7 +112,7 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
 
 def measure_whole(group: Group, sizes: Tensors, layout: Layout) -> Any:
     """The length of an axis that is split into pieces of these sizes. If the axis has units, each device computes it
-    from its own piece, whose number of units is known; else the devices add up their sizes.
+    from its own piece, whose number of units is known; otherwise the devices add up their sizes.
     """
     parts = divide(layout.units, group.count)
     if min(parts) > 0:
@@ -132,7 +132,7 @@ def cut_pieces(tensor: Any, axis: int, sizes: Sizes) -> Tensors:
 
 
 def pad_piece(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
-    """A tensor padded with zeros before and behind it along an axis."""
+    """A tensor padded with zeros at both ends of an axis."""
     if isinstance(before, int) and isinstance(behind, int) and before == behind == 0:
         return tensor
     along = _mark_axis(tensor, axis)
@@ -140,7 +140,7 @@ def pad_piece(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
 
 
 def _mark_axis(tensor: Any, axis: int) -> Any:
-    """A one-hot vector of an axis, also where the rank is dynamic."""
+    """A one-hot vector of an axis, also if the rank is dynamic."""
     rank = tensor.shape.rank
     if rank is None:
         return tf.one_hot(axis, tf.rank(tensor), dtype=tf.int32)
@@ -157,7 +157,7 @@ def take_piece(tensor: Any, layout: Layout, count: int, device: int) -> Any:
 def reshard(
     group: Group, tensors: Tensors, source: Layout, target: Layout, shape: Sequence[int | None] = ()
 ) -> Tensors:
-    """Convert a tensor from one layout to another; `shape` is that of the whole, as far as known."""
+    """Convert a tensor from one layout to another; `shape` is that of the whole tensor, as far as known."""
     if choose_collective(source, target) is None:
         return tensors
 

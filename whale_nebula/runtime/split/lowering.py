@@ -1,7 +1,7 @@
 """Lower ops of split stages: each op is created for the shards, with collectives between ops.
 
 Most ops are the traced op on other inputs; an input that is a shape is replaced by that of the piece. Reads and writes
-of variables, and ops that devices compute together (`Layouts.together`) have functions of their own.
+of variables, and ops that devices compute together (`Layouts.together`), have separate functions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Part:
         return self.others[value, layout]
 
     def make(self, op: Op, give: Callable[[Value], None]) -> None:
-        """Make an op for each device, after the results of its control inputs; `give` returns its inputs."""
+        """Create an op for each device, after the results of its control inputs; `give` returns its inputs."""
         targets = {each.value: each.target for each in self.layouts.reshards.get(op.index, ())}
         layouts = [targets.get(value, self.layouts.layout(value)) for value in op.inputs]
         with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
@@ -99,7 +99,7 @@ class Part:
                 tensor.set_shape(spec.shape)
 
     def choose(self, op: Op) -> Callable[[Op, Sequence[Tensors], Sequence[Layout]], list[Tensors]]:
-        """Choose how an op is made."""
+        """Choose how an op is created."""
         if op.type in SCATTERS:
             return self.scatter
         if op.index in self.layouts.together:
@@ -116,7 +116,7 @@ class Part:
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
 
     def copy(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """Copy the traced op for each device; only once if everything is whole."""
+        """Copy the traced op for each device, or only once if everything is whole."""
         outputs = [self.layouts.layout(value) for value in op.values]
         alone = all(layout == WHOLE_LAYOUT for layout in (*layouts, *outputs))
         shaped = _SHAPED.get(op.type) if any(layout.kind == SPLIT for layout in outputs) else None
@@ -209,7 +209,7 @@ class Part:
         return [checked]
 
     def squeeze(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """Remove axes of one entry of the whole tensor, but not a split axis of which a piece has one entry."""
+        """Remove axes with one entry in the whole tensor, but not a split axis with one entry in a piece."""
         axes = list(self.operations[op.index].get_attr("squeeze_dims"))
         shape = self.graph.spec(op.inputs[0]).shape
         if layouts[0].kind != SPLIT or axes or shape is None:
@@ -241,7 +241,7 @@ class Part:
     def measure_axis(self, value: Value, sizes: Tensors, layout: Layout) -> Any:
         """The size of a whole value along an axis, from the sizes of its shards."""
         spec = self.graph.spec(value)
-        if spec.dtype == "resource":  # its form is taken from its readers, if any
+        if spec.dtype == "resource":  # its layout is taken from its readers, if any
             reads = (op for op in self.graph.ops if op.type == "ReadVariableOp" and op.inputs[0] == value)
             spec = next((op.outputs[0] for op in reads), Spec(spec.dtype, None))
         known = None if spec.shape is None else spec.shape[layout.axis]
@@ -250,9 +250,8 @@ class Part:
 
 @dataclass
 class Lowering:
-    """One run of ops, some of which belong to split stages; other ops are made once.
-
-    `operations` are the traced ones by their number, `handles` their inputs from outside the trace.
+    """One run of ops, some of which belong to split stages; other ops are created once. `operations` are the traced ops
+    by number, and `handles` their inputs from outside the trace.
     """
 
     graph: Graph
@@ -282,7 +281,7 @@ class Lowering:
         return [self.fetch(value) for value in fetches]
 
     def make(self, index: int, own: Collection[int]) -> None:
-        """Create an op, after those of `own` that it reads."""
+        """Create an op, after the ops of `own` that it reads."""
         op = self.graph.ops[index]
         if index in self.made or Value(index) in self.whole:
             return
@@ -304,7 +303,7 @@ class Lowering:
         return next((part for part in self.parts if value in part.layouts.of), None)
 
     def give(self, value: Value, reader: Part) -> None:
-        """Make a value from outside available to a stage."""
+        """Make an outside value available to a stage."""
         if value not in reader.values:
             tensors = [self.take(value)] * len(reader.group.here)
             reader.values[value] = reshard(reader.group, tensors, WHOLE_LAYOUT, reader.layouts.layout(value))
@@ -317,7 +316,7 @@ class Lowering:
         return self.whole[value]
 
     def fetch(self, value: Value) -> Any:
-        """A value in the form in which it is passed on."""
+        """A value in the layout in which it is passed on."""
         part = self.part_of(value)
         if part is None or not part.layouts.gives_pieces(value):
             return self.take(value)
@@ -339,7 +338,7 @@ Held = Sequence[Layout]
 
 
 def _exponentials(group: Group, scores: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-    """Scores less their maximum, the exponentials of these, and their sum, over the last axis of all devices."""
+    """Scores minus their maximum, the exponentials of these, and their sum, over the last axis of all devices."""
     largest = group.maximum([tf.reduce_max(each, -1, keepdims=True) for each in scores])
     shifted = [each - most for each, most in zip(scores, largest, strict=True)]
     powers = [tf.exp(each) for each in shifted]
@@ -357,7 +356,7 @@ def _log_softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tenso
 
 
 def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """The loss of each row, which all devices have, and its gradient by the scores, in pieces."""
+    """The loss of each row, which all devices have, and its gradient with respect to the scores, in pieces."""
     shifted, powers, sums = _exponentials(run.group, inputs[0])
     labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0])
     own = [
@@ -469,7 +468,9 @@ def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
 
 
 def _call_rows(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
-    """Call Python for rows of a table outside the graph: each device's own. In one process one call serves all."""
+    """Call Python for rows of a table outside the graph: each device for its own rows. In one process, one call serves
+    all.
+    """
     given = [tensors[0] for tensors in inputs]
     if run.group.holds_pieces:
         starts, sizes = run.measure(op.inputs[-2], inputs[-2], layouts[-2])

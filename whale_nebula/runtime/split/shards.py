@@ -36,13 +36,13 @@ from whale_nebula.tf.collectives import hash_key
 from whale_nebula.tf.private import traced_often
 
 _CARRIED = {"bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
-"""Element types without collectives, and those to which they are cast."""
+"""Dtypes without collectives, and the dtypes to which they are cast."""
 
 
 def _find_carried_dtype(dtype: Any) -> Any:
-    """The element type to which tensors of one are cast."""
+    """The dtype to which tensors of a dtype are cast."""
     if dtype.name not in DTYPES and dtype.name not in _CARRIED:
-        raise NotYetError(f"nb.split where a tensor of {dtype.name} crosses between devices", mend="cast it")
+        raise NotYetError(f"nb.split with a tensor of {dtype.name} that crosses between devices", mend="cast it")
     return tf.as_dtype(_CARRIED.get(dtype.name, dtype))
 
 
@@ -68,7 +68,7 @@ _KEYS = Keys()
 class CollectiveGroup:
     """One of `count` workers that run the same function of a stage under a common `name`; this is number `index`.
 
-    A collective has a key for each size of its operand, as TensorFlow fixes the shape at the first call.
+    A collective has a key for each size of its operand, because TensorFlow fixes the shape at the first call.
     """
 
     holds_pieces = True
@@ -123,7 +123,9 @@ class CollectiveGroup:
         return self._run(stacked, lambda tensor, keys: tf_collectives.exchange(tensor, self.count, *keys))
 
     def _run(self, tensor: Any, do: Callable[[Any, tuple[int, Any]], Any]) -> Any:
-        """Run one collective. On GPUs all members must start theirs in the same order, so each waits for one before."""
+        """Run one collective. On GPUs all members must start collectives in the same order, so each waits for the
+        previous one.
+        """
         carried = _find_carried_dtype(tensor.dtype)
         self._made += 1
         group = _KEYS.of(f"{self.name} {self._made}")
@@ -144,7 +146,9 @@ _MOST_AXES = 8
 
 
 class Broadcast:
-    """Broadcast of tensors of any form from the first of some workers to the others, outside their functions."""
+    """Broadcast of tensors of any shape and dtype from the first of some workers to the others, outside their
+    functions.
+    """
 
     def __init__(self, count: int, name: str) -> None:
         self.count = count
@@ -220,7 +224,7 @@ class Piece:
 
 @dataclass
 class Shards:
-    """The split stages of a program on one worker of theirs. `pieces` are its variables in pieces, by their op."""
+    """The split stages of a program on one of their workers. `pieces` are its variables in pieces, by their op."""
 
     cut: Cut
     worker: str
@@ -303,7 +307,7 @@ class SplitExchange:
 class Parted:
     """The variables that a program newly shards, each with the stage whose workers hold the shards.
 
-    Trained variables start from the first worker's value, of which each receives its piece. Others (an optimizer's
+    Trained variables start from the first worker's value, and each worker receives its piece. Others (an optimizer's
     slots) are initialised by every worker, which keeps its piece.
     """
 
@@ -347,8 +351,8 @@ class Parted:
 
 
 def hold_pieces(shards: Shards, parted: Parted, captured: Captured, ledger: Ledger) -> None:
-    """Replace the variables of split stages by a worker's pieces, one variable after the other. Of one without a value
-    only pieces are drawn, if that is possible. Pieces of earlier programs are already held.
+    """Replace the variables of split stages by a worker's pieces, one variable after the other. If a variable has no
+    value, only its pieces are drawn, if possible. Pieces of earlier programs are already held.
     """
     ledger.exchanges += 1
     program, variables, trained = shards.cut.program, captured.variables, 0

@@ -73,14 +73,14 @@ class Turnstile:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.next == micro_batch)
             if self._closed:
-                raise StateError("another replica of the stage failed", why="the step is given up")
+                raise StateError("another replica of the stage failed", why="the step is abandoned")
         yield
         with self._changed:
             self.next = micro_batch + 1
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """Abort all waits, as a replica failed."""
+        """Abort all waits, because a replica failed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -90,8 +90,8 @@ class Turnstile:
 class OneStep:
     """A running step: its batch, its exchange, its clocks and its rollback.
 
-    `paces` are those of the phases, once measured. Stages use its `exchange` for boundaries, if it is not the post
-    itself. `agreed` has the announcements of the step by the other processes, once all have announced the same.
+    `paces` are those of the phases, once measured. Stages use its `exchange` for boundaries, unless it is the post
+    itself. `agreed` has the announcements of the step by the other processes, once they all match.
     """
 
     batch: Batch
@@ -140,7 +140,7 @@ class ActorStep(Runner):
         return self.clocks
 
     def _line(self, here: str, there: str) -> str:
-        """The line that a link between hosts takes; none within a cluster."""
+        """The line that a link between hosts uses; None within a cluster."""
         one, other = map(self.channels.crossings.cluster, (here, there))
         return f"{one}->{other}" if one != other else ""
 
@@ -184,7 +184,7 @@ class ActorStep(Runner):
     # ------------------------------------------------------------------ methods of single runners
     @abstractmethod
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
-        """Notify others of a stage's exception; returns the exception to raise for it."""
+        """Notify others of a stage's exception; returns the exception to raise."""
 
     def _is_left_out(self, step: OneStep, phase: int) -> bool:
         """After the micro-batches of a phase: whether its update is to be rolled back."""
@@ -243,7 +243,7 @@ class ActorStep(Runner):
             raise min(failed, key=lambda error: getattr(error, "nebula_when", float("inf")))
 
     def _run_to_end(self, update: Callable[[], None]) -> None:
-        """Run an update to its end, even if the user interrupts the step."""
+        """Run an update to completion, even if the user interrupts the step."""
         future = self.pool.submit(update)
         _wait([future])
         future.result()
@@ -310,7 +310,7 @@ class ActorStep(Runner):
             raise cause from failure
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -325,7 +325,7 @@ def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
 
 
 def _wait(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
-    """Join threads. On an interrupt they finish first, so that no step is incomplete."""
+    """Join threads. On an interrupt, they finish first, so that no step is left incomplete."""
     try:
         wait(futures)
     except BaseException as interrupt:

@@ -1,6 +1,6 @@
 """Time accounting of a stage: spans of computing and waiting, and of the rest of a step.
 
-Each piece also adds its name to a profile if TensorFlow's profiler runs (`tf.profiler`); otherwise that costs a
+Each piece also adds its name to a profile if TensorFlow's profiler runs (`tf.profiler`); otherwise this costs a
 microsecond.
 """
 
@@ -42,7 +42,7 @@ annotation = tf.profiler.experimental.Trace
 
 
 CODING = ("encode", "decode")
-"""The prefixes of names of codecs' spans; the direction of the crossing follows, and the micro-batch."""
+"""The prefixes of names of codecs' spans; the direction of the crossing and the micro-batch follow."""
 
 
 @dataclass
@@ -99,8 +99,8 @@ class StageClock:
             ended = time.perf_counter()
         self.doing = doing
         self.coding += ended - began
-        said = f"{what} {kind} {micro_batch}"
-        self.spans.append(Span(self.lane, said, began - self.start, ended - self.start, micro_batch, phase))
+        label = f"{what} {kind} {micro_batch}"
+        self.spans.append(Span(self.lane, label, began - self.start, ended - self.start, micro_batch, phase))
 
     def report(self) -> StageReport:
         """The stage's part of the step's report."""
@@ -130,7 +130,7 @@ class Clocks:
         return time.perf_counter() - self.once.start
 
     def reports(self) -> dict[str, StageReport]:
-        """The stages' part of the step's report; for several local replicas that of the busiest."""
+        """The stages' part of the step's report; for several local replicas, that of the busiest."""
         found: dict[str, list[StageReport]] = {}
         copies: dict[str, int] = {}
         for clock in self.stages.values():
@@ -150,7 +150,7 @@ class Clocks:
 
 
 def count_in_flight(spans: Sequence[Span]) -> int:
-    """The most micro-batches of a stage that were forward and not yet backward at any time.
+    """The maximum number of micro-batches of a stage that were in flight at any time.
 
     >>> whats = ("forward 0", "forward 1", "backward 0")
     >>> count_in_flight([Span("gpu", what, 0.0, 0.0, int(what[-1])) for what in whats])
@@ -171,7 +171,7 @@ def count_in_flight(spans: Sequence[Span]) -> int:
 
 @dataclass
 class LineClock:
-    """Times at which a step's messages occupied their lines. Links report them from any thread, by their own clock."""
+    """Times at which a step's messages occupied their lines. Links report them from any thread, in their own clock."""
 
     program: int
     step: int
@@ -221,8 +221,8 @@ def weigh_worker(held: int) -> WorkerReport:
 class Runner(ABC):
     """Runs a captured step on the tensors of its leaves.
 
-    One that `takes_parts` receives inputs of which this process has a part; one that `meets_clusters` synchronises
-    clusters that train apart itself; one that is `plain` calls the user's own function.
+    A runner that `takes_parts` receives inputs that this process has only in part; one that `meets_clusters`
+    synchronises the clusters of local SGD itself; one that is `plain` calls the original function.
     """
 
     takes_parts = False
@@ -231,7 +231,7 @@ class Runner(ABC):
     clocks: Clocks | None = None
 
     held_bytes: int | None = None
-    """Bytes of the variables in this process, unless it has all of them whole."""
+    """Bytes of the variables in this process, unless it has all variables completely."""
 
     @abstractmethod
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -243,7 +243,7 @@ class Runner(ABC):
 
     @property
     def torn(self) -> bool:
-        """Whether a step that has failed may have changed variables, unless its error says otherwise."""
+        """Whether a failed step may have changed variables, unless its error states otherwise."""
         return True
 
     @property
@@ -254,7 +254,7 @@ class Runner(ABC):
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The tensors that a step returns, and its measurements. `pace` is the speed that all processes have reported for
+    """The tensors that a step returns, and its measurements. `pace` is the speed that all processes reported for
     earlier steps (see `Medians`), the same in each; empty if stages are not timed separately.
     """
 

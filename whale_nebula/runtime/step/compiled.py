@@ -1,7 +1,7 @@
 """A plan's fragments compiled to functions, for the stages of one worker, with their inputs resolved once.
 
-An update writes large variables one after the other: TensorFlow updates all variables concurrently, and holds a
-temporary tensor of the size of each. In order it holds those of one variable.
+An update writes large variables one after the other: TensorFlow would update all variables concurrently, and hold a
+temporary tensor of the size of each. In order, it holds those of only one variable.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from whale_nebula.tf import private as tf_private
 
 @dataclass(frozen=True)
 class Function:
-    """A callable fragment from tensors of `feeds` to tensors of `fetches`. One with `waits` contains all-reduces, and
-    is called inside that context. One that is `in_pieces` takes and returns shards of tensors; a process with a single
-    shard passes it as a tensor. Values in `handed` are no arguments: they are handed over.
+    """A callable fragment from tensors of `feeds` to tensors of `fetches`. A function with `waits` contains
+    all-reduces, and is called inside that context. One that is `in_pieces` takes and returns shards of tensors; a
+    process with a single shard passes it as a tensor. Values in `handed` are not arguments: they are handed over.
     """
 
     fragment: Fragment
@@ -62,8 +62,8 @@ class Function:
 class Workshop:
     """A builder of functions from one traced graph, which it reads once; `aliases` are replacements of values.
 
-    XLA compiles the fragments that `xla` takes. If replicas are processes, `sums` are those over them. Stages with
-    layouts in a `cut` run in pieces: all of them in this process, or with `shards` one.
+    XLA compiles the fragments that `xla` takes. If replicas are processes, `sums` has the sums over them. Stages with
+    layouts in a `cut` run in pieces: all of them in this process, or one with `shards`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Workshop:
         return Function(fragment, concrete, concrete.captured_inputs, waits, handed=slots)
 
     def _take(self, fragment: Fragment, given: Sequence[Any], slots: Mapping[Value, Handover]) -> list[Any]:
-        """The tensors of all feeds in a function: those that were `given`, and those that are handed over."""
+        """The tensors of all feeds in a function: `given` ones, and those that are handed over."""
         arguments = iter(given)
         return [self._take_over(value, slots[value]) if value in slots else next(arguments) for value in fragment.feeds]
 
@@ -169,7 +169,7 @@ class Workshop:
         return tf.function(body, input_signature=signature, autograph=False, jit_compile=xla).get_concrete_function()
 
     def _spec(self, value: Value) -> Any:
-        """The form in which a function is fed a value."""
+        """The spec with which a function is fed a value."""
         tensor = self._donor.tensor(value)
         stage = next((stage for stage, each in self._layouts.items() if value in each.handed_on), None)
         if stage is None:
@@ -271,7 +271,7 @@ class Compiled:
 
     @cached_property
     def shares(self) -> frozenset[Value]:
-        """The shares of boundaries' gradients, which are sent to the stages that made the boundaries."""
+        """The shares of boundaries' gradients, which are sent to the stages that computed the boundaries."""
         return frozenset(flow.gradient for request in self.cut.program.requests for flow in request.flows)
 
     @cached_property
@@ -374,7 +374,7 @@ class Compiled:
 
 _KINDS = frozenset({"forward", "backward", "fused", "weights"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-# XLA has kernels for these, but drops checks, and does not know the sizes of the others' results
+# XLA has kernels for these, but drops checks, and does not know the result sizes of the others
 _LEFT_OUT = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2", "Where", "Unique", "UniqueV2", "ListDiff"})
 _NOT_HELD = frozenset({"variant", "string"})
 _REFUSAL = re.compile(r"XLA|tf2xla|compile-time constant|[Nn]ot compilable|uncompilable")
@@ -394,12 +394,12 @@ class Xla:
             return False
         obstacle = next(self._obstacles(fragment), None)
         if obstacle is not None:
-            self._note(f"stage {self.stages[fragment.stage].key!r} is not compiled by XLA: it holds {obstacle}")
+            self._note(f"stage {self.stages[fragment.stage].key!r} is not compiled by XLA: it contains {obstacle}")
         return obstacle is None
 
     def give_up(self, failure: BaseException) -> None:
         """Disable XLA after it failed to compile ops that it has kernels for."""
-        self._note(f"nothing is compiled by XLA: {_first_line(failure)}")
+        self._note(f"no stage is compiled by XLA: {_first_line(failure)}")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -444,12 +444,11 @@ def _first_line(failure: BaseException) -> str:
 
 
 LEAST_ORDERED = 1 << 20
-"""The least bytes of a variable that is ordered."""
+"""The minimum size, in bytes, of a variable that is ordered."""
 
 
 def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
-    """For each op of an update that is ordered: the write that it waits for, which is that of the previous large
-    variable.
+    """For each ordered op of an update: the write that it waits for, which is that of the previous large variable.
 
     Two variables are ordered if no value that only one of them depends on is read for the other.
     """
@@ -486,12 +485,12 @@ def _follow(before: Mapping[int, set[int]], bits: Mapping[int, int]) -> dict[int
 
 
 def _may_wait(graph: Graph, index: int) -> bool:
-    """Whether an op makes a large value, and no other process waits for it."""
+    """Whether an op creates a large value that no other process waits for."""
     op = graph.ops[index]
     alone = not op.stateful or op.type == "ReadVariableOp"
     return alone and bool(op.inputs) and op.type != REPLICA_SUM and any(map(is_large, op.outputs))
 
 
 def is_large(spec: Spec) -> bool:
-    """Whether a tensor is of the size of a large variable, as far as known."""
+    """Whether a tensor has the size of a large variable, as far as known."""
     return spec.shape is not None and None not in spec.shape and spec.nbytes() >= LEAST_ORDERED

@@ -48,7 +48,7 @@ from whale_nebula.runtime.step.rollback import Guard
 
 PeerReport = Mapping[str, Any]
 """The report of a process on its last step."""
-_MOST = 1000  # the most stages or links in a peer's report
+_MOST = 1000  # the maximum number of stages or links in a peer's report
 
 
 def pack_report(
@@ -74,7 +74,8 @@ def pack_report(
 
 
 def parse_reports(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
-    """Parse reports of stages and links from other processes; invalid ones are dropped, as they are only displayed.
+    """Parse reports of stages and links from other processes; invalid ones are dropped, because they are only
+    displayed.
 
     >>> found = parse_reports([{"seen": {"stages": {"npu": [0.5, 0.1, 1, "npu"]}, "links": {}}}, {"seen": None}, {}])
     >>> found.stages["npu"].wait_seconds, found.links
@@ -119,15 +120,15 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 _SOON = 1.0
 
 Agreed = Future[Mapping[str, Mapping[str, Any]]]
-"""The announcements of a step by every peer, once all have announced the same."""
+"""The announcements of a step by every peer, once all of them match."""
 
 
 @dataclass
 class DistributedStep(ActorStep):
     """The runner of one program's steps together with the other workers, which are its hosts.
 
-    `readers` are the workers that read each input that not all processes have: its checksum is sent only to
-    them. With `stays`, shares are not changed during the run: the input pipeline reads only the process's own rows.
+    `readers` are the workers that read each input that not all processes have: its checksum is sent only to them. With
+    `stays`, shares do not change during the run: the input pipeline reads only the process's own rows.
     """
 
     takes_parts = True
@@ -167,8 +168,8 @@ class DistributedStep(ActorStep):
         self.written_here = [v for v in cut.forward_written if here in cut.held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step; failures are announced to all processes. A coordinated exit happens before it; if checkpoints
-        are written, after everything is saved and before a step that they count.
+        """Run one step; failures are announced to all processes. A coordinated exit happens before the step; if
+        checkpoints are written, after everything is saved and before a step that they count.
         """
         if current_run().checkpoints is None:
             departure.begin()
@@ -185,12 +186,12 @@ class DistributedStep(ActorStep):
 
     @property
     def torn(self) -> bool:
-        """Whether the update of a step that has failed had begun."""
+        """Whether the update of a failed step had begun."""
         return self._running is not None and self._running.guard.begun
 
     def _send_failure(self, failure: BaseException) -> None:
-        """Announce a failure to all processes. If all are to save the state before this step, they may end the step
-        before it first.
+        """Announce a failure to all processes. If all are to save the state before this step, they may first complete
+        the previous step.
         """
         self.session.fail(failure, last=current_run().checkpoints is not None and not self.torn)
 
@@ -240,7 +241,7 @@ class DistributedStep(ActorStep):
             checkpoints.receive_sheets({self.session.worker: checkpoints.said, **entries})
 
     def _settle(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adapt shares, from the next step on, to speeds of replicas, which all processes have received equally."""
+        """Adapt shares, from the next step on, to the speeds of replicas, which are the same in all processes."""
         cut, seconds = self.compiled.cut, parse_speeds(self.compiled.cut, sheets)
         if seconds == self.replica_seconds:
             return
@@ -253,9 +254,9 @@ class DistributedStep(ActorStep):
     def _move(self, cut: Cut) -> None:
         """Continue with a new version of the plan, in which replicas have other shares."""
         self.version += 1
-        said = "; ".join(changes(self.compiled.cut, cut))
-        self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {said}",)
-        _LOG.info("%s: %r goes on by %s", self.session.worker, self.name, self.shared[0])
+        text = "; ".join(changes(self.compiled.cut, cut))
+        self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {text}",)
+        _LOG.info("%s: %r continues with %s", self.session.worker, self.name, self.shared[0])
         self.compiled.cut = cut
         self.measured.moves(cut)
         self.reads = rows_read(cut, self.session.worker)
@@ -264,13 +265,13 @@ class DistributedStep(ActorStep):
 
     @cached_property
     def looks(self) -> bool:
-        """Whether the speed of replicas is measured. With all-reduces inside the backward all are as slow as the
-        slowest.
+        """Whether the speed of replicas is measured. With all-reduces inside the backward, all replicas are as slow as
+        the slowest.
         """
         return bool(self.routing.replicated) and not sums_of(self.compiled.cut.program)
 
     def _check_here(self, absent: tuple[int, ...]) -> None:
-        """Check inputs that this process reads, as they may be absent in some steps."""
+        """Check inputs that this process reads, because they may be absent in some steps."""
         if absent not in self.checked:
             graph, line = self.compiled.cut.program.graph, self.compiled.whereabouts.line
             check_here(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
@@ -339,7 +340,7 @@ class DistributedStep(ActorStep):
         return bool(reasons)
 
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
-        """The cause of a stage's failure: a disagreement between processes if there is one. All are notified."""
+        """The cause of a stage's failure: a disagreement between processes, if there is one. All are notified."""
         cause = None
         with contextlib.suppress(TimeoutError):
             cause = None if step.agreed is None else step.agreed.exception(_SOON)
@@ -350,14 +351,14 @@ class DistributedStep(ActorStep):
         return cause
 
     def close(self) -> None:
-        """End the threads, once outstanding receptions have completed."""
+        """Stop the threads when outstanding receptions have completed."""
         self.promises.shutdown()
         super().close()
         self.watch.shutdown(wait=False, cancel_futures=True)
 
 
 def _merge_medians(agreed: Agreed, own: Medians) -> Medians:
-    """The pace of all stages as reported by their processes; for a stage in several processes that of the slowest."""
+    """The pace of all stages as reported by their processes; for a stage in several processes, that of the slowest."""
     found = dict(own)
     for sheet in agreed.result().values():
         for what, seconds in sheet.get("pace", {}).items():

@@ -55,23 +55,23 @@ if TYPE_CHECKING:
 
 
 def warn_if_few(program: Program, name: str, made: int, rows: int) -> None:
-    """Warn if the first batch, of `rows` rows, `made` fewer micro-batches than the step `name` requests."""
+    """Warn if the first batch, of `rows` rows, gives fewer micro-batches (`made`) than the step `name` requests."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas with sums in the forward count as one in one process
         asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
-        what, why = f"and the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
+        what, why = f"but the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
         mend = f"{_fewer(program, max(1, rows))}, or a larger batch"
         if not any(leaf.batched for leaf in program.leaves):
-            what = "and the step has no batch: it runs as one, and its results are right"
-            why = "no argument of the step has rows to cut"
+            what = "but the step has no batch: it runs undivided, with correct results"
+            why = "no argument of the step has rows to divide"
             mend = (
-                "give the step its batch as arguments, for batch in dataset: step(*batch), not the iterator; where it "
-                "has none, leave nb.pipeline out"
+                "pass the batch as arguments, for batch in dataset: step(*batch), not the iterator; or, if there is no "
+                "batch, remove nb.pipeline"
             )
         warn_at(script_site(), f"{asked}, {what}", why=why, mend=mend, where=name)
 
 
 def _name_asker(program: Program) -> str:
-    """The origin of the number of micro-batches, in words: replicas, shares by speed, or `nb.pipeline`."""
+    """A text that names the origin of the number of micro-batches: replicas, shares by speed, or `nb.pipeline`."""
     most = max(program.stages, key=lambda stage: stage.replicas)
     asked = program.pipeline.micro_batch
     if most.replicas == asked > 1:
@@ -91,7 +91,7 @@ def _fewer(program: Program, rows: int) -> str:
 def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of step `name` for a caller whose tape records: the same values, without a gradient.
 
-    A gradient with respect to the step's variables, or to sources of its arguments, is refused; others pass.
+    A gradient with respect to the step's variables, or to sources of its arguments, is refused; other gradients pass.
     """
     fresh = [_fresh(result) for result in results]
     followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.tape_follows(each)]
@@ -120,11 +120,11 @@ def _differentiable(result: Any) -> bool:
 
 def _refusal(name: str) -> GradientError:
     return GradientError(
-        f"a tape around a call of {name} is asked for a gradient through it",
+        f"a tape outside {name} requests a gradient through a call of it",
         where=str(script_site()),
-        why=f"{name} runs by a plan, and a plan has the gradients that were asked for inside the step",
+        why=f"{name} runs with a plan, which has only the gradients that are requested inside the step",
         mend=f"open the tape inside {name}, and return what you need: return loss, tape.gradient(loss, variables)\n"
-        f"or, where none is to flow back, tf.stop_gradient(...) around the call of {name}",
+        f"or, if no gradient is to flow back, use tf.stop_gradient(...) around the call of {name}",
     )
 
 
@@ -211,7 +211,9 @@ class Engine:
         return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
 
     def count_from(self, steps: int) -> None:
-        """Continue the count at `steps`, unless it is higher: those of another form of the batch, or of another run."""
+        """Continue the count at `steps`, unless it is higher. `steps` counts another signature of the batch, or another
+        run.
+        """
         runner = self.runner.innermost
         self.steps = max(self.steps, steps)
         if hasattr(runner, "steps"):
@@ -233,7 +235,7 @@ class Engine:
         if self._prices is None or self.captured.program.apart is not None:
             return None
         links = {**outcome.elsewhere.links, **outcome.links}
-        whole = self.runner.innermost.plain  # a step that is not cut does not count its rows
+        whole = self.runner.innermost.plain  # an uncut step does not count its rows
         counts = micro_batches(self.cut.program.leaves, tensors, 1) if whole else outcome.counts
         return self._prices.of_step(outcome.seconds, links, sum(counts))
 
@@ -258,12 +260,12 @@ class Engine:
             self.runner, self.without_xla = self.without_xla(), None
             return self.runner.run(tensors)
 
-    def _log(self, said: StepLines) -> None:
-        """Log the lines of a step about its boundaries, which both sides of a boundary log."""
-        for line in said.fresh:
+    def _log(self, lines: StepLines) -> None:
+        """Log the lines of a step about its boundaries; both sides of a boundary log them."""
+        for line in lines.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
-        if said.left_out:
-            _LOG.warning("%s: step %d of %r is left out: %s", self.worker, self.steps, self.name, said.left_out)
+        if lines.left_out:
+            _LOG.warning("%s: step %d of %r is skipped: %s", self.worker, self.steps, self.name, lines.left_out)
 
     @cached_property
     def _scalars(self) -> ScalarResults:
@@ -271,13 +273,13 @@ class Engine:
 
     @property
     def doing(self) -> Mapping[str, str]:
-        """The current activity of each stage, if stages run apart."""
+        """The current activity of each stage, if stages run separately."""
         return {} if self.runner.clocks is None else self.runner.clocks.doing()
 
 
 @dataclass
 class Uncut(Runner):
-    """Runner of one stage and one micro-batch: the user's own function."""
+    """Runner of one stage and one micro-batch, with the original function."""
 
     plain = True
     function: Any
@@ -320,7 +322,7 @@ def engine(
     with contextlib.nullcontext() if run.alone else run.ledger.share_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
-        if not run.alone:  # inputs of this cluster and sums of replicas must be available, before any process begins
+        if not run.alone:  # inputs of this cluster and sums of replicas must be available before any process begins
             here = run.ledger.session.worker
             check_here(cut, here, layout.absent, given.where)
             opened = run.ledger.collectives is not None
@@ -349,7 +351,7 @@ def engine(
 
 
 def _watch_plan(captured: Captured, run: Run, name: str) -> PlanWatch | None:
-    """The comparison of a step with its prediction, if the planner has planned this very program."""
+    """The comparison of a step with its prediction, if the planner has planned exactly this program."""
     if captured.decision is None or captured.decision.program != name:
         return None
     from whale_nebula.runtime.replan import PlanWatch  # imports the planner, which scripts with scopes do not need
@@ -378,7 +380,9 @@ def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = 
 
 
 def _place_workers(captured: Captured, run: Run) -> list[Worker]:
-    """Assign stages to workers: all to one in a single process, otherwise each replica to a worker of its cluster."""
+    """Assign stages to workers: all to one worker in a single process, otherwise each replica to a worker of its
+    cluster.
+    """
     stages = captured.program.stages
     if run.alone:
         return [Worker("local/0", "local", tuple(range(len(stages))))]
@@ -431,7 +435,7 @@ def _make_distributed(
     captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: OfClusters | None = None
 ) -> Runner:
     """Agree with the other processes, release variables that they hold, and run the local stages. If each cluster
-    trains its own copy, the others are those of this cluster.
+    trains its own copy, the other processes are those of this cluster.
     """
     session = run.ledger.session if copied is None else copied.near
     lines = canonical_lines(captured.program)
@@ -449,7 +453,7 @@ def _make_distributed(
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
         versions = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(versions, ends)):
-            _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
+            _LOG.warning("the processes have different codec states of %s: all of them are reset", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         later = elsewhere | {id(captured.variables[path]) for path in parted.stages}
         captured.begin(lambda variable: id(variable) not in later)
@@ -472,8 +476,8 @@ def _make_distributed(
 
 
 def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
-    """Move variables to other workers for a plan that replaces another one: with the planned program also those that no
-    local stage needs any more, as other workers may train them.
+    """Move variables to other workers for a plan that replaces another one. With the planned program, this includes
+    variables that no local stage needs any more, because other workers may train them.
     """
     decision, ledger = captured.decision, run.ledger
     if decision is None or decision.replaces is None or ledger.moved is decision:
@@ -484,7 +488,7 @@ def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
 
 
 def forget_states(captured: Captured, run: Run) -> None:
-    """Discard the codec states of a program with new cuts, as its boundaries are other tensors."""
+    """Discard the codec states of a program with new cuts, because its boundaries are different tensors."""
     if run.models is not None:
         states = _states(run, captured)
         states.forget({states.model})

@@ -44,7 +44,7 @@ def sum_in_order(values: Sequence[Any]) -> Any:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """The sum of two gradients: tensors by the op, at half the cost of the operator; others by their own operator."""
+    """The sum of two gradients: tensors with the op, at half the operator's cost; others with their own operator."""
     return tf.raw_ops.AddV2(x=one, y=other) if isinstance(one, tf.Tensor) else one + other
 
 
@@ -60,7 +60,7 @@ class Sums:
         """Add the gradients of one micro-batch.
 
         Slices whose indices are the same in each micro-batch (positions) are added: the uncut step has each once, and
-        an optimizer that squares slices would give another result.
+        an optimizer that squares slices would give a different result.
         """
         key = self.program.requests[request].key_of(part)
         if part.sparse and not part.concatenated and key in self.listed:
@@ -83,7 +83,7 @@ class Sums:
         return origin >= 0 and self.program.graph.ops[origin].role != CAPTURE
 
     def _is_same(self, request: int, source: int) -> bool:
-        """Whether a gradient is the same in every micro-batch, as that of a sum over the whole batch is."""
+        """Whether a gradient is the same in every micro-batch, like that of a sum over the whole batch."""
         merges = self.program.requests[request].merges
         return bool(merges) and merges[source] == "same"
 
@@ -114,7 +114,7 @@ class Sums:
             self.dense[key] = sum_in_order([row[0] for row in rows])
 
     def drop(self, request: int, source: int) -> None:
-        """Drop the sums of the gradient by a source."""
+        """Drop the sums of the gradient with respect to a source."""
         for sums in (self.dense, self.listed):
             for key in [key for key in sums if key[:2] == (request, source)]:
                 del sums[key]

@@ -1,7 +1,6 @@
-"""Tensors that a function gets as their only owner: TensorFlow then writes results into their memory.
-
-The caller of a tf.function holds its arguments until it returns, so that an update that reads a gradient needs memory
-for a temporary tensor of the same size beside it.
+"""Tensors that a function gets as their only owner, so that TensorFlow writes results into their memory. The caller of
+a tf.function holds its arguments until it returns, so an update that reads a gradient needs memory for an additional
+temporary tensor of the same size.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 
 class Handover:
-    """A variable through which a tensor passes to a function; it holds nothing before and after.
+    """A variable through which a tensor is passed to a function; it is empty before and after.
 
     >>> handover = Handover(tf.float32)
     >>> handover.put(tf.constant([1.0, 2.0]))

@@ -49,7 +49,7 @@ PATIENCE = 3600.0
 
 @dataclass
 class EmulatedPeers(Peers):
-    """An emulation of an update's exchange between processes, which occupies lines by the same bytes."""
+    """An emulation of an update's exchange between processes, which occupies lines with the same bytes."""
 
     exchange: Sequence[Exchange]
     links: Mapping[tuple[str, str], Link]
@@ -98,7 +98,7 @@ class EmulatedStep(ActorStep):
         self.links = {(a, b): network.link(a, b, a, b) for a, b in self.pairs}
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step. A failed one leaves nothing on the links."""
+        """Run one step. A failed step leaves nothing on the links."""
         plan = self.compiled.cut
         counts = micro_batches(plan.program.leaves, tensors, pieces_here(plan.program))
         batch = cut(plan.program.leaves, tensors, counts)
@@ -128,7 +128,9 @@ class EmulatedStep(ActorStep):
         return self._report(step, results, seconds, self._count_links(before, clocks), medians)
 
     def _find_paces(self, rows: Sequence[int], medians: Medians) -> Sequence[Pace]:
-        """The pace of each phase by the load of its lines or, if sizes of crossings are not planned, by round trips."""
+        """The pace of each phase from the load of its lines or, if sizes of crossings are not planned, from round
+        trips.
+        """
         if not self.measured.traffic.is_known(tuple(rows)):
             return paces_of_trips(self.compiled.cut, medians)
         return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
@@ -145,7 +147,7 @@ NOT_BEGUN = float("inf")
 
 @dataclass
 class Shelf:
-    """The exchange within one trace: a dict. Tensors for another cluster are encoded and decoded as on any link."""
+    """The exchange within one trace: a dict. Tensors for another cluster are encoded and decoded like on any link."""
 
     crossings: Crossings
     hosts: Sequence[str]
@@ -206,7 +208,7 @@ def run_in_sequence(
 def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Add to a trace an op that waits for all inputs of an update, and marks the update's start.
 
-    After TensorFlow has inlined a call, a control edge from it waits for its effects alone; failures of ops without
+    After TensorFlow has inlined a call, a control edge from it waits only for its effects; failures of ops without
     effects are awaited by reading an element of every result.
     """
 
@@ -303,7 +305,7 @@ class LocalStep(Runner):
 
     @cached_property
     def _stages(self) -> Mapping[str, StageReport]:
-        """The stages' part of every report; they are not timed separately, so replicas are only counted."""
+        """The stages' part of every report. Stages are not timed separately, so replicas are only counted."""
         return {
             stage.key: StageReport(
                 cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas
@@ -312,8 +314,8 @@ class LocalStep(Runner):
         }
 
     def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
-        """Bytes that would cross free links, cached for each division of the batch and, with open axes, each form of
-        the crossing tensors.
+        """Bytes that would cross free links, cached for each division of the batch and, with unknown axes, each shape
+        of the crossing tensors.
         """
         shapes = () if self._is_sized else tuple(tuple(tensor.shape) for tensor in tensors)
         if (counts, shapes) not in self._counted:
@@ -329,8 +331,8 @@ class LocalStep(Runner):
 
 
 def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
-    """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes known only in a step
-    are left out.
+    """Bytes of each boundary direction that is cast, for micro-batches of these rows; sizes known only in a step are
+    omitted.
     """
     crossings = Crossings(cut, Routing.plain(hosts))
     found: dict[str, BoundaryReport] = {}

@@ -1,8 +1,9 @@
 """Measure the pieces of a step, latencies between stages and rates of lines, for in-flight limits and predictions.
 
-No process measures a whole round trip, and processes have no common clock. But a stage measures how long its first
-micro-batch is away (from the end of its forward to the start of its backward), the next stage how long it keeps it, and
-the difference is the round trip. Only the first micro-batch is used: stages are idle then, so no queue is included.
+No process measures a complete round trip, and processes have no common clock. However, a stage measures how long its
+first micro-batch is away (from the end of its forward to the start of its backward), the next stage measures how long
+it keeps it, and the difference is the round trip. Only the first micro-batch is used: stages are idle then, so no queue
+is included.
 
 Every process reports its measurements with each step, so that all derive the same in-flight limits.
 
@@ -90,7 +91,7 @@ class Measured:
             self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC)}
 
     def moves(self, cut: Cut) -> None:
-        """Reset the measurements of the first micro-batch, as the assignment of micro-batches to replicas changes."""
+        """Reset the measurements of the first micro-batch: the assignment of micro-batches to replicas changes."""
         self.cut = cut
         self.seconds = {what: kept for what, kept in self.seconds.items() if _FIRST not in what}
 
@@ -123,8 +124,8 @@ class Measured:
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
-        """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size known
-        only in a step are left out.
+        """Each phase for a micro-batch of `rows` rows; empty before all were measured. Crossings with a size known only
+        in a step are omitted.
         """
         phases = [self._phase(phase, rows, medians) for phase in self.cut.phases]
         known = tuple(phase for phase in phases if phase is not None)
@@ -177,7 +178,7 @@ def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
 
 
 def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
-    """How long a stage kept the first micro-batch, and how long that was away, by phase. Deferred gradients of weights
+    """How long a stage kept the first micro-batch, and how long it was away, by phase. Deferred gradients of weights
     are not included.
     """
     by_phase: defaultdict[int, list[Span]] = defaultdict(list)
@@ -206,7 +207,7 @@ def _line_seconds(spans: Sequence[Span]) -> Iterator[tuple[int, float]]:
 
 
 def paces_of_trips(cut: Cut, medians: Medians) -> list[Pace]:
-    """The pace of each phase by round trips; empty before all were measured."""
+    """The pace of each phase from round trips; empty before all were measured."""
     found = [_pace(phase, len(cut.program.stages), medians) for phase in cut.phases]
     known = [pace for pace in found if pace is not None]
     return known if len(known) == len(found) else []
@@ -229,19 +230,18 @@ def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
 _RECENT = 10  # steps
 LINE, MIB = "line ", 1 << 20
 LARGE = 1 << 18
-"""The least bytes whose writing measures a real line: fewer are taken by the system's buffers at once."""
+"""The minimum bytes whose writing measures a real link: the system's buffers take fewer bytes immediately."""
 CLOSE = 0.5e-3
-"""The most seconds between two messages of which the second waited for the first."""
+"""The maximum seconds between two messages where the second one waited for the first."""
 
 
 @dataclass
 class LineRates:
-    """Bytes that the local links have carried in the last steps, and the seconds for which they were occupied, by name.
-
-    On emulated lines that is `exact`. On a real one a rate is only measured by many bytes that were written without a
-    pause, in one message or in several that waited for each other, so that they waited for bytes to leave and not for a
-    delay. The last measurement is kept until the next; as some bytes only fill buffers, the config's rate is used if it
-    is lower, or if nothing was measured.
+    """Bytes that the local links have transferred in the last steps, and the seconds for which they were occupied, by
+    name. On emulated links these are `exact`. On a real link, a rate is measured only from many bytes that were written
+    without a pause, in one message or in several that waited for each other: these waited for bytes to be sent, not for
+    a delay. The last measurement is kept until the next one. Because some bytes only fill buffers, the configured rate
+    is used if it is lower, or if nothing was measured.
 
     >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
@@ -266,7 +266,7 @@ class LineRates:
                 self._recent.setdefault(name, deque(maxlen=_RECENT)).append(_add_spans(large))
 
     def seconds(self) -> Medians:
-        """Seconds for each MiB written to a line, by "line gpu->npu", for lines with measurements."""
+        """Seconds for each MiB written to a link, by "line gpu->npu", for links with measurements."""
         return {f"{LINE}{name}": MIB / rate for name in self._recent if (rate := self._rate(name))}
 
     def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
@@ -276,7 +276,7 @@ class LineRates:
         return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))
 
     def _rate(self, name: str) -> float | None:
-        """Bytes a second; None if unknown, or if the line is as fast as memory."""
+        """Bytes a second; None if unknown, or if the link is as fast as memory."""
         total = _add_spans(self._recent.get(name, ()))
         written = (total.bytes or 0) / total.end if total.end else None
         if written is not None and self.exact:
@@ -286,7 +286,7 @@ class LineRates:
 
 
 def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Groups of messages of a line that were written without a pause."""
+    """Groups of messages of a link that were written without a pause."""
     run: list[Span] = []
     for span in sorted(spans, key=lambda each: each.start):
         if run and span.start - run[-1].end > CLOSE:
@@ -309,7 +309,7 @@ def _add_spans(spans: Iterable[Span]) -> Span:
 
 
 def slowest(medians: Medians, micro_batches: int) -> float | None:
-    """Seconds that the slowest stage computes a step; None before anything was measured.
+    """Seconds that the slowest stage computes in a step; None before anything was measured.
 
     >>> slowest({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
     3.0
@@ -328,7 +328,7 @@ _STEPS = 3
 """The steps of a measurement, after one for warm-up."""
 
 WORTH = 0.1
-"""The least saving of a stage's time, as a share, for which orders change; less is noise."""
+"""The minimum saving of a stage's time, as a share, for which orders change; less is noise."""
 
 Speeds = Mapping[int, Mapping[str, float]]
 """Seconds that each process takes for a micro-batch: by stage, and then by worker."""
@@ -394,8 +394,8 @@ def _number(given: Any) -> float:
 def better_orders(cut: Cut, seconds: Speeds) -> tuple[Order, ...]:
     """The orders of replicas that are clearly better than a plan's; otherwise the plan's own.
 
-    Speeds in the config take precedence; and stages with codec states, which depend on the micro-batches between two
-    workers, are not changed by measurements.
+    Speeds in the config take precedence. Measurements do not change stages with codec states, which depend on the
+    micro-batches between two workers.
     """
     stages, count = cut.program.stages, cut.program.pipeline.micro_batch
     found = list(cut.orders or [()] * len(stages))
@@ -426,7 +426,7 @@ def changes(before: Cut, after: Cut) -> Iterator[str]:
     for number, stage in enumerate(before.program.stages):
         was, now = (take_counts(_order(cut, number), stage.replicas, count) for cut in (before, after))
         if was != now:
-            yield f"the replicas of {stage.key} take {_ratio(now)} micro-batches, and took {_ratio(was)}"
+            yield f"the replicas of {stage.key} now take {_ratio(now)} micro-batches instead of {_ratio(was)}"
 
 
 def _order(cut: Cut, stage: int) -> Order:

@@ -54,7 +54,7 @@ def _rows(key: PartKey, pieces: int, runs: Sequence[StageRun]) -> list[tuple[Any
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
-ASSERTION = "assertion of what all rows make"
+ASSERTION = "assertion on values of the whole batch"
 """The name of a piece with only assertions, in errors."""
 
 
@@ -144,7 +144,7 @@ class OnceRun:
         self._receive_rest(phase)
 
     def _hand_over(self, phase: PhasePlan, gradients: dict[Value, Any], runs: Sequence[StageRun]) -> None:
-        """Give large gradients to the updates that read them, and drop all other references to them."""
+        """Pass large gradients to the updates that read them, and drop all other references to them."""
         holders = self.compiled.cut.program.holders
         for piece in self.compiled.updates(phase):
             for value, slot in piece.function.handed.items():
@@ -220,7 +220,7 @@ class OnceRun:
         return [self._result(value) for value in self.compiled.cut.program.returns]
 
     def _result(self, value: Value) -> Any:
-        """A tensor that the step returns; if only its owners have it, a substitute whose reads raise."""
+        """A tensor that the step returns; if only its owners have it, a substitute that raises when read."""
         cut = self.compiled.cut
         if value.op in cut.program.leaf_ops:
             return self.batch.whole[cut.program.leaf_ops[value.op]]

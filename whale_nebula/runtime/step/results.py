@@ -21,14 +21,14 @@ from whale_nebula.tf import private as tf_private
 class ScalarResults:
     """The places of scalars among the tensors that a step returns, each with its name.
 
-    A name is the key in a dict, the place in a tuple, and `result` if the step returns nothing else.
+    A name is the key in a dict, the index in a tuple, and `result` if the step returns nothing else.
     """
 
     names: tuple[str, ...]
     places: tuple[int, ...]
 
     def of(self, tensors: Sequence[Any]) -> Scalars:
-        """The numbers of one step; none is fetched from its device before it is read."""
+        """The numbers of one step; each is fetched from its device when it is read."""
         return Scalars(self.names, [tensors[place] for place in self.places])
 
 
@@ -46,7 +46,7 @@ def scalar_results(structure: Any) -> ScalarResults:
 
 
 def returned_names(structure: Any) -> tuple[str, ...]:
-    """The name of each tensor that the traced step returns: its key, its place, or "" for a single one.
+    """The name of each tensor that the traced step returns: its key, its index, or "" for a single one.
 
     >>> with tf.Graph().as_default():
     ...     returned_names({"rec": tf.constant(1.0), "more": (tf.constant(2.0), tf.constant(3))})
@@ -161,8 +161,8 @@ class Absent(_Result):
         raise _AbsentReadError(
             f"this result is on {self.owner}, not in this process",
             where=str(script_site()),
-            why=f"the config says 'results: owner': tensors that a step returns, as this {self._spec}, stay in the "
-            "cluster that makes them",
+            why=f"with 'results: owner' in the config, tensors that a step returns, like this {self._spec}, stay in "
+            "the cluster that computes them",
             mend=f"if nb.here().worker == {self.owner!r}: ..., or results: everywhere",
         )
 

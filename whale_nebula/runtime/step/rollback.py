@@ -46,14 +46,14 @@ class Whereabouts:
         return "" if op is None or place == op.name else place
 
     def mend(self, failure: BaseException) -> str:
-        """The mend of an error of this library that TensorFlow has passed on, or of a shape error, if a constant
-        batch size may be its cause.
+        """The fix for an error of this library that TensorFlow passed on, or for a shape error that a constant batch
+        size may have caused.
         """
-        said = str(getattr(failure, "message", failure))
-        own = _OWN_MEND.search(said)
+        message = str(getattr(failure, "message", failure))
+        own = _OWN_MEND.search(message)
         if own is not None:
             return own[1]
-        shapes = _SHAPES.search(said)
+        shapes = _SHAPES.search(message)
         baked = baked_reshape(self._graph) if shapes else None
         if baked is None:
             return "correct the input or the op"
@@ -82,7 +82,7 @@ def op_of(failure: BaseException) -> str:
 
 @contextlib.contextmanager
 def taken_back(variables: Sequence[Any]) -> Iterator[None]:
-    """Run an update for its results only: all variables are restored at the end.
+    """Run an update only for its results: all variables are restored at the end.
 
     >>> import tensorflow as tf
     >>> weight = tf.Variable(1.0)
@@ -150,7 +150,7 @@ class Guard:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Context around a step, until all its threads have ended: failures before an update are rolled back."""
+        """Context around a step, until all its threads have stopped: failures before an update are rolled back."""
         try:
             yield
         except BaseException:
@@ -195,7 +195,7 @@ class Guard:
             f"the {what}{where} failed{' in ' * bool(at)}{', '.join(at)}",
             where=self._whereabouts.of(failure, stage),
             why=_sentence(failure),
-            mend="an earlier phase has updated some variables: go back to a checkpoint" if self.begun else state,
+            mend="restore a checkpoint: an earlier phase has updated some variables" if self.begun else state,
             stage=stage,
             phase=phase,
             micro_batch=micro_batch,
@@ -208,18 +208,18 @@ class Guard:
             "the update failed, and the step is torn: some variables are updated and some are not",
             where=self._whereabouts.of(failure),
             why=_sentence(failure),
-            mend="go back to a checkpoint before going on",
+            mend="restore a checkpoint before you continue",
             torn=True,
         )
 
 
 def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
-    """The error for a failed step that runs as the user's own function, whose progress is unknown."""
+    """The error for a failed step that runs as the original function, with unknown progress."""
     return StageFailedError(
         f"the step of stage {stage!r} failed",
         where=whereabouts.of(failure, stage),
         why=_sentence(failure),
-        mend=f"{whereabouts.mend(failure)}; some variables may be updated, so go back to a checkpoint if that matters",
+        mend=f"{whereabouts.mend(failure)}; some variables may be updated: restore a checkpoint if that matters",
         stage=stage,
         torn=True,
     )
@@ -236,14 +236,14 @@ def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedE
 
 
 def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
-    """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run.
-    `alone` is the line that leaves the batch whole.
+    """The error for a step that TensorFlow cannot trace for micro-batches of these rows; nothing has run. `alone` is
+    the line of code that keeps the batch undivided.
     """
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(
         f"the step cannot run in micro-batches of {rows} rows",
         where=whereabouts.of(failure),
-        why=f"what fits the whole batch does not fit its parts: {_sentence(failure)}",
+        why=f"an op that accepts the whole batch does not accept a part of it: {_sentence(failure)}",
         mend=f"{whereabouts.mend(failure)}\nor {alone}",
     )
 
@@ -254,5 +254,5 @@ _FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File "
 def _sentence(failure: BaseException) -> str:
     """TensorFlow's message without locations and decoration."""
     lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
-    said = [line for line in lines if line and not line.startswith(_FRAMES)]
-    return re.sub(r"^\{\{.*?\}\} ", "", (said or [type(failure).__name__])[0])[:300]
+    sentences = [line for line in lines if line and not line.startswith(_FRAMES)]
+    return re.sub(r"^\{\{.*?\}\} ", "", (sentences or [type(failure).__name__])[0])[:300]

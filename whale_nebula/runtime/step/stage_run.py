@@ -38,7 +38,7 @@ class BoundaryExchange(Protocol):
 @dataclass
 class StageRun:
     """The state of a stage in a step. `turns` are the micro-batches that it runs here, `kept` their values for the
-    update. With `looked_at` each piece is timed until its device has finished.
+    update. With `looked_at`, each piece is timed until its device has finished.
     """
 
     compiled: Compiled
@@ -86,7 +86,7 @@ class StageRun:
             pieces.skip.function([self._take(feed, -1) for feed in pieces.skip.feeds])
 
     def accompany(self, phase: PhasePlan) -> None:
-        """Take part in all-reduces with zeros, as this replica has no micro-batch for them."""
+        """Take part in all-reduces with zeros, because this replica has no micro-batch for them."""
         sums, pieces = self.compiled.workshop.sums, self.compiled.stage(phase, self.stage)
         if sums is not None and pieces is not None:
             for fragment in pieces.plan.fragments:

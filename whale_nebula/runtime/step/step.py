@@ -1,4 +1,4 @@
-"""A user's step: captured and planned on its first call with each form of batch, then executed."""
+"""A user's step: captured and planned on its first call with each signature, then executed."""
 
 from __future__ import annotations
 
@@ -47,29 +47,31 @@ def _shape(tensor: Any) -> tuple[int | None, ...] | None:
 
 
 def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
-    """Describe the first input whose rows have another shape than in the first batch; "" if there is none.
+    """Describe the first input whose rows differ in shape from the first batch; "" if there is none.
 
     >>> import numpy as np
     >>> describe_change(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
-    "input 'x' is float32[32,5] in this batch, and was [64,8] in the first"
+    "input 'x' is float32[32,5] in this batch, but was [64,8] in the first"
     """
     for name, tensor, before in zip(names, tensors, first, strict=False):
         now = _shape(tensor)
         if before is not None and now is not None and (len(now) != len(before) or now[1:] != before[1:]):
             dtype = getattr(tensor.dtype, "name", str(tensor.dtype))
-            said = str(Spec("", before)).replace(" ", "")
-            return f"input {name!r} is {Spec(dtype, now)} in this batch, and was {said} in the first"
+            text = str(Spec("", before)).replace(" ", "")
+            return f"input {name!r} is {Spec(dtype, now)} in this batch, but was {text} in the first"
     return ""
 
 
 def takes(wide: Signature, layout: Signature) -> bool:
-    """Whether a program traced for the form `wide` accepts a call of the form `layout`."""
+    """Whether a program traced for the signature `wide` accepts a call with the signature `layout`."""
     pairs = zip(wide.specs, layout.specs, strict=True)
     return _kind(wide) == _kind(layout) and all(_fits(free, spec.shape) for free, spec in pairs)
 
 
 def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature | None:
-    """The form that accepts `layout` and every known form that differs from it in sizes only; None if there is none."""
+    """The signature that accepts `layout` and every known signature that differs from it only in sizes; None if there
+    is none.
+    """
     alike = [other for other in known if _kind(other) == _kind(layout)]
     if not alike:
         return None
@@ -80,7 +82,7 @@ def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature 
 
 
 def replace_sizes(layout: Signature, shapes: Sequence[tuple[int | None, ...]]) -> Signature | None:
-    """The form `layout` with these sizes; None if they have another number of axes."""
+    """The signature `layout` with these sizes; None if the number of axes differs."""
     if [len(shape) for shape in shapes] != [spec.shape.rank for spec in layout.specs]:
         return None
     return _replace_specs(layout, [tf.TensorSpec(s, spec.dtype) for s, spec in zip(shapes, layout.specs, strict=True)])
@@ -92,7 +94,7 @@ def _replace_specs(layout: Signature, specs: Iterable[tf.TensorSpec]) -> Signatu
 
 
 def _kind(layout: Signature) -> Any:
-    """The part of a form that two forms must share for one trace: everything but the sizes."""
+    """The part of a signature that two signatures must share for one trace: everything but the sizes."""
     return layout.key[0], tuple((spec.dtype, spec.shape.rank) for spec in layout.specs), *layout.key[2:]
 
 
@@ -113,7 +115,7 @@ def _name_traces(step: str) -> str:
 _LOCAL = threading.local()
 
 
-@functools.wraps(tf_private.KerasLayer.__call__)  # AutoGraph leaves functions of Keras's module as they are
+@functools.wraps(tf_private.KerasLayer.__call__)  # AutoGraph does not convert functions of Keras's module
 def _note_call(model: Any, *args: Any, **kwargs: Any) -> Any:
     met: list[Any] | None = getattr(_LOCAL, "met", None)
     if met is not None and all(model is not known for known in met):
@@ -184,11 +186,10 @@ def declared_inputs() -> Declared:
 
 @dataclass
 class Step:
-    """Calls of `fn`, run by a plan, with one engine for each form of the arguments and each set of scopes around.
-
-    A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
-    of all engines, also of plans that were replaced. `trains`: it is Keras's own train step of a model. `owned` gives
-    all variables of the model that it trains, by name, whether or not it reads them.
+    """Calls of `fn`, run with a plan, with one engine for each signature of the arguments and each set of enclosing
+    scopes. A step that `widens` has one engine for all signatures that differ only in sizes, from the second one on.
+    `steps` counts the steps of all engines, including those of replaced plans. `trains`: it is Keras's own train step
+    of a model. `owned` returns all variables of the model that it trains, by name, whether or not it reads them.
     """
 
     fn: Callable[..., Any]
@@ -231,7 +232,7 @@ class Step:
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
-        """Run the step; an error on a batch with another shape than the first one mentions that."""
+        """Run the step; an error on a batch whose shape differs from the first one mentions this."""
         try:
             last.count_from(self.steps)
             results = last.run(tensors)
@@ -249,7 +250,7 @@ class Step:
         return self.fn(*args, **kwargs)
 
     def captured_before(self, layout: Signature) -> Captured | None:
-        """The capture for calls of this form, if one has run; None if a planner made the decision."""
+        """The capture for calls with this signature, if one has run; None if a planner decided its stages."""
         with self._lock:
             self._forget_others()
             kept = self.engines.get((describe_surroundings(), layout.key))
@@ -271,7 +272,7 @@ class Step:
         self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None, *, checked: bool = True
     ) -> Engine:
         """The engine for these arguments and the scopes around this call, planned for the rows of the first `tensors`;
-        `checked`: verify that they are a batch.
+        with `checked`, verify that they are a batch.
         """
         self._forget_others()
         around = describe_surroundings()
@@ -297,14 +298,14 @@ class Step:
                 self._replace_engine(key, kept)
 
     def _replace_engine(self, key: tuple[Any, Any], kept: Engine) -> None:
-        """Register the engine of a better plan, by which the steps that follow are counted."""
+        """Register the engine of a better plan, which counts the following steps."""
         del self.engines[key]
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         kept.runner.close()
         forget_states(kept.captured, current_run())
 
     def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
-        """An engine with free axes instead of one more for every size; None if the step depends on sizes."""
+        """An engine with free axes, instead of one for every size; None if the step depends on sizes."""
         form = self._find_saved_form(layout) or widen_signature(layout, forms) if self.widens else None
         if form is None:
             return None
@@ -315,7 +316,9 @@ class Step:
             return None
 
     def _find_saved_form(self, layout: Signature) -> Signature | None:
-        """The form that the resumed run had traced for calls of the form `layout`; None for `layout` itself."""
+        """The signature that the resumed run had traced for calls with the signature `layout`; None for `layout`
+        itself.
+        """
         checkpoints = current_run().checkpoints
         saved = () if checkpoints is None else checkpoints.forms.get(_name_traces(self.name), ())
         found = (replace_sizes(layout, shapes) for shapes in saved)

@@ -1,4 +1,4 @@
-"""Planned traffic in bytes: of each micro-batch between stages, and of a step on each line."""
+"""Planned traffic in bytes: of each micro-batch between stages, and of a step on each link."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from whale_nebula.wire.frame import frame_count, wire_bytes
 
 
 class Message(NamedTuple):
-    """A tensor that goes from a stage to a host, in one direction.
+    """A tensor that is sent from a stage to a host, in one direction.
 
     `numbers` is the number of its floating-point elements that a codec can compress: not scalar, not complex. With
-    `bounded` the bytes are an upper bound, as the codec's output depends on values.
+    `bounded`, the bytes are an upper bound, because the codec's output depends on values.
     """
 
     source: int
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
-    """The messages between hosts for a micro-batch of `rows` rows; sizes known only in a step are left out."""
+    """The messages between hosts for a micro-batch of `rows` rows; sizes known only in a step are omitted."""
     for each in Crossings(cut, Routing.plain(hosts)).by_value.values():
         spec, boundary = each.spec, each.boundary
         if not _is_sized(spec):
@@ -65,7 +65,7 @@ def _is_sized(spec: Spec) -> bool:
 
 
 def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> frozenset[str]:
-    """The links for which only an upper bound of bytes is known, as values in the batch decide on them."""
+    """The links for which only an upper bound of bytes is known, because the bytes depend on values in the batch."""
     found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
     return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
 
@@ -99,7 +99,7 @@ _Crossing = tuple[dict[_Pair, Hop], dict[_Pair, tuple[Numbers, Numbers]]]
 
 @dataclass
 class Traffic:
-    """Planned traffic in bytes, by line. Stages run on the hosts named in `hosts`; `shapes` are those of a batch's
+    """Planned traffic in bytes, by link. Stages run on the hosts named in `hosts`; `shapes` are those of a batch's
     leaves, if known.
     """
 
@@ -156,7 +156,7 @@ class Traffic:
         return Carried(self._line(here, there), sum(wire_bytes(size or 0) for size in sizes), what)
 
     def hops(self, phase: int, rows: int) -> _Crossing:
-        """The traffic between stages for a micro-batch, by line, and the part of it that is numbers."""
+        """The traffic between stages for a micro-batch, by link, and the part of it that is numbers."""
         if (phase, rows) not in self._hops:
             sizes: dict[_Pair, float] = {}
             numbers: defaultdict[_Pair, Numbers] = defaultdict(Numbers)

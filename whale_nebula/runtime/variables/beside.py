@@ -1,5 +1,5 @@
-"""Objects beside a step's graph that take memory where a variable is held, such as a table of rows: how much a planner
-counts for them.
+"""Objects outside a step's graph that use memory where a variable is held, such as a table of rows, and the memory that
+a planner counts for them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ _NAME = "_nebula_beside"
 
 
 class Expected(NamedTuple):
-    """The bytes that an object is expected to take in all, and a phrase that says what was assumed."""
+    """The total bytes that an object is expected to use, and a phrase that states the assumption."""
 
     bytes: float
     said: str
 
 
 class Beside(Protocol):
-    """An object with memory of its own, of which no worker has a copy."""
+    """An object with its own memory that is not copied to other workers."""
 
     def expect_bytes(self) -> Expected:
-        """The bytes that it will take."""
+        """The bytes that it will use."""
 
 
 def put_beside(variable: Any, held: Beside) -> None:
-    """Declare that an object is held by the workers that hold a variable of TensorFlow."""
+    """Declare that an object is held by the workers that hold a TensorFlow variable."""
     setattr(variable, _NAME, weakref.ref(held))
 
 
 def expect_beside(variable: Any) -> Expected | None:
-    """What the object of a variable is expected to take; None if it has none."""
+    """The memory that the object of a variable is expected to use; None if it has no object."""
     found = getattr(variable, _NAME, None)
     held = None if found is None else found()
     return None if held is None else held.expect_bytes()

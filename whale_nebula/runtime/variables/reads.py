@@ -1,6 +1,6 @@
 """Collective methods of a Keras model (`get_weights`, `save` and others), which every process must call together.
 
-They are set on the instance when the first step is made that reads its variables, so Keras itself is not patched.
+They are set on the instance when the first step that reads its variables is created, so Keras itself is not patched.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MEETING_READS = (
 )  # fmt: skip
 _MEETING_WRITES = ("set_weights", "load_weights")
 _TRAINS = ("fit", "train_on_batch")
-"""Methods that train clusters apart inside the scopes, and write the same in every process outside them."""
+"""Methods that train with local SGD inside the scopes, and write the same values in every process outside them."""
 
 
 def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str = "", first: bool = True) -> None:
-    """Let a model's reads and saves gather it first; only one process of a host writes files.
+    """Make a model's reads and saves gather it first; only one process of a host writes files.
 
     If each cluster keeps its own parts, the `first` worker of each saves these, and all of its workers load them.
     """
@@ -45,7 +45,7 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
-    """Let a model's `get_metrics_result` return the results of its last step; returns the function that stores them.
+    """Make a model's `get_metrics_result` return the results of its last step; returns the function that stores them.
 
     Keras ends epochs and evaluations with the results of its metrics, read from their variables, which some processes
     do not hold; the results of a step are sent to every process.
@@ -84,10 +84,9 @@ def make_all_collective(models: Iterable[Any], run: Run) -> None:
 
 
 def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> Any:
-    """Call a model's method when all clusters have synchronised; after a method that writes weights the rounds restart.
-    Has no effect in a run that has ended.
-
-    Inside the scopes the step itself synchronises. A model that was built in them is never outside.
+    """Call a model's method when all clusters have synchronised; after a method that writes weights, the rounds
+    restart. Has no effect in a closed run. Inside the scopes, the step itself synchronises. A model that was built
+    inside scopes is never outside them.
     """
     inside = name in _TRAINS and (find_apart(open_frames()) or bears_scopes(getattr(plain, "__self__", None)))
     run = None if inside else opened_run()
@@ -133,7 +132,7 @@ def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **
 
 
 def share_files() -> None:
-    """Let the callbacks of the `fit` that is about to begin write files together with other processes."""
+    """Make the callbacks of the `fit` that is about to begin write files together with other processes."""
     kinds = keras_training.CHECKPOINT | keras_training.BACKUP
     for callback in keras_training.list_fit_callbacks():
         if isinstance(callback, keras_training.LOGGERS) and not hasattr(callback, "nebula_shared"):
@@ -161,7 +160,7 @@ def _is_written_elsewhere(callback: Any) -> bool:
 
 
 def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
-    """Save a backup: one process writes everything but the weights; complete on return."""
+    """Save a backup: one process writes everything but the weights; it is complete on return."""
     if _is_collective(callback):
         keras_training.make_folder(callback, *args, **kwargs)
     if not _is_collective(callback) or not isinstance(callback, keras_training.BACKUP):
@@ -177,7 +176,9 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
 
 
 def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
-    """Restore: first the process that may write, which repairs a broken backup; then all, from the same epoch."""
+    """Restore a backup: first in the process that may write, which repairs a broken backup; then in all, from the same
+    epoch.
+    """
     if not _is_collective(callback):
         plain(logs)
         return
@@ -190,7 +191,7 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     if not run.writes_files:
         _restore(callback, plain, logs)
     epoch = keras_training.initial_epoch(callback.model)
-    session.exchange(f"a fit that begins with epoch {epoch}", {}, session.links.keys())
+    session.exchange(f"a fit that starts at epoch {epoch}", {}, session.links.keys())
 
 
 def _restore(callback: Any, plain: Plain, logs: Any) -> None:
@@ -207,7 +208,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
 
 
 def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
-    """Remove the backup once no process is about to write it; on return it is removed for all."""
+    """Remove the backup when no process is about to write it; on return it is removed for all."""
     if not _is_collective(callback):
         plain(logs)
         return

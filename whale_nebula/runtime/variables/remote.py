@@ -1,7 +1,7 @@
 """Variables of other clusters: emptied in this process, so that a model may be larger than any of its clusters.
 
-Reading such a variable would silently return an empty tensor, so its class is replaced by one whose reads raise. All
-processes together can read the whole model (`gathered`), a single one cannot.
+Reading such a variable would silently return an empty tensor, so its class is replaced by one that raises on reads. All
+processes together can read the complete model (`gathered`); a single process cannot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTROL = 0
 
 
 class Joined(Protocol):
-    """A sharded variable, of which this process has one shard."""
+    """A sharded variable; this process has one shard."""
 
     layout: Layout
 
@@ -47,8 +47,8 @@ class Joined(Protocol):
 
 @dataclass
 class Kept:
-    """A variable that programs of this run touch, and the workers that hold it: whole, or a `piece` each. Its `layout`
-    is the same in every process.
+    """A variable that programs of this run touch, and the workers that hold it: completely, or a `piece` each. Its
+    `layout` is the same in every process.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Kept:
 
 
 class Passed(NamedTuple):
-    """A value of an element type and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
+    """A value with a dtype and shape (`spec`) that process `source` can `read` and the `receivers` `store`."""
 
     source: str
     receivers: tuple[str, ...]
@@ -72,10 +72,10 @@ class Passed(NamedTuple):
 class Ledger:
     """The holders of each variable, the same in every process.
 
-    Variables are held until the run ends, also those of dropped models: Python frees them at different times in each
-    process, and exchanges require the same list in all. With `own` no values are exchanged: each process keeps its own
-    parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's cluster. `moved`
-    is the planner's decision by which all variables of a program were moved last.
+    Variables are held until the run is closed, including those of dropped models: Python frees them at different times
+    in each process, and exchanges require the same list in all. With `own` no values are exchanged: each process keeps
+    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of this process's cluster.
+    `moved` is the planner's decision that last moved all variables of a program.
     """
 
     session: Session
@@ -95,7 +95,7 @@ class Ledger:
     ) -> None:
         """Register a program: variables of several workers start from the first one's value; others are emptied.
 
-        The workers of `copied` hold variables of their own, independent of others. For variables that are `parted`, by
+        The workers of `copied` hold their own variables, independent of others. For variables that are `parted`, by
         these layouts, each holder receives its piece: see `hand_out`.
         """
         new, parted = self._select_new(variables, held), parted or {}
@@ -113,8 +113,8 @@ class Ledger:
         held: Mapping[str, Sequence[str]],
         parted: Mapping[str, Sequence[int] | None] | None = None,
     ) -> None:
-        """Admit the values that `settle` and `hand_out` will receive. Called before the agreement on a program, as
-        others send them right after it. For a `parted` variable a shard of that shape is admitted, or nothing.
+        """Admit the values that `settle` and `hand_out` will receive. Called before the agreement on a program, because
+        others send them immediately after it. For a `parted` variable a shard of that shape is admitted, or nothing.
         """
         parted, here, new = parted or {}, self.session.worker, self._select_new(variables, held)
         shared = [kept for kept in new if len(kept.holders) > 1 and kept.path not in parted]
@@ -145,7 +145,7 @@ class Ledger:
                 empty(kept)
 
     def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
-        """The piece of a variable for this worker: its first holder sends the others theirs, one after the other.
+        """The piece of a variable for this worker: its first holder sends the others their pieces, one after the other.
         `take` returns the piece of a worker.
         """
         kept, here = self.kept[id(variable)], self.session.worker
@@ -207,11 +207,11 @@ class Ledger:
         before = self.kept.get(id(kept.variable))
         if before is not None and self.session.worker in set(kept.holders) - set(before.holders):
             raise PlanError(
-                f"variable {kept.path!r} is on {', '.join(before.holders)}, and this program needs it on "
+                f"variable {kept.path!r} is on {', '.join(before.holders)}, but this program needs it on "
                 f"{', '.join(kept.holders)} as well",
                 where=kept.path,
-                why="an earlier program of this run left it to one cluster, and variables do not move",
-                mend="give its layer to the same stage in all programs",
+                why="an earlier program of this run placed it on one cluster, and variables cannot move",
+                mend="assign its layer to the same stage in all programs",
             )
 
     def _share(self, several: Sequence[Kept]) -> None:
@@ -250,7 +250,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def share_failures(self) -> Iterator[None]:
-        """Context around an action for which others wait, such as writing a file: its failure is sent to them."""
+        """Context around an action that others wait for, such as writing a file: its failure is sent to them."""
         try:
             yield
         except BaseException as failure:
@@ -264,10 +264,10 @@ class Ledger:
         """
         if self.own:
             raise CollectiveReadError(
-                "no process may hold the whole model",
-                why="the config says 'weights: own': the parts of a model stay in their clusters",
-                mend="weights: everywhere in the config of every cluster\n"
-                'or model.save_weights("model.weights.h5"), which writes each cluster\'s own part there',
+                "no process may gather the whole model",
+                why="with 'weights: own' in the config, the parts of a model stay in their clusters",
+                mend="set weights: everywhere in the config of every cluster\n"
+                'or use model.save_weights("model.weights.h5"), which writes the part of each cluster in that cluster',
             )
         wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
@@ -285,7 +285,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def join_pieces(self, several: Iterable[Kept]) -> Iterator[None]:
-        """Context in which the variables of which this process has a piece are whole. All holders of pieces, which are
+        """Context in which the variables that this process has in pieces are complete. All holders of pieces, which are
         workers of one cluster, enter it at the same point; nothing is sent to other clusters.
         """
         joined: list[tuple[Kept, Joined]] = []
@@ -316,8 +316,8 @@ class Ledger:
 
 @contextlib.contextmanager
 def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
-    """Context in which emptied variables of a list are read as arrays that only contain their number: of shape
-    (number, 0).
+    """Context in which emptied variables of a list are read as arrays of shape (number, 0), which encode only their
+    number.
     """
     empty_here = [(number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _Elsewhere)]
     for number, variable in empty_here:
@@ -374,14 +374,14 @@ class _Elsewhere:
         path, holders = self.nebula_home
         what, why = f"on {holders[0]}, not", "it belongs to a stage of another cluster, and its copy here is empty"
         if self.nebula_piece is not None:
-            what, why = "not", f"nb.split has divided it: {', '.join(holders)} have a piece each"
+            what, why = "not", f"nb.split has divided it: {', '.join(holders)} each have a piece"
         return CollectiveReadError(
             f"variable {path!r} is {what} in this process",
             where=str(script_site()),
             why=why,
-            mend="with nb.gathered(): around the read, in every process\n"
+            mend="use with nb.gathered(): around the read, in every process\n"
             "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
-            "a tf.train.Checkpoint is written by one while all stand in it: if nb.here().lead: checkpoint.save(path)",
+            "inside it, one process writes a tf.train.Checkpoint: if nb.here().lead: checkpoint.save(path)",
         )
 
 
@@ -395,7 +395,7 @@ def _read(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) ->
 
 
 def _write(variable: Any, name: str, plain: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """A write, which every process makes: it is ignored, or stored in the local piece."""
+    """A write, which every process performs: it is ignored, or stored in the local piece."""
     piece = variable.nebula_piece
     if not tf.executing_eagerly():
         return plain(variable, *args, **kwargs)
@@ -423,8 +423,8 @@ def name_own_path(path: str | os.PathLike[str], cluster: str) -> str:
     text = os.fspath(path)
     if not text.endswith(SUFFIX):
         raise OptionError(
-            f"{text!r} is not a file for the parts of a cluster",
-            why="with 'weights: own' each cluster saves its own in a file of weights",
+            f"{text!r} is not the name of a weights file",
+            why=f"with 'weights: own' each cluster saves its part to a file that ends in {SUFFIX}",
             mend=f'model.save_weights("{Path(text).name.partition(".")[0]}{SUFFIX}")',
         )
     return f"{text.removesuffix(SUFFIX)}.{cluster}{SUFFIX}"
@@ -451,13 +451,13 @@ def load_own(cluster: str, plain: Plain, filepath: Any, *args: Any, **kwargs: An
 
 
 def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:
-    """Replace datasets that contain a variable's number by ones with that variable's shape, and NaN as values."""
+    """Replace datasets that contain a variable's number by datasets with that variable's shape and NaN as values."""
     with h5py.File(path, "a") as file:
         found: list[h5py.Dataset] = []
         file.visititems(lambda name, each: found.append(each) if _is_number(each) else None)
         for each in found:
             _exchange(file, each.name, variables[each.shape[0]])
-        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all else is NaN"
+        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all other values are NaN"
 
 
 def _is_number(each: Any) -> bool:

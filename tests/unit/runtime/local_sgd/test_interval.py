@@ -57,7 +57,7 @@ def test_the_run_is_that_with_the_number() -> None:
     every, found = find_every(), ours.get_weights()
     assert 1 < every < 4 and len(current_run().intervals) == 1  # of the rows that are left over, too
     reason = report.meetings.chosen
-    assert f"every {every} steps, as sync_every='auto' has chosen" in reason and reason in str(report)
+    assert f"every {every} steps, chosen by sync_every='auto'" in reason and reason in str(report)
     with nb.cluster(), nb.replica(sync_every="auto"):
         plan = nb.plan(ours, X[:12], Y[:12])
         assert reason in plan.to_text() and plan.explain().lower() == f"{reason.lower()}."
@@ -82,7 +82,7 @@ def test_under_a_planner_it_says_both() -> None:
     made = model()
     with nb.auto_parallel(), nb.cluster(), nb.replica(sync_every="auto"):
         told = nb.plan(made, X, Y).explain()
-    assert "leaves this step as its scopes say" in told and "The clusters meet every" in told
+    assert "does not change the scopes of this step" in told and "The clusters synchronise every" in told
     made.evaluate(X, Y, verbose=0)
 
 
@@ -138,4 +138,4 @@ def test_it_is_refused_where_nobody_knows(config: dict[str, Any], mend: str) -> 
 def test_a_slow_line_is_said() -> None:
     nb.init({"clusters": CLUSTERS}, links="8kbit,1ms")
     with nb.cluster(), nb.replica(sync_every="auto"):
-        assert "does not hide behind" in nb.plan(model(), X, Y).explain()
+        assert "does not hide it" in nb.plan(model(), X, Y).explain()

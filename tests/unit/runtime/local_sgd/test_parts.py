@@ -236,7 +236,7 @@ class TestRounds:
         for each in (a, b):
             each.send_due()
         c.ends.send_fragment(1, 0, one, 4)
-        with pytest.raises(RemoteProtocolError, match=r"4 bytes of weights came where \d+ were due(.|\n)*'c/0'"):
+        with pytest.raises(RemoteProtocolError, match=r"received 4 bytes of weights instead of \d+(.|\n)*'c/0'"):
             a.take()
 
 
@@ -251,7 +251,7 @@ class TestServer:
             staleness=1,
         )
         server.begin(numbers(3))
-        with pytest.raises(RemoteProtocolError, match=r"bytes of weights came where 12 were due(.|\n)*'b/0'"):
+        with pytest.raises(RemoteProtocolError, match=r"bytes of weights instead of 12(.|\n)*'b/0'"):
             server.take("b", 1, np.zeros(size, np.float32).view(np.uint8), last=False)
         server.close()
 
