@@ -265,13 +265,13 @@ def _check(experts: int, k: int, groups: int | None, drop: str, factor: float) -
         )
     if drop not in (IN_ORDER, RANDOM):
         raise OptionError(
-            f"drop={drop!r}",
+            f"drop={drop!r} is not a valid value",
             why='dropped tokens are chosen at random ("random") or from the end ("order")',
             mend='drop="random"',
         )
     if factor <= 0:
         raise OptionError(
-            f"capacity_factor={factor!r}",
+            f"capacity_factor={factor!r} is not positive",
             why="each expert needs capacity for at least one token",
             mend="capacity_factor=1.25",
         )

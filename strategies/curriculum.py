@@ -77,14 +77,19 @@ class Curriculum(keras.callbacks.Callback):
         for name, value in {"start": start, "end": end, "steps": steps, "step": step}.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise OptionError(
-                    f"{name}={value!r} of a curriculum", mend=f"{name}=64, or another whole number from 1 up"
+                    f"{name}={value!r} of a curriculum is not a positive integer",
+                    mend=f"{name}=64, or another positive integer",
                 )
         if start > end:
             raise OptionError(
-                f"a curriculum from {start} to {end}", why="sequences grow", mend=f"Curriculum({end}, {start}, ...)"
+                f"a curriculum from length {start} to {end}",
+                why="sequence lengths must increase",
+                mend=f"Curriculum({end}, {start}, ...)",
             )
         if mode not in MODES:
-            raise OptionError(f"mode={mode!r} of a curriculum", mend='mode="truncate", or mode="pack"')
+            raise OptionError(
+                f"mode={mode!r} of a curriculum is not a valid value", mend='mode="truncate", or mode="pack"'
+            )
         self.start, self.end, self.steps, self.step, self.pace, self.mode = start, end, steps, step, pace, mode
         self._position: Position | None = None
         self._cuts = False
@@ -100,7 +105,8 @@ class Curriculum(keras.callbacks.Callback):
         """The lengths by their first step: each begins where the pace first reaches it."""
         if not isinstance(pace, str) or pace not in ROOTS:
             raise OptionError(
-                f"pace={pace!r} of a curriculum", mend='pace="linear", pace="root", or a table {0: 64, 300: 128}'
+                f"pace={pace!r} of a curriculum is not a valid value",
+                mend='pace="linear", pace="root", or a table {0: 64, 300: 128}',
             )
         changes = {0: self.start}
         first = self.start - self.start % self.step + self.step
@@ -117,9 +123,9 @@ class Curriculum(keras.callbacks.Callback):
         ends = (rows[0], rows[-1]) if rows else None
         if ends != ((0, self.start), (self.steps, self.end)) or lengths != sorted(set(lengths)):
             raise OptionError(
-                f"pace={dict(table)!r} is no table from {self.start} to {self.end} in {self.steps} steps",
-                why="it says from which step on which length holds: the start from 0, the end from the last step, "
-                "and between them each is longer than the one before",
+                f"pace={dict(table)!r} is not a table from {self.start} to {self.end} in {self.steps} steps",
+                why="it maps steps to the lengths that start there: step 0 to the start, the last step to the end, "
+                "and lengths must increase",
                 mend=f"pace={{0: {self.start}, {self.steps}: {self.end}}}",
             )
         return dict(rows)
@@ -143,7 +149,9 @@ class Curriculum(keras.callbacks.Callback):
         the previous one has ended.
         """
         if not isinstance(first, int) or first < 0:
-            raise OptionError(f"first={first!r} of a curriculum", mend="first=0: the step of the first batch")
+            raise OptionError(
+                f"first={first!r} of a curriculum is not a step", mend="first=0, the step of the first batch"
+            )
         if not isinstance(dataset, tf.data.Dataset):
             raise self._no_dataset(dataset)
         self._check(dataset.element_spec)
@@ -160,8 +168,8 @@ class Curriculum(keras.callbacks.Callback):
         """Refuse a `fit` whose data it could not cut."""
         if not self._cuts:
             raise OptionError(
-                "a curriculum among callbacks found no data of a fit of Keras",
-                why="it cuts the data when fit gives it its model, which a CallbackList of your own has done before",
+                "a curriculum among the callbacks found no data of model.fit",
+                why="it cuts the data when fit sets the callback's model, but your own CallbackList has set it before",
                 mend="model.fit(dataset, callbacks=[curriculum]), or model.fit(dataset.apply(curriculum))",
             )
 
@@ -169,10 +177,10 @@ class Curriculum(keras.callbacks.Callback):
         """Refuse options by length for a model without scopes."""
         if self._options and not self._checked:
             raise OptionError(
-                f"micro_batch= and compress= of a curriculum do nothing to model {self.model.name!r}",
+                f"micro_batch= and compress= of a curriculum have no effect on model {self.model.name!r}",
                 where=str(self._options.site),
-                why="it has no scopes, so Keras runs its steps",
-                mend='with nb.stage(cluster="gpu"): around the layers that belong together; or neither option',
+                why="the model has no scopes, so Keras runs its steps",
+                mend='put layers in stages (with nb.stage(cluster="gpu"): ...), or remove both options',
             )
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -185,10 +193,10 @@ class Curriculum(keras.callbacks.Callback):
         """
         if self._options.open:
             raise NotYetError(
-                '"auto" of a curriculum in a loop',
+                'a curriculum with "auto" in a custom loop',
                 where=str(self._options.site),
-                why="it is chosen before the first step of a fit",
-                mend='a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
+                why="options are chosen before the first step of a fit",
+                mend='use a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
             )
         return replace_options(self._options.find(self.length(step)))
 
@@ -258,8 +266,8 @@ class Curriculum(keras.callbacks.Callback):
     @staticmethod
     def _no_dataset(given: Any) -> DataError:
         return DataError(
-            f"a curriculum was given {type(given).__name__}, not a dataset",
-            why="it cuts the batches of a dataset, step by step",
+            f"a curriculum requires a dataset, not {type(given).__name__}",
+            why="it cuts the batches of a dataset at each step",
             mend="tf.data.Dataset.from_tensor_slices((x, y)).batch(32).apply(curriculum)",
         )
 
@@ -290,14 +298,14 @@ class Curriculum(keras.callbacks.Callback):
         if not cut:
             raise DataError(
                 f"no tensor of a batch has an axis of {self.end}: {', '.join(map(str, shapes))}",
-                why="a curriculum cuts batches of sequences that have their full length",
+                why="a curriculum cuts batches of full-length sequences",
                 mend=f"dataset.padded_batch(32, padded_shapes=([{self.end}], [{self.end}]))\n"
-                "where it was cut before: either dataset.apply(curriculum), or callbacks=[curriculum]",
+                "if the data was already cut: use either dataset.apply(curriculum) or callbacks=[curriculum]",
             )
         if self.mode == "pack" and any(shape[1:2] != (self.end,) or self.end in shape[2:] for shape in shapes):
             raise DataError(
                 f"a batch of {', '.join(map(str, shapes))} cannot be packed",
-                why=f"all get the same rows only where the second axis, and no other, of each tensor is {self.end}",
+                why=f"in each tensor, only the second axis may have the size {self.end}",
                 mend='mode="truncate"',
             )
 
@@ -332,12 +340,15 @@ class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
         super().__init__()
         if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule | Mapping):
             raise OptionError(
-                f"ByTokens was given {schedule!r}",
-                why="it calls a schedule with the number of full steps",
+                f"ByTokens requires a learning-rate schedule, not {schedule!r}",
+                why="it calls the schedule with the equivalent number of full-length steps",
                 mend="ByTokens(keras.optimizers.schedules.CosineDecay(1e-3, 900), curriculum)",
             )
         if not isinstance(curriculum, Curriculum | Mapping):
-            raise OptionError(f"ByTokens was given {curriculum!r}", mend="ByTokens(schedule, Curriculum(64, 256, 900))")
+            raise OptionError(
+                f"ByTokens requires a Curriculum, not {curriculum!r}",
+                mend="ByTokens(schedule, Curriculum(64, 256, 900))",
+            )
         if isinstance(curriculum, Mapping):  # from the config of a loaded model
             said = dict(curriculum)
             pace = said.pop("pace")

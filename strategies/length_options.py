@@ -68,10 +68,10 @@ class LengthOptions:
         if (limits := current_limits()) is not None:
             if "compress" in self.open:
                 raise OptionError(
-                    f'compress="auto" of a curriculum meets nb.auto_parallel at {limits.site}',
+                    f'compress="auto" of a curriculum cannot be combined with nb.auto_parallel at {limits.site}',
                     where=str(self.site),
-                    why="that plans the steps of each length, with their codecs",
-                    mend='nb.auto_parallel(compress="auto"), and micro_batch="auto" alone in the curriculum',
+                    why="nb.auto_parallel plans the steps of each length, including their codecs",
+                    mend='use nb.auto_parallel(compress="auto"), and only micro_batch="auto" in the curriculum',
                 )
             return replace(self, open=frozenset(), planned=True)
         asked = Open(
@@ -113,7 +113,7 @@ class LengthOptions:
         return StepOptions(
             options.micro_batch,
             options.compress,
-            said=f"the curriculum at {self.site} gives sequences of {numbers} {' and '.join(parts)}{chosen}",
+            said=f"the curriculum at {self.site} sets, for sequences of {numbers}, {' and '.join(parts)}{chosen}",
         )
 
     def _choose(self, length: int) -> StepOptions:
@@ -127,11 +127,11 @@ class LengthOptions:
             own = rows // packs[length] * packs[other]
             if count > own:
                 raise OptionError(
-                    f"micro_batch= of a curriculum says {count} for sequences of {other}, and their batches have {own} "
+                    f"micro_batch= of a curriculum is {count} for sequences of {other}, but their batches have {own} "
                     f"row{'s' * (own != 1)}",
                     where=str(self.site),
-                    why="a micro-batch has at least one row",
-                    mend=f"{other}: {own}, or larger batches",
+                    why="a micro-batch needs at least one row",
+                    mend=f"use {other}: {own}, or larger batches",
                 )
 
 
@@ -156,20 +156,20 @@ def _complete(option: str, given: Any, lengths: Sequence[int], site: Site, examp
     if not isinstance(given, Mapping) or not given:
         where = f"nb.pipeline({option}={given!r})" if option == "micro_batch" else f"nb.compress({given!r})"
         raise OptionError(
-            f"{option}={given!r} of a curriculum is no table by length",
+            f"{option}={given!r} of a curriculum is not a table by length",
             where=str(site),
-            why=f"it says what changes with the length; for all lengths there is {where}",
-            mend=f"{option}={example}, from which length on each holds; or a function of the length",
+            why=f"it sets what changes with the length; to set it for all lengths, use {where}",
+            mend=f"{option}={example} (each value applies from its length on), or a function of the length",
         )
     for length in given:
         if length not in lengths:
             known = ", ".join(map(str, lengths))
             raise OptionError(
-                f"{option}={dict(given)!r} of a curriculum has a length {length!r}, and there are no such sequences",
+                f"{option}={dict(given)!r} of a curriculum has the length {length!r}, which never occurs",
                 where=str(site),
                 why=f"its lengths are {known}",
                 mend=f"{min(lengths, key=lambda each: abs(each - length)) if _is_number(length) else lengths[0]} "
-                f"in place of {length!r}",
+                f"instead of {length!r}",
             )
     steps = sorted(given)
     return {length: given[max(begin for begin in steps if begin <= length)] for length in lengths if length >= steps[0]}
@@ -182,10 +182,10 @@ def _is_number(value: Any) -> bool:
 def _check_count(value: Any, site: Site) -> int:
     if not _is_number(value) or value < 1:
         raise OptionError(
-            f"micro_batch= of a curriculum has {value!r}",
+            f"micro_batch= of a curriculum contains {value!r}",
             where=str(site),
-            why="it is the number of micro-batches that a batch is cut into",
-            mend="a whole number from 1 up, such as micro_batch={64: 2, 256: 4}",
+            why="values are numbers of micro-batches",
+            mend="use positive integers, such as micro_batch={64: 2, 256: 4}",
         )
     return int(value)
 
@@ -196,10 +196,10 @@ def _parse_codec(value: Any, site: Site) -> Frame:
         return _make_frame("none", site)
     if isinstance(value, str) and value == "auto":
         raise OptionError(
-            'compress= of a curriculum has "auto" for some lengths',
+            'compress= of a curriculum contains "auto" for some lengths',
             where=str(site),
-            why="it would be either a choice for each length, or one that follows the line",
-            mend='compress="auto" for all lengths, or nb.compress("auto") in the table, which follows the line',
+            why="it is ambiguous: a choice for each length, or a codec that follows the link",
+            mend='use compress="auto" for all lengths, or nb.compress("auto") in the table, which follows the link',
         )
     try:
         scope = value if isinstance(value, Scope) else public.compress(value)
@@ -207,18 +207,18 @@ def _parse_codec(value: Any, site: Site) -> Frame:
         raise OptionError(error.what, where=str(site), why=error.why, mend=error.mend) from None
     if not isinstance(scope, Scope) or scope.kind != "compress":
         raise OptionError(
-            f"compress= of a curriculum has {value!r}",
+            f"compress= of a curriculum contains {value!r}",
             where=str(site),
-            why="it says how tensors cross",
-            mend='a codec ("int8", "none"), or nb.compress(int8=True, backward="fp16")',
+            why="values must be codecs",
+            mend='use a codec ("int8", "none"), or nb.compress(int8=True, backward="fp16")',
         )
     scope.note_placed()
     frame = Frame("compress", scope.options, site)
     if learned_rank(frame) is not None:
         raise OptionError(
-            f"compress= of a curriculum has {value!r}, whose basis is learned",
+            f"compress= of a curriculum contains {value!r}, whose basis is learned",
             where=str(site),
-            why="that basis is a part of the model, which is the same for all lengths",
-            mend="nb.compress(...) around a part of the model, and no compress= here",
+            why="a learned basis is a part of the model, which is the same for all lengths",
+            mend="use nb.compress(...) around a part of the model, and remove compress= here",
         )
     return frame

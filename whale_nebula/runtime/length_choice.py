@@ -87,9 +87,9 @@ def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, asked: Op
         raise _refuse(asked, f"the step cannot be traced for sequences of any length: {failure}") from failure
     captured.begin(lambda variable: True)
     if captured.program.apart is not None:
-        raise _refuse(asked, "each cluster trains a copy of the step, so nothing crosses in it")
+        raise _refuse(asked, "each cluster trains a copy of the step, so there is no boundary to encode")
     if captured.program.splits:
-        raise _refuse(asked, "it has nb.split, whose collectives depend on the length")
+        raise _refuse(asked, "the step has nb.split, whose collectives depend on the length")
     if len(captured.program.requests) != 1:
         raise _refuse(asked, "the step does not ask for gradients exactly once")
     return captured
@@ -97,10 +97,10 @@ def _capture_any_length(step: Step, layout: Signature, unpack: Unpack, asked: Op
 
 def _refuse(asked: Open, why: str) -> NotYetError:
     return NotYetError(
-        '"auto" of a curriculum for this step',
+        'a curriculum with "auto" for this step',
         where=str(asked.site),
         why=why,
-        mend='a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
+        mend='use a table: Curriculum(..., micro_batch={64: 2, 256: 4}, compress={256: "int8"})',
     )
 
 
@@ -156,7 +156,7 @@ def _build_chain(program: Program, shapes: Shapes, asked: Open) -> Layers:
     rows = _count_rows(program, shapes)
     found = layers_of(program, rows, set_rows(program.leaves, shapes, rows))
     if found is None:
-        raise _refuse(asked, "no op of the step reads a variable, so its seconds are not known beforehand")
+        raise _refuse(asked, "no op of the step reads a variable, so its time cannot be predicted")
     return found
 
 
@@ -194,7 +194,7 @@ def _choose_best(
         scored = [found for found in (score(problem, shape) for shape in shapes) if isinstance(found, Candidate)]
         best += [min(scored, key=lambda found: found.seconds)] if scored else []
     if not best:
-        raise _refuse(asked, f"with sequences of {length} no number of micro-batches fits into memory")
+        raise _refuse(asked, f"no number of micro-batches fits into memory for sequences of {length}")
     most = (1.0 + problem.options.slack) * min(each.seconds for each in best)
     chosen = next(each for each in best if each.seconds <= most)
     codec = None if asked.compress is not None else coded[variants.index(chosen.parts)].codec
@@ -211,7 +211,7 @@ def _find_parts(problem: Problem, chain: Layers, program: Program, asked: Open) 
         return {stage.key: Part(names.index(stage.cluster), 0, len(chain.chain), stage.replicas)}
     ranges = sorted((begin, end, key) for key, (begin, end) in chain.written.items())
     if any(end > begin for (_, end, _), (begin, _, _) in itertools.pairwise(ranges)):
-        raise _refuse(asked, "its stages are not one after the other along the layers")
+        raise _refuse(asked, "its stages do not follow the order of the layers")
     begins = [0, *(begin for begin, _, _ in ranges[1:]), len(chain.chain)]
     return {
         key: Part(names.index(stages[key].cluster), begins[place], begins[place + 1], stages[key].replicas)

@@ -81,7 +81,7 @@ def test_in_fit_micro_batches_and_codec_follow_the_length() -> None:
     shares = {8: (1, 2.0), 16: (4, 1.0), 24: (4, 2.0), 32: (4, 2.0)}
     assert [step[:2] for step in looks.steps] == [shares[curriculum.length(step)] for step in range(8)]
     assert traced[1:] == [(None, 8), (None, 16), (None, 24), (None, None)]  # the first one makes variables
-    assert any("gives sequences of 24, 32 4 micro-batches and codec fp16" in note for note in looks.notes)
+    assert any("sets, for sequences of 24, 32, 4 micro-batches and codec fp16" in note for note in looks.notes)
     before = len(looks.steps)
     looks.model.fit(*data_of(4), batch_size=4, verbose=0, callbacks=[looks])  # without a curriculum scopes say all
     assert [step[:2] for step in looks.steps[before:]] == [(2, 2.0)]
@@ -97,7 +97,7 @@ def test_use_options_is_for_plans_and_loops() -> None:
             plans.append(nb.plan(model, *curriculum.cut(batch, step)))
     assert [plan.micro_batch for plan in plans] == [1, 4]
     assert [plan.boundaries[0].codec for plan in plans] == ["none", "int8"]
-    said = "gives sequences of 32 4 micro-batches and codec int8"
+    said = "sets, for sequences of 32, 4 micro-batches and codec int8"
     assert [any(said in note for note in plan.notes) for plan in plans] == [False, True]
 
     @nb.function
@@ -134,12 +134,20 @@ def learned() -> keras.Model:
 @pytest.mark.parametrize(
     ("run", "kind", "said"),
     [
-        (lambda: Curriculum(**LENGTHS, micro_batch=4), OptionError, "micro_batch=4 of a curriculum is no table"),
-        (lambda: Curriculum(**LENGTHS, compress="int8"), OptionError, "compress='int8' of a curriculum is no table"),
-        (lambda: Curriculum(**LENGTHS, micro_batch={}), OptionError, r"micro_batch=\{\} of a curriculum is no table"),
+        (lambda: Curriculum(**LENGTHS, micro_batch=4), OptionError, "micro_batch=4 of a curriculum is not a table"),
+        (lambda: Curriculum(**LENGTHS, compress="int8"), OptionError, "compress='int8' of a curriculum is not a table"),
+        (
+            lambda: Curriculum(**LENGTHS, micro_batch={}),
+            OptionError,
+            r"micro_batch=\{\} of a curriculum is not a table",
+        ),
         (lambda: Curriculum(**LENGTHS, micro_batch={20: 2}), OptionError, "has a length 20, and there are no such"),
-        (lambda: Curriculum(**LENGTHS, micro_batch={8: 0}), OptionError, "micro_batch= of a curriculum has 0"),
-        (lambda: Curriculum(**LENGTHS, micro_batch={8: True}), OptionError, "micro_batch= of a curriculum has True"),
+        (lambda: Curriculum(**LENGTHS, micro_batch={8: 0}), OptionError, "micro_batch= of a curriculum contains 0"),
+        (
+            lambda: Curriculum(**LENGTHS, micro_batch={8: True}),
+            OptionError,
+            "micro_batch= of a curriculum contains True",
+        ),
         (lambda: Curriculum(**LENGTHS, compress={8: "int9"}), OptionError, "'int9'"),
         (lambda: Curriculum(**LENGTHS, compress={8: "auto"}), OptionError, 'has "auto" for some lengths'),
         (lambda: Curriculum(**LENGTHS, compress={8: nb.stage()}), OptionError, r"has nb.stage\(\)"),
@@ -148,7 +156,11 @@ def learned() -> keras.Model:
             OptionError,
             "whose basis is learned",
         ),
-        (lambda: Curriculum(**LENGTHS, micro_batch="auto").use_options(0), NotYetError, '"auto" of a curriculum in a'),
+        (
+            lambda: Curriculum(**LENGTHS, micro_batch="auto").use_options(0),
+            NotYetError,
+            'a curriculum with "auto" in a',
+        ),
         (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "says 5 for sequences of 32"),
         (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False), OptionError, "do nothing to model"),
         (
