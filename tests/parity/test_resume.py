@@ -347,7 +347,7 @@ def test_other_data_than_before_is_named(tmp_path: Path) -> None:
         model = staged()
         model.compile(case.optimizer(), "mse", metrics=["mae"])
         data = tf.data.Dataset.from_tensor_slices((np.ones((ROWS, 6), "float32"), np.ones((ROWS, 1), "float32")))
-        with pytest.raises(CheckpointError, match="the batch of step 5 is not the one that this run had"):
+        with pytest.raises(CheckpointError, match="the batch of step 5 differs from the one that this run had"):
             model.fit(data.batch(BATCH), epochs=2, verbose=0)
 
 

@@ -35,7 +35,7 @@ def test_whole_names_arguments() -> None:
 
     assert nb.function(step, whole=("table",)).step.whole == {"table"}
     assert nb.function(lambda **tables: tables, whole=("any",)).step.whole == {"any"}
-    with pytest.raises(OptionError, match="names 'tabel', and step has no such argument") as caught:
+    with pytest.raises(OptionError, match="names 'tabel', but step has no such argument") as caught:
         nb.function(step, whole=("tabel",))
     assert caught.value.mend == "did you mean 'table'?"
     with pytest.raises(OptionError, match="is a string") as caught:

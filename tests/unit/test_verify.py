@@ -142,10 +142,10 @@ def test_dropout_with_micro_batches_is_not_comparable() -> None:
     assert not found.comparable
     assert not found.ok
     assert not found
-    assert "not comparable: the step draws random numbers" in found.to_text()
+    assert "not comparable: each micro-batch draws its own random numbers" in found.to_text()
     assert "inf" not in found.to_text() and " none  returned/loss" in found.to_text()
     assert "mend: nb.pipeline(micro_batch=1), or a dropout rate of zero, for the check" in found.to_text()
-    with pytest.raises(VerificationError, match="draws random numbers") as caught:
+    with pytest.raises(VerificationError, match="draws its own random numbers") as caught:
         found.raise_if_bad()
     assert "dropout rate of zero" in str(caught.value)
 

@@ -200,7 +200,7 @@ def again(cut: Cut) -> Any:
     return Again() if cut.stages else cut
 
 
-@step_script(micro=(1,))
+@step_script()
 def jacobian_across_stages(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     with tf.GradientTape() as tape, cut.program():
         outputs = tf.reduce_mean(chain(cut, x, w) * y, axis=0)

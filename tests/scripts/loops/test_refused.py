@@ -22,7 +22,6 @@ from whale_nebula.errors import (
 SCRIPTS = opened()
 X, Y = rows(1)[0]
 COUPLED = {
-    "tapes.jacobian_across_stages": "the batch is repeated along its axis",
     "edited.gradient_in_a_cond": "mixed with a number of rows",
     "forwards.scan_over_rows": "as many elements as the batch has rows",
     "forwards.map_over_rows": "once for each row",

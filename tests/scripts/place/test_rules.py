@@ -282,7 +282,7 @@ def in_loop(layer: Any, x: Any) -> Any:
 def test_a_scope_in_a_placed_layer_names_both() -> None:
     model = around(in_stage)
     nb.place(model, {"mid": "npu"})
-    with pytest.raises(NestingError, match=rf"code of layer 'mid', which nb.place at {HERE}:\d+ gives to 'npu'"):
+    with pytest.raises(NestingError, match=rf"code of layer 'mid', which nb.place at {HERE}:\d+ assigns to 'npu'"):
         nb.plan(model, X, Y)
 
 
@@ -299,7 +299,7 @@ def test_two_pipelines_around_a_placed_layer_are_one_too_many() -> None:
     assert len(nb.plan(model, X, Y).rows) == 2
     with nb.pipeline(4):
         nb.place(model, {"mid/one": "gpu", "head": "npu"})
-    with pytest.raises(PlacementError, match=r"nb.place is called inside nb.pipeline at .* and layer 'mid/one' inside"):
+    with pytest.raises(PlacementError, match=r"nb.place is inside nb.pipeline at .* and layer 'mid/one' inside"):
         nb.plan(model, X, Y)
 
 

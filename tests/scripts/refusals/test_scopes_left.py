@@ -77,7 +77,7 @@ def test_a_generator_that_holds_a_scope_open_is_named() -> None:
         with nb.stage(cluster="b"):
             pass
 
-    told(NestingError, enter, "is still open", "a generator that has yielded", marked("generator"), at=__file__)
+    told(NestingError, enter, "is still open", "a suspended generator", marked("generator"), at=__file__)
     generator.close()
     enter()
 
@@ -114,7 +114,7 @@ def test_a_scope_is_open_in_its_own_thread_only() -> None:
         assert pool.submit(open_frames).result() == ()
         other = nb.stage(cluster="b")
         pool.submit(other.__enter__).result()
-        told(NestingError, lambda: other.__exit__(None, None, None), "another context", at=__file__)
+        told(NestingError, lambda: other.__exit__(None, None, None), "a different context", at=__file__)
         pool.submit(other.__exit__, None, None, None).result()
         assert pool.submit(open_frames).result() == ()
 

@@ -127,7 +127,7 @@ def test_a_strategy_around_a_functional_model() -> None:
             with nb.stage(cluster="a"):  # mark: strategy
                 layers.Dense(2)(inputs)
 
-    told(UnsupportedError, build, "MirroredStrategy", "leave MirroredStrategy.scope()", at=marked("strategy"))
+    told(UnsupportedError, build, "MirroredStrategy", "remove MirroredStrategy.scope()", at=marked("strategy"))
 
 
 def test_a_strategy_around_a_subclassed_model() -> None:

@@ -153,6 +153,7 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Unpack": ([GRID], {"axis": 1, "num": 3}),
     "ConcatV2": ([(GRID, GRID), 1], {}),
     "Split": ([1, GRID], {"num_split": 3}),
+    "SplitV": ([GRID, [1, 2], 1], {"num_split": 2}),
     "StridedSlice": ([GRID, [0, 2, 0], [0, 0, 0], [1, -1, 1]], {"begin_mask": 1, "end_mask": 3, "new_axis_mask": 4}),
     "Slice": ([GRID, [0, 1], [-1, 2]], {}),
     "Range": ([3, 12, 4], {}),

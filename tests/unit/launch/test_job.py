@@ -30,7 +30,7 @@ TWO = {"gpu/0": "gpu", "npu/0": "npu"}
 THREE = {**TWO, "npu/1": "npu"}
 
 START = """
-import sys, time
+import pathlib, sys, time
 from whale_nebula.launch import attach
 me = attach()
 """
@@ -259,9 +259,13 @@ def test_who_leaves_is_waited_for_with_patience_and_is_nobodys_fault(tmp_path: P
 
 
 def test_who_saves_after_a_failure_is_waited_for_with_patience(tmp_path: Path) -> None:
-    code = """
-if me.cluster == "gpu": sys.exit(3)
+    code = f"""
+saves = pathlib.Path({str(tmp_path / "saves")!r})
+if me.cluster == "gpu":
+    while not saves.exists(): time.sleep(0.01)
+    sys.exit(3)
 me.heart.send(saving=True)
+saves.touch()
 time.sleep(0.8)
 me.heart.send(saving=False)
 sys.exit(4)

@@ -262,7 +262,7 @@ class TestWhatIsNotHere:
             check_here(plan(names=()), A, [1], lambda op: "")
 
     def test_an_input_that_is_given_back_is_read(self) -> None:
-        with pytest.raises(AbsentInputError, match=r"'target' is None .* what the step returns reads it here"):
+        with pytest.raises(AbsentInputError, match=r"'target' is None .* the return value of the step reads it here"):
             check_here(plan(SIDES.replace("returns %8", "returns %8, %1")), A, [1], lambda op: "")
 
 

@@ -145,7 +145,7 @@ def test_a_report_and_a_plan_say_which_stages_there_are() -> None:
     trained = model()
     fit(trained)
     for stages in (nb.last_report().stages, nb.plan(trained, X, Y).stages):
-        with pytest.raises(KeyError, match="there is no 'zz' here: choose one of 'a', 'b'"):
+        with pytest.raises(KeyError, match="'zz' does not exist: choose one of 'a', 'b'"):
             stages["zz"]
 
 

@@ -84,7 +84,7 @@ def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
     [
         (lambda: Curriculum(0, 8, 9), OptionError, "start=0 of a curriculum"),
         (lambda: Curriculum(8, 16, True), OptionError, "steps=True of a curriculum"),
-        (lambda: Curriculum(16, 8, 9), OptionError, "a curriculum from 16 to 8"),
+        (lambda: Curriculum(16, 8, 9), OptionError, "a curriculum from length 16 to 8"),
         (lambda: Curriculum(8, 16, 9, pace="fast"), OptionError, "pace='fast' of a curriculum"),
         (lambda: Curriculum(8, 16, 9, pace=["linear"]), OptionError, r"pace=\['linear'\] of a curriculum"),
         (lambda: Curriculum(8, 16, 9)(batches_of((4, 16)), first=-1), OptionError, "first=-1 of a curriculum"),
@@ -201,7 +201,7 @@ def test_a_callback_list_that_was_made_before_is_refused() -> None:
     model = keras.Sequential([keras.Input((None,)), keras.layers.Reshape((-1,))])
     model.compile(loss="mse")
     callbacks = keras.callbacks.CallbackList([Curriculum(4, 16, 9)], model=model)
-    with pytest.raises(OptionError, match="found no data of a fit"):
+    with pytest.raises(OptionError, match="found no data of model.fit"):
         model.fit(np.ones((4, 16)), np.ones((4, 16)), callbacks=callbacks, verbose=0)
 
 

@@ -141,7 +141,7 @@ def learned() -> keras.Model:
             OptionError,
             r"micro_batch=\{\} of a curriculum is not a table",
         ),
-        (lambda: Curriculum(**LENGTHS, micro_batch={20: 2}), OptionError, "has a length 20, and there are no such"),
+        (lambda: Curriculum(**LENGTHS, micro_batch={20: 2}), OptionError, "has the length 20, which never occurs"),
         (lambda: Curriculum(**LENGTHS, micro_batch={8: 0}), OptionError, "micro_batch= of a curriculum contains 0"),
         (
             lambda: Curriculum(**LENGTHS, micro_batch={8: True}),
@@ -149,8 +149,8 @@ def learned() -> keras.Model:
             "micro_batch= of a curriculum contains True",
         ),
         (lambda: Curriculum(**LENGTHS, compress={8: "int9"}), OptionError, "'int9'"),
-        (lambda: Curriculum(**LENGTHS, compress={8: "auto"}), OptionError, 'has "auto" for some lengths'),
-        (lambda: Curriculum(**LENGTHS, compress={8: nb.stage()}), OptionError, r"has nb.stage\(\)"),
+        (lambda: Curriculum(**LENGTHS, compress={8: "auto"}), OptionError, 'contains "auto" for some lengths'),
+        (lambda: Curriculum(**LENGTHS, compress={8: nb.stage()}), OptionError, r"contains nb.stage\(\)"),
         (
             lambda: Curriculum(**LENGTHS, compress={8: nb.compress(rank=2, basis="learned")}),
             OptionError,
@@ -161,8 +161,8 @@ def learned() -> keras.Model:
             NotYetError,
             'a curriculum with "auto" in a',
         ),
-        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "says 5 for sequences of 32"),
-        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False), OptionError, "do nothing to model"),
+        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={32: 5})), OptionError, "is 5 for sequences of 32"),
+        (lambda: fit_of(Curriculum(**LENGTHS, micro_batch={8: 2}), cut=False), OptionError, "have no effect on model"),
         (
             lambda: fit_of(Curriculum(**LENGTHS, compress={8: "int8"}), model=learned()),
             OptionError,
