@@ -201,7 +201,7 @@ def test_a_callback_list_that_was_made_before_is_refused() -> None:
     model = keras.Sequential([keras.Input((None,)), keras.layers.Reshape((-1,))])
     model.compile(loss="mse")
     callbacks = keras.callbacks.CallbackList([Curriculum(4, 16, 9)], model=model)
-    with pytest.raises(OptionError, match="found no data of model.fit"):
+    with pytest.raises(OptionError, match=r"found no data of model\.fit"):
         model.fit(np.ones((4, 16)), np.ones((4, 16)), callbacks=callbacks, verbose=0)
 
 
