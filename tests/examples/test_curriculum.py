@@ -42,7 +42,7 @@ def test_rows_grow_and_what_crosses_with_them(tmp_path: Path, before: list[str],
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--start", "0"], "start=0 of a curriculum"), (["--start", "99", "--end", "48"], "from length 99 to 48")],
+    [(["--start", "0"], "start=0 of a curriculum"), (["--start", "99", "--end", "48"], "a curriculum from length 99")],
 )
 def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
     ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
