@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from whale_nebula.codec.way import AUTO, mirror_options, ways
+from whale_nebula.codec.way import AUTO, NONE, mirror_options, ways
 from whale_nebula.errors import OptionError
 from whale_nebula.runtime.length_choice import Open, choose_by_length
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
@@ -85,7 +86,9 @@ class LengthOptions:
         counts = {length: each.micro_batch for length, each in found.items() if each.micro_batch is not None}
         codecs = {length: each.codec for length, each in found.items() if each.codec is not None}
         parsed = LengthOptions.parse(self.lengths, counts or None, None, self.site)
-        frames = {codec: _make_frame(codec, self.site) for codec in dict.fromkeys(codecs.values())}
+        frames = {
+            codec: Frame("compress", mirror_options(codec), self.site) for codec in dict.fromkeys(codecs.values())
+        }
         return replace(
             self,
             micro_batch=parsed.micro_batch or self.micro_batch,
@@ -96,6 +99,14 @@ class LengthOptions:
 
     def find(self, length: int) -> StepOptions | None:
         """The options of steps with sequences of this length; None if scopes alone say them."""
+        return self._found.get(length)
+
+    @cached_property
+    def _found(self) -> dict[int, StepOptions | None]:
+        """The options by length, which each step looks up."""
+        return {length: self._find(length) for length in self.lengths}
+
+    def _find(self, length: int) -> StepOptions | None:
         if self.planned:
             plan = f"sequences of {length}"
             said = f"the curriculum at {self.site} lets nb.auto_parallel plan for {plan}"
@@ -140,11 +151,6 @@ class ShapesByLength(NamedTuple):
 
     of: Mapping[int, Sequence[tuple[int, ...]]]
     free: Sequence[tuple[int | None, ...]]
-
-
-def _make_frame(codec: str, site: Site) -> Frame:
-    """The frame of an `nb.compress` with a precision for a tensor and its gradient."""
-    return Frame("compress", {"codec": None, "backward": None} if codec == "none" else mirror_options(codec), site)
 
 
 def _complete(option: str, given: Any, lengths: Sequence[int], site: Site, example: str) -> dict[int, Any]:
@@ -192,9 +198,9 @@ def _check_count(value: Any, site: Site) -> int:
 
 def _parse_codec(value: Any, site: Site) -> Frame:
     """The frame of an `nb.compress` with this codec, or of the given scope; "none" is no codec."""
-    if value is None or value == "none":
-        return _make_frame("none", site)
-    if isinstance(value, str) and value == "auto":
+    if value is None or value == NONE:
+        return Frame("compress", mirror_options(NONE), site)
+    if isinstance(value, str) and value == AUTO:
         raise OptionError(
             'compress= of a curriculum contains "auto" for some lengths',
             where=str(site),

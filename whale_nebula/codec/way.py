@@ -213,12 +213,12 @@ def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way
 
 
 def mirror_options(codec: str) -> dict[str, Any]:
-    """The scope's options for the same precision of a tensor and its gradient.
+    """The scope's options for the same precision of a tensor and its gradient, or of neither.
 
-    >>> [str(way) for way in ways(mirror_options("fp16"))]
-    ['fp16', 'fp16']
+    >>> [str(way) for name in ("fp16", "none") for way in ways(mirror_options(name))]
+    ['fp16', 'fp16', 'none', 'none']
     """
-    return {"codec": parse(codec), "backward": codec}
+    return {"codec": None, "backward": None} if codec == NONE else {"codec": parse(codec), "backward": codec}
 
 
 def _common(options: Mapping[str, Any]) -> Way:

@@ -16,7 +16,7 @@ import numpy as np
 
 from whale_nebula.codec.registry import parse
 from whale_nebula.codec.sizes import cost, payload_bytes, used_codec
-from whale_nebula.codec.way import AUTO, AUTO_LADDER, NONE, Way, mirror_options, ways
+from whale_nebula.codec.way import AUTO, AUTO_LADDER, Way, mirror_options, ways
 from whale_nebula.hardware import ClusterInfo, Clusters, Device, WorkerInfo
 from whale_nebula.hardware.measured import fit_line
 from whale_nebula.ir.canonical import subgraph_text
@@ -187,8 +187,7 @@ def code_crossings(
         return ()
     if compress != AUTO:
         return (code_crossing(compress, *ways({"codec": parse(compress)}), tensors, rows, measured),)
-    chosen = [(codec, *(ways(mirror_options(codec)) if codec != NONE else (Way(), Way()))) for codec in AUTO_LADDER]
-    return tuple(code_crossing(codec, there, back, tensors, rows, measured) for codec, there, back in chosen)
+    return tuple(code_crossing(each, *ways(mirror_options(each)), tensors, rows, measured) for each in AUTO_LADDER)
 
 
 def code_crossing(
