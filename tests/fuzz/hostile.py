@@ -8,7 +8,17 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from tests.unit.wire.talk import NAMES, STEP, SharedSecret, conversation, greet, greeting, said, tensor, whole
+from tests.unit.wire.conversations import (
+    NAMES,
+    STEP,
+    SharedSecretProver,
+    frame_message,
+    frame_tensor,
+    greet,
+    join_packet,
+    make_conversation,
+    make_greeting,
+)
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.conversation import Conversation, Event
@@ -49,9 +59,15 @@ def expect(header: Header) -> Bound | None:
 
 def victim(window: int = 0, *, sealed: bool = False) -> Conversation:
     """Who gets the bytes; always with the same nonces."""
-    prover = SharedSecret(NAMES[0])
-    talk = conversation(
-        0, greeting=greeting(0, nonce=b"a" * 16), prover=prover, sealed=sealed, expect=expect, limit=CAP, window=window
+    prover = SharedSecretProver(NAMES[0])
+    talk = make_conversation(
+        0,
+        greeting=make_greeting(0, nonce=b"a" * 16),
+        prover=prover,
+        sealed=sealed,
+        expect=expect,
+        limit=CAP,
+        window=window,
     )
     talk._introduction._draw_challenge = lambda: b"c" * 16
     return talk
@@ -59,7 +75,9 @@ def victim(window: int = 0, *, sealed: bool = False) -> Conversation:
 
 def peer(*, sealed: bool = False) -> Conversation:
     """Who greets it in good order."""
-    talk = conversation(1, greeting=greeting(1, nonce=b"b" * 16), prover=SharedSecret(NAMES[1]), sealed=sealed)
+    talk = make_conversation(
+        1, greeting=make_greeting(1, nonce=b"b" * 16), prover=SharedSecretProver(NAMES[1]), sealed=sealed
+    )
     talk._introduction._draw_challenge = lambda: b"d" * 16
     return talk
 
@@ -67,10 +85,10 @@ def peer(*, sealed: bool = False) -> Conversation:
 def recorded() -> tuple[bytes, bytes]:
     """HELLO and AUTH of the peer, as every (unsealed) victim takes them."""
     here, there = victim(), peer()
-    said_first = whole(here.connect()[0])
-    hello = whole(there.connect()[0])
+    said_first = join_packet(here.connect()[0])
+    hello = join_packet(there.connect()[0])
     (answer,) = there.receive(said_first)
-    return hello, whole(answer.packets[0])
+    return hello, join_packet(answer.packets[0])
 
 
 def forged(header: Header, payload: bytes, *, length: bool = True) -> bytes:
@@ -113,10 +131,10 @@ class Hostile:
         """A new connection, on which the greeting may come only in part."""
         self.talk.disconnect()
         self.peer.disconnect()
-        said_first = whole(self.talk.connect()[0])
-        hello = whole(self.peer.connect()[0])
+        said_first = join_packet(self.talk.connect()[0])
+        hello = join_packet(self.peer.connect()[0])
         (answer,) = self.peer.receive(said_first)
-        self.greeting = hello, whole(answer.packets[0])
+        self.greeting = hello, join_packet(answer.packets[0])
         for frame in self.greeting[: self.draw.choice((0, 1, 2, 2, 2, 2))]:
             self.talk.receive(frame)
 
@@ -124,7 +142,7 @@ class Hostile:
         """A step begins."""
         self.talk._assembly._tensor = None
         self.talk._arrivals.forget()
-        self.talk.receive(self._numbered(*said(1, STEP)[0]))
+        self.talk.receive(self._numbered(*frame_message(1, STEP)[0]))
 
     def frames(self) -> Iterator[bytes]:
         """For ever."""
@@ -152,16 +170,16 @@ class Hostile:
     def _good(self) -> tuple[Header, np.ndarray]:
         messages = ({"kind": "PING", "last": False}, STEP, {"kind": "SESSION", "about": "MEET"}, {"kind": "BYE"})
         if self.draw.random() < 0.4:
-            return said(1, self.draw.choice(messages))[0]
+            return frame_message(1, self.draw.choice(messages))[0]
         size = self.draw.choice((0, 1, 40, 40, 1_000, 1_000, 1_000, CAP, CAP + 1))
         array, slot = np.zeros(size, np.uint8), self.draw.randrange(SLOTS)
-        return self._encoded(array, slot) if self.draw.random() < 0.3 else tensor(1, array, slot=slot)[0]
+        return self._encoded(array, slot) if self.draw.random() < 0.3 else frame_tensor(1, array, slot=slot)[0]
 
     def _encoded(self, array: np.ndarray, slot: int) -> tuple[Header, np.ndarray]:
         """The first frame of a tensor that a codec made: of one that this slot allows or not, smaller or larger."""
         dims = (max(0, array.size - self.draw.choice((0, EXTRA, EXTRA + 1, -500))),)
         codec, state = self.draw.choice((CODEC, CODEC, 1, 65_535)), self.draw.choice((0, 1, 2**32 - 1))
-        return tensor(1, array, slot=slot, codec=codec, state=state, dims=dims)[0]
+        return frame_tensor(1, array, slot=slot, codec=codec, state=state, dims=dims)[0]
 
     def _noise(self) -> bytes:
         return self.draw.randbytes(self.draw.randrange(400))
@@ -195,7 +213,7 @@ class Hostile:
         return min(self.draw.choice(_VALUES), _TOPS[name])
 
     def _text(self) -> bytes:
-        header, chunk = said(1, {"kind": "PING", "last": False})[0]
+        header, chunk = frame_message(1, {"kind": "PING", "last": False})[0]
         text = self.draw.choice(_TEXTS) if self.draw.random() < 0.5 else self._garbled(chunk.tobytes())
         header = header._replace(length=len(text), whole=len(text), dims=(len(text),))
         return self._numbered(header, np.frombuffer(text, np.uint8))
@@ -203,7 +221,7 @@ class Hostile:
     def _greeting(self) -> bytes:
         frame = self.draw.choice(self.greeting)
         text = self._garbled(frame[HEADER_BYTES:]) if self.draw.random() < 0.7 else frame[HEADER_BYTES:]
-        header = said(1, {"kind": "PING", "last": False})[0][0]
+        header = frame_message(1, {"kind": "PING", "last": False})[0][0]
         return forged(header._replace(whole=len(text), dims=(len(text),)), text)
 
     def _garbled(self, text: bytes) -> bytes:

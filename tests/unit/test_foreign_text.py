@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.wire.talk import conversation, greeting, whole
+from tests.unit.wire.conversations import join_packet, make_conversation, make_greeting
 from whale_nebula.cli.audit import _text as audit_text
 from whale_nebula.errors import (
     DeadlineError,
@@ -86,18 +86,18 @@ def error_of(call: Callable[[], Any]) -> str:
 
 def greeted(**fields: Any) -> str:
     """What a HELLO of a link with such fields leads to."""
-    here = Introduction(greeting(0), 100)
+    here = Introduction(make_greeting(0), 100)
     here.hello(1, 1)
-    hello = Introduction(greeting(1), 100).hello(1, 1)
+    hello = Introduction(make_greeting(1), 100).hello(1, 1)
     return error_of(lambda: here.answer({**hello, **fields}))
 
 
 def unknown_greeting() -> str:
-    here, there = conversation(0), conversation(1)
+    here, there = make_conversation(0), make_conversation(1)
     here.connect()
     there.connect()
     packet = there._greeting_packet({"kind": SHORT})
-    return error_of(lambda: here.receive(whole(packet)))
+    return error_of(lambda: here.receive(join_packet(packet)))
 
 
 def noted(message: Mapping[str, Any]) -> str:

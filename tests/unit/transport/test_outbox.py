@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.gateway.town import until
-from tests.unit.wire.talk import STEP, opened, said
+from tests.unit.wire.conversations import STEP, frame_message, open_pair
 from whale_nebula.errors import DeadlineError
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.outbox import Outbox, Parcel
@@ -23,13 +23,13 @@ def parcel(size: int, kind: Kind = Kind.SCALAR) -> Parcel:
 
 
 def message(number: int) -> Parcel:
-    (frame,) = said(0, {"kind": "PONG", "clock": number})
+    (frame,) = frame_message(0, {"kind": "PONG", "clock": number})
     return Parcel(frame[0]._replace(flags=0, length=0, whole=0), frame[1])
 
 
 def outbox(budget: int, **options: Any) -> Outbox:
     """One whose side is in a step, and has a connection."""
-    made = Outbox(opened(stepping=True)[0], budget, beat=1000.0, **options)
+    made = Outbox(open_pair(stepping=True)[0], budget, beat=1000.0, **options)
     made.connect(1, ())
     return made
 
@@ -63,7 +63,7 @@ def test_parcels_leave_in_order_and_urgent_ones_between_their_frames() -> None:
 
 
 def test_of_a_parcel_that_has_left_only_frames_to_repeat_are_held() -> None:
-    talk, other = opened(stepping=True)
+    talk, other = open_pair(stepping=True)
     out = Outbox(talk, 1 << 30, beat=1000.0)
     out.connect(1, ())
     sent = parcel(2 * CHUNK_BYTES)
@@ -154,4 +154,4 @@ def test_what_the_greeting_and_a_cut_left_goes_before_anything_new() -> None:
     out.broken(2)
     assert out.connection == 1
     out.broken(1)
-    assert out.put(Parcel(*said(0, STEP)[0]), 1.0, "npu/0") and out.next() is None
+    assert out.put(Parcel(*frame_message(0, STEP)[0]), 1.0, "npu/0") and out.next() is None

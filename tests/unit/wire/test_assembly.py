@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.unit.wire.talk import opened, sent, tensor
+from tests.unit.wire.conversations import frame_tensor, open_pair, send_frames
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Assembly, Bound, TensorArrived
 from whale_nebula.wire.frame import CHUNK_BYTES, Header
@@ -12,35 +12,35 @@ from whale_nebula.wire.tensor import dtype_code
 ARRAY = np.arange(CHUNK_BYTES // 4 + 10, dtype=np.uint64)
 
 
-def test_a_chunk_that_did_not_come_whole_is_placed_again() -> None:
+def test_assembly_accepts_a_chunk_again_after_a_partial_write() -> None:
     assembly = Assembly()
-    frames = tensor(0, ARRAY)
+    frames = frame_tensor(0, ARRAY)
     assert len(frames) == 3
     for header, chunk in frames:
-        assembly.place(header)[:10] = 77  # the line was cut
+        assembly.place(header)[:10] = 77  # interrupted
         assembly.place(header)[:] = chunk
         events = assembly.finish_chunk(header)
     assert (events[0].array == ARRAY).all()
 
 
-def test_what_is_refused_changes_nothing() -> None:
-    asked: list[Header] = []
+def test_refused_chunk_does_not_change_assembly() -> None:
+    checked_headers: list[Header] = []
 
     def expect(header: Header) -> Bound:
-        asked.append(header)
+        checked_headers.append(header)
         return Bound("uint64", (len(ARRAY),))
 
     assembly = Assembly(expect)
-    frames = tensor(0, ARRAY)
+    frames = frame_tensor(0, ARRAY)
     with pytest.raises(RemoteProtocolError, match="plan expects"):
-        assembly.place(tensor(0, np.zeros(3))[0][0])
+        assembly.place(frame_tensor(0, np.zeros(3))[0][0])
     for header, chunk in frames:
         with pytest.raises(RemoteProtocolError, match="does not continue"):
             assembly.place(header._replace(slot=9, offset=header.offset or CHUNK_BYTES))
         assembly.place(header)[:] = chunk
         done = assembly.finish_chunk(header)
     assert (done[0].array == ARRAY).all()
-    assert len(asked) == 2
+    assert len(checked_headers) == 2
 
 
 CODEC, STATE, DIMS = 5, 77, (3, 8)
@@ -50,10 +50,10 @@ EXTRA = 10
 BOUND = Bound("float32", (4, 8), frozenset({CODEC, 9}), EXTRA)
 
 
-def encoded(size: int, **fields: object) -> list[tuple[Header, np.ndarray]]:
-    """The frames of so many bytes that stand for floats of these sizes."""
+def frame_encoded(size: int, **fields: object) -> list[tuple[Header, np.ndarray]]:
+    """The frames of an encoded tensor of this many bytes."""
     described = {"dtype": FLOAT32, "dims": DIMS, "codec": CODEC, "state": STATE, **fields}
-    return tensor(0, np.arange(size, dtype=np.uint32).astype(np.uint8), **described)
+    return frame_tensor(0, np.arange(size, dtype=np.uint32).astype(np.uint8), **described)
 
 
 def assemble(assembly: Assembly, parts: list[tuple[Header, np.ndarray]]) -> TensorArrived:
@@ -64,8 +64,8 @@ def assemble(assembly: Assembly, parts: list[tuple[Header, np.ndarray]]) -> Tens
 
 
 @pytest.mark.parametrize("size", [0, 1, 40, RAW, RAW + EXTRA])
-def test_what_the_plan_allows_arrives_as_bytes_under_its_header(size: int) -> None:
-    event = assemble(Assembly(lambda header: BOUND), encoded(size))
+def test_encoded_tensor_within_bound_arrives_as_bytes_with_its_header(size: int) -> None:
+    event = assemble(Assembly(lambda header: BOUND), frame_encoded(size))
     assert event.array.dtype == np.uint8 and event.array.tolist() == np.arange(size).tolist()
     header = event.header
     assert (header.codec, header.state, header.dtype, header.dims) == (CODEC, STATE, FLOAT32, DIMS)
@@ -74,17 +74,25 @@ def test_what_the_plan_allows_arrives_as_bytes_under_its_header(size: int) -> No
 @pytest.mark.parametrize(
     ("frame", "bound", "words"),
     [
-        (encoded(40), Bound("float32", (4, 8)), "40 bytes of codec 5 for a tensor of 96 bytes, .* allows no codec"),
-        (encoded(40, codec=6), BOUND, r"codec 6 .* allows codecs \[5, 9\]"),
-        (encoded(RAW + EXTRA + 1), BOUND, "107 bytes of codec 5 for a tensor of 96 bytes, .* and 10 bytes more"),
-        (encoded(40, dims=(5, 8)), BOUND, r"received float32\[5, 8\], but the plan expects float32, at most \[4, 8\]"),
-        (encoded(40, dims=(24,)), BOUND, r"received float32\[24\]"),
-        (encoded(40, dtype=dtype_code("float16")), BOUND, r"received float16\[3, 8\]"),
-        (encoded(EXTRA + 1, dims=(0, 8)), BOUND, "11 bytes of codec 5 for a tensor of 0"),
+        (
+            frame_encoded(40),
+            Bound("float32", (4, 8)),
+            "40 bytes of codec 5 for a tensor of 96 bytes, .* allows no codec",
+        ),
+        (frame_encoded(40, codec=6), BOUND, r"codec 6 .* allows codecs \[5, 9\]"),
+        (frame_encoded(RAW + EXTRA + 1), BOUND, "107 bytes of codec 5 for a tensor of 96 bytes, .* and 10 bytes more"),
+        (
+            frame_encoded(40, dims=(5, 8)),
+            BOUND,
+            r"received float32\[5, 8\], but the plan expects float32, at most \[4, 8\]",
+        ),
+        (frame_encoded(40, dims=(24,)), BOUND, r"received float32\[24\]"),
+        (frame_encoded(40, dtype=dtype_code("float16")), BOUND, r"received float16\[3, 8\]"),
+        (frame_encoded(EXTRA + 1, dims=(0, 8)), BOUND, "11 bytes of codec 5 for a tensor of 0"),
     ],
     ids=["no codec", "another codec", "too many bytes", "more rows", "other rank", "other type", "empty"],
 )
-def test_what_it_does_not_allow_is_refused_before_anything_is_made(
+def test_encoded_tensor_beyond_bound_is_refused_before_allocation(
     frame: list[tuple[Header, np.ndarray]], bound: Bound, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assembly = Assembly(lambda header: bound)
@@ -93,28 +101,28 @@ def test_what_it_does_not_allow_is_refused_before_anything_is_made(
         assembly.place(frame[0][0])
 
 
-def test_where_a_codec_is_allowed_the_tensor_itself_is_too() -> None:
+def test_plain_tensor_is_accepted_where_a_codec_is_allowed() -> None:
     array = np.ones((2, 8), np.float32)
-    np.testing.assert_array_equal(assemble(Assembly(lambda header: BOUND), tensor(0, array)).array, array)
+    np.testing.assert_array_equal(assemble(Assembly(lambda header: BOUND), frame_tensor(0, array)).array, array)
 
 
 @pytest.mark.parametrize(("size", "dims"), [(101, (1,)), (4, (26,))], ids=["encoded", "decoded"])
-def test_without_a_plan_neither_side_of_the_codec_is_above_the_limit(size: int, dims: tuple[int, ...]) -> None:
+def test_encoded_and_decoded_sizes_are_limited_without_a_plan(size: int, dims: tuple[int, ...]) -> None:
     with pytest.raises(RemoteProtocolError, match="exceeds this link's limit of 100"):
-        Assembly(limit=100).place(encoded(size, dims=dims)[0][0])
-    assert assemble(Assembly(limit=100), encoded(100, dims=(25,))).array.size == 100
+        Assembly(limit=100).place(frame_encoded(size, dims=dims)[0][0])
+    assert assemble(Assembly(limit=100), frame_encoded(100, dims=(25,))).array.size == 100
 
 
-def test_bytes_that_would_be_no_bools_are_none_of_the_wire_s_business() -> None:
-    parts = encoded(4, dtype=dtype_code("bool"), dims=(32,))
+def test_encoded_bool_tensor_may_have_any_bytes() -> None:
+    parts = frame_encoded(4, dtype=dtype_code("bool"), dims=(32,))
     assert assemble(Assembly(), parts).array.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("change", [{"codec": 9}, {"state": 78}, {"dims": (4, 8)}, {"whole": 3 * CHUNK_BYTES}], ids=str)
-def test_chunks_under_another_codec_or_state_do_not_continue(change: dict[str, int]) -> None:
+def test_chunk_of_another_codec_state_or_size_is_refused(change: dict[str, int]) -> None:
     bound = Bound("float32", (4, 8), frozenset({CODEC, 9}), 4 * CHUNK_BYTES)
     assembly = Assembly(lambda header: bound)
-    first, second = encoded(2 * CHUNK_BYTES)
+    first, second = frame_encoded(2 * CHUNK_BYTES)
     assembly.place(first[0])[:] = first[1]
     assembly.finish_chunk(first[0])
     with pytest.raises(RemoteProtocolError, match="does not continue"):
@@ -122,12 +130,12 @@ def test_chunks_under_another_codec_or_state_do_not_continue(change: dict[str, i
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
-def test_a_conversation_carries_it_as_any_tensor(sealed: bool) -> None:
+def test_conversation_delivers_encoded_tensor(sealed: bool) -> None:
     size = 2 * CHUNK_BYTES + 9
     bound = Bound("float32", (1 << 20,), frozenset({CODEC}))
-    here, there = opened(stepping=True, sealed=sealed, expect=lambda header: bound)
-    parts = encoded(size, dims=(1 << 20,))
-    events = [event for frame in sent(here, parts) for event in there.receive(frame)]
+    here, there = open_pair(stepping=True, sealed=sealed, expect=lambda header: bound)
+    parts = frame_encoded(size, dims=(1 << 20,))
+    events = [event for frame in send_frames(here, parts) for event in there.receive(frame)]
     (event,) = [event for event in events if isinstance(event, TensorArrived)]
     assert (event.header.codec, event.header.state) == (CODEC, STATE)
     assert event.array.tobytes() == b"".join(chunk.tobytes() for _, chunk in parts)

@@ -1,7 +1,4 @@
-"""Two conversations over lines that break, repeat and reorder: everything arrives once, in order, unchanged."""
-
-from abc import abstractmethod
-from typing import Any, ClassVar
+"""Two conversations over connections that break and repeat or reorder frames: all arrives once, in order, unchanged."""
 
 import numpy as np
 import pytest
@@ -9,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.wire.talk import STEP, Node, conversation, said, tensor, whole
+from tests.unit.wire.conversations import STEP, Node, frame_message, frame_tensor, join_packet, make_conversation
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.frame import HEADER_BYTES, is_bare
 
@@ -18,21 +15,19 @@ BUDGET = 2_000
 SIDES = st.integers(0, 1)
 
 
-class Lines(RuleBasedStateMachine):
-    """What both kinds of line have in common: two nodes that say things, are cut, and greet again."""
-
-    options: ClassVar[dict[str, Any]] = {}
+class ReorderingConnections(RuleBasedStateMachine):
+    """Two nodes that send tensors and messages over connections that reorder frames, break, and are replaced."""
 
     @initialize(sealed=st.booleans())
     def begin(self, sealed: bool) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("whale_nebula.wire.frame.CHUNK_BYTES", CHUNK)
-        self.nodes = [Node(conversation(side, sealed=sealed, budget=BUDGET, **self.options)) for side in (0, 1)]
-        self.up = False
+        self.nodes = [Node(make_conversation(side, sealed=sealed, budget=BUDGET, window=1 << 20)) for side in (0, 1)]
+        self.connected = False
         self.clear()
-        self.connect(through=True)
+        self.connect(greeted=True)
         for side, node in enumerate(self.nodes):
-            node.say(said(side, STEP), STEP)
+            node.queue_frames(frame_message(side, STEP), STEP)
 
     def teardown(self) -> None:
         if not hasattr(self, "nodes"):
@@ -43,116 +38,99 @@ class Lines(RuleBasedStateMachine):
             self.patch.undo()
 
     def finish(self) -> None:
-        """Let the line hold, and see that all has arrived."""
-        if not self.up:
-            self.connect(through=True)
-        moved = True
-        while moved:
-            moved = any([node.pump() for node in self.nodes] + [self.deliver_all(side) for side in (0, 1)])
+        """Deliver everything over a connection that does not break, and check that all has arrived."""
+        if not self.connected:
+            self.connect(greeted=True)
+        progressed = True
+        while progressed:
+            progressed = any([node.send_next() for node in self.nodes] + [self.deliver_all(side) for side in (0, 1)])
         for node, other in (self.nodes, self.nodes[::-1]):
-            assert other.got == node.sent
-            other.line.append(whole(other.talk.beat()))
+            assert other.received == node.queued
+            other.line.append(join_packet(other.conversation.beat()))
         for side in (0, 1):
             self.deliver_all(side)
-        assert [node.talk.unacked for node in self.nodes] == [0, 0]
+        assert [node.conversation.unacked for node in self.nodes] == [0, 0]
 
-    @abstractmethod
-    def deliver_all(self, side: int) -> bool:
-        """Deliver all that this side has sent; whether there was any."""
-
-    @abstractmethod
-    def greet(self, side: int) -> None:
-        """Deliver what this side has to greet with."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """A new line has nothing of the old one."""
-
-    @precondition(lambda self: not self.up)
-    @rule(through=st.booleans())
-    def connect(self, through: bool) -> None:
-        """A new connection; `through`: on which the greeting gets through at once."""
-        self.up = True
+    @precondition(lambda self: not self.connected)
+    @rule(greeted=st.booleans())
+    def connect(self, greeted: bool) -> None:
+        """Connect; with `greeted` the greeting is completed at once."""
+        self.connected = True
         for node in self.nodes:
-            node.up()
-        while through and any(node.greetings for node in self.nodes):
+            node.connect()
+        while greeted and any(node.greetings for node in self.nodes):
             for side in (0, 1):
                 self.greet(side)
 
-    @precondition(lambda self: self.up)
+    @precondition(lambda self: self.connected)
     @rule()
-    def cut(self) -> None:
-        self.up = False
+    def disconnect(self) -> None:
+        self.connected = False
         self.clear()
         for node in self.nodes:
-            node.down()
+            node.disconnect()
 
-    @rule(side=SIDES, size=st.integers(0, 5 * CHUNK), pumped=st.integers(0, 9))
-    def say_tensor(self, side: int, size: int, pumped: int) -> None:
+    @rule(side=SIDES, size=st.integers(0, 5 * CHUNK), count=st.integers(0, 9))
+    def send_tensor(self, side: int, size: int, count: int) -> None:
         node = self.nodes[side]
-        array = np.random.default_rng(len(node.sent)).integers(0, 255, size, np.uint8)
-        node.say(tensor(side, array, slot=len(node.sent)), array.tobytes())
-        self.pump(side, pumped)
+        array = np.random.default_rng(len(node.queued)).integers(0, 255, size, np.uint8)
+        node.queue_frames(frame_tensor(side, array, slot=len(node.queued)), array.tobytes())
+        self.send_next(side, count)
 
     @rule(side=SIDES)
-    def say_message(self, side: int) -> None:
-        message = {"kind": "PONG", "clock": len(self.nodes[side].sent)}
-        self.nodes[side].say(said(side, message), message)
-        self.pump(side, 20)
+    def send_message(self, side: int) -> None:
+        message = {"kind": "PONG", "clock": len(self.nodes[side].queued)}
+        self.nodes[side].queue_frames(frame_message(side, message), message)
+        self.send_next(side, 20)
 
-    def pump(self, side: int, frames: int) -> None:
-        for _ in range(frames):
-            self.nodes[side].pump()
+    def send_next(self, side: int, count: int) -> None:
+        for _ in range(count):
+            self.nodes[side].send_next()
 
-    @precondition(lambda self: any(node.talk.ready for node in self.nodes))
+    @precondition(lambda self: any(node.conversation.ready for node in self.nodes))
     @rule(side=SIDES)
-    def beat(self, side: int) -> None:
-        if self.nodes[side].talk.ready:
-            self.nodes[side].line.append(whole(self.nodes[side].talk.beat()))
+    def send_heartbeat(self, side: int) -> None:
+        if self.nodes[side].conversation.ready:
+            self.nodes[side].line.append(join_packet(self.nodes[side].conversation.beat()))
 
     @invariant()
-    def what_came_is_the_beginning_of_what_was_said(self) -> None:
+    def received_is_a_prefix_of_sent(self) -> None:
         for node, other in (self.nodes, self.nodes[::-1]) if hasattr(self, "nodes") else ():
-            assert other.got == node.sent[: len(other.got)]
-            assert node.talk.unacked < BUDGET + HEADER_BYTES + CHUNK + 200
-
-
-class Messages(Lines):
-    """Several connections that carry whole frames: they overtake one another, and what comes twice is refused."""
-
-    options: ClassVar[dict[str, Any]] = {"window": 1 << 20}
+            assert other.received == node.queued[: len(other.received)]
+            assert node.conversation.unacked < BUDGET + HEADER_BYTES + CHUNK + 200
 
     def clear(self) -> None:
+        """A new connection delivers no frames of an earlier one."""
         self.delivered: list[list[bytes]] = [[], []]
 
-    def _hand_over(self, side: int, frame: bytes) -> None:
+    def _deliver_frame(self, side: int, frame: bytes) -> None:
         other = self.nodes[1 - side]
-        other.take(other.talk.receive(frame))
+        other.handle_events(other.conversation.receive(frame))
 
     @rule(side=SIDES, places=st.lists(st.integers(0, 9), min_size=1, max_size=6))
     def deliver(self, side: int, places: list[int]) -> None:
-        """Greetings first, as carriers have it, and any of the frames after them."""
+        """Deliver greetings first, as carriers do, and then frames in any order."""
         node = self.nodes[side]
         for place in places:
             if node.greetings:
-                self._hand_over(side, node.greetings.popleft())
+                self._deliver_frame(side, node.greetings.popleft())
             elif node.line:
                 self.delivered[side].append(node.line.pop(place % len(node.line)))
-                self._hand_over(side, self.delivered[side][-1])
+                self._deliver_frame(side, self.delivered[side][-1])
 
-    @precondition(lambda self: self.up and all(node.talk.ready for node in self.nodes))
+    @precondition(lambda self: self.connected and all(node.conversation.ready for node in self.nodes))
     @rule(side=SIDES, place=st.integers(0, 9))
     def deliver_again(self, side: int, place: int) -> None:
-        """A frame with a number is refused, and the connection ends."""
+        """A repeated numbered frame is refused, and the connection ends."""
         numbered = [frame for frame in self.delivered[side] if not is_bare(frame)]
         if numbered:
             with pytest.raises(RemoteProtocolError, match="was received twice over one connection"):
-                self._hand_over(side, numbered[place % len(numbered)])
-            self.cut()
+                self._deliver_frame(side, numbered[place % len(numbered)])
+            self.disconnect()
 
     def greet(self, side: int) -> None:
         while self.nodes[side].greetings:
-            self._hand_over(side, self.nodes[side].greetings.popleft())
+            self._deliver_frame(side, self.nodes[side].greetings.popleft())
 
     def deliver_all(self, side: int) -> bool:
         node = self.nodes[side]
@@ -162,5 +140,5 @@ class Messages(Lines):
         return found
 
 
-TestMessages = Messages.TestCase
-TestMessages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestReorderingConnections = ReorderingConnections.TestCase
+TestReorderingConnections.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

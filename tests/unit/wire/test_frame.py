@@ -29,12 +29,12 @@ from whale_nebula.wire.frame import (
 from whale_nebula.wire.tensor import dtype_code
 
 
-def frames(header: Header, payload: np.ndarray) -> list[tuple[bytes, np.ndarray]]:
+def pack_frames(header: Header, payload: np.ndarray) -> list[tuple[bytes, np.ndarray]]:
     return [(pack(each, checksum(chunk)), chunk) for each, chunk in chunks(header, payload)]
 
 
 FLOAT32 = dtype_code("float32")
-GOOD = Header(
+VALID_HEADER = Header(
     Kind.BOUNDARY,
     dtype=FLOAT32,
     dims=(2, 3),
@@ -58,8 +58,8 @@ GOOD = Header(
 )
 
 
-def test_header_has_136_bytes_and_starts_with_the_magic() -> None:
-    packed = pack(GOOD, 0)
+def test_header_has_136_bytes_and_starts_with_magic() -> None:
+    packed = pack(VALID_HEADER, 0)
     assert HEADER_BYTES == len(packed) == 136
     assert packed[:6] == b"NBLA\x01\x01"
 
@@ -84,7 +84,7 @@ U16, U32, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integer
     conversation=U32,
     sequence=U64,
 )
-def test_any_header_within_its_fields_comes_back(dims: list[int], size: int | None, **fields: int) -> None:
+def test_header_round_trip_preserves_all_fields(dims: list[int], size: int | None, **fields: int) -> None:
     whole = int(np.prod(dims)) * 4 if size is None else size
     if size is None:
         fields |= {"codec": 0, "state": 0}
@@ -92,8 +92,8 @@ def test_any_header_within_its_fields_comes_back(dims: list[int], size: int | No
     assert unpack(pack(first, checksum(chunk))) == (first, checksum(chunk))
 
 
-def test_every_flipped_bit_of_a_header_is_rejected() -> None:
-    good = pack(GOOD, 0)
+def test_header_with_a_flipped_bit_is_refused() -> None:
+    good = pack(VALID_HEADER, 0)
     for bit in range(HEADER_BYTES * 8):
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
@@ -102,46 +102,46 @@ def test_every_flipped_bit_of_a_header_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 23, 25, CHUNK_BYTES])
-def test_an_encoded_tensor_may_have_any_number_of_bytes(size: int) -> None:
-    encoded = GOOD._replace(whole=size, length=size)
+def test_encoded_tensor_may_have_any_number_of_bytes(size: int) -> None:
+    encoded = VALID_HEADER._replace(whole=size, length=size)
     assert unpack(pack(encoded, 0))[0] == encoded and encoded.encoded
     with pytest.raises(LocalProtocolError, match="bytes, not"):
         pack(encoded._replace(codec=0, state=0), 0)
 
 
 MESSAGE = Header(Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4)
-BROKEN = {
-    "kind": GOOD._replace(kind=99),
-    "no kind": GOOD._replace(kind=0),
-    "flags": GOOD._replace(flags=Flag.LAST | 4),
-    "sealed": GOOD._replace(flags=Flag.LAST | Flag.SEALED),
-    "boundary without direction": GOOD._replace(direction=Direction.NONE),
-    "scalar with direction": GOOD._replace(kind=Kind.SCALAR),
-    "direction": GOOD._replace(direction=3),
-    "micro-batch": GOOD._replace(micro_batch=-2),
-    "dtype": GOOD._replace(dtype=77),
-    "whole and dims": GOOD._replace(whole=28, length=28, codec=0, state=0),
-    "state without a codec": GOOD._replace(codec=0),
-    "rank": GOOD._replace(dims=(1, 1, 1, 1, 1, 1, 1, 2, 3)),
-    "empty and beyond any array": GOOD._replace(dims=(0, 2**31, 2**31, 2**31), length=0, whole=0),
-    "short chunk": GOOD._replace(length=20, flags=0),
-    "long chunk": GOOD._replace(length=28),
-    "empty chunk": GOOD._replace(length=0, flags=0),
-    "offset between chunks": GOOD._replace(offset=4, length=20),
-    "offset beyond": GOOD._replace(offset=CHUNK_BYTES, length=0),
-    "last is not marked": GOOD._replace(flags=0),
+INVALID_HEADERS = {
+    "kind": VALID_HEADER._replace(kind=99),
+    "no kind": VALID_HEADER._replace(kind=0),
+    "flags": VALID_HEADER._replace(flags=Flag.LAST | 4),
+    "sealed": VALID_HEADER._replace(flags=Flag.LAST | Flag.SEALED),
+    "boundary without direction": VALID_HEADER._replace(direction=Direction.NONE),
+    "scalar with direction": VALID_HEADER._replace(kind=Kind.SCALAR),
+    "direction": VALID_HEADER._replace(direction=3),
+    "micro-batch": VALID_HEADER._replace(micro_batch=-2),
+    "dtype": VALID_HEADER._replace(dtype=77),
+    "whole and dims": VALID_HEADER._replace(whole=28, length=28, codec=0, state=0),
+    "state without a codec": VALID_HEADER._replace(codec=0),
+    "rank": VALID_HEADER._replace(dims=(1, 1, 1, 1, 1, 1, 1, 2, 3)),
+    "empty and beyond any array": VALID_HEADER._replace(dims=(0, 2**31, 2**31, 2**31), length=0, whole=0),
+    "short chunk": VALID_HEADER._replace(length=20, flags=0),
+    "long chunk": VALID_HEADER._replace(length=28),
+    "empty chunk": VALID_HEADER._replace(length=0, flags=0),
+    "offset between chunks": VALID_HEADER._replace(offset=4, length=20),
+    "offset beyond": VALID_HEADER._replace(offset=CHUNK_BYTES, length=0),
+    "last is not marked": VALID_HEADER._replace(flags=0),
     "message of a step": MESSAGE._replace(step=1),
     "message of a micro-batch": MESSAGE._replace(micro_batch=0),
     "message with a codec": MESSAGE._replace(codec=1),
-    "sealed without a tag": GOOD._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
+    "sealed without a tag": VALID_HEADER._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
     "acknowledgement with a number": Header(Kind.ACK, flags=Flag.LAST, sequence=1),
     "beat with a payload": MESSAGE._replace(kind=Kind.BEAT),
-    "message of floats": GOOD._replace(kind=Kind.CONTROL, direction=Direction.NONE),
+    "message of floats": VALID_HEADER._replace(kind=Kind.CONTROL, direction=Direction.NONE),
 }
 
 
-@pytest.mark.parametrize("header", BROKEN.values(), ids=BROKEN.keys())
-def test_what_breaks_a_rule_is_neither_sent_nor_taken(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("header", INVALID_HEADERS.values(), ids=INVALID_HEADERS.keys())
+def test_invalid_header_is_refused_by_sender_and_receiver(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LocalProtocolError):
         pack(header, 0)
     if len(header.dims) <= 8:
@@ -152,8 +152,8 @@ def test_what_breaks_a_rule_is_neither_sent_nor_taken(header: Header, monkeypatc
             unpack(packed)
 
 
-def sealed_again(data: bytearray) -> bytes:
-    """A header with a right checksum, whatever else is wrong with it."""
+def replace_checksum(data: bytearray) -> bytes:
+    """The header with a valid checksum."""
     return bytes(data[:-4]) + struct.pack("<I", checksum(np.frombuffer(bytes(data[:-4]), np.uint8)))
 
 
@@ -167,28 +167,28 @@ def sealed_again(data: bytearray) -> bytes:
     ],
     ids=["magic", "version", "rank above eight", "sizes beyond the rank"],
 )
-def test_headers_of_something_else_are_told_apart(place: int, value: bytes, words: str) -> None:
-    data = bytearray(pack(GOOD, 0))
+def test_header_with_wrong_magic_version_or_rank_is_refused(place: int, value: bytes, words: str) -> None:
+    data = bytearray(pack(VALID_HEADER, 0))
     data[place : place + len(value)] = value
     with pytest.raises(RemoteProtocolError, match=words):
-        unpack(sealed_again(data))
+        unpack(replace_checksum(data))
 
 
 @pytest.mark.parametrize("field", ["step", "program", "phase", "slot", "micro_batch", "sequence"])
-def test_a_number_too_large_for_its_field_is_refused(field: str) -> None:
+def test_header_number_too_large_for_its_field_is_refused(field: str) -> None:
     with pytest.raises(LocalProtocolError, match="does not fit into"):
-        pack(GOOD._replace(**{field: 2**70}), 0)
+        pack(VALID_HEADER._replace(**{field: 2**70}), 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5])
-def test_wire_bytes_is_what_the_frames_have(size: int) -> None:
+def test_wire_bytes_and_frame_count_match_the_frames(size: int) -> None:
     header = Header(Kind.SCALAR, dtype=dtype_code("uint8"), dims=(size,))
-    sent = list(frames(header, np.zeros(size, np.uint8)))
-    assert len(sent) == frame_count(size)
-    assert sum(len(head) + chunk.size for head, chunk in sent) == wire_bytes(size)
+    packed_frames = list(pack_frames(header, np.zeros(size, np.uint8)))
+    assert len(packed_frames) == frame_count(size)
+    assert sum(len(head) + chunk.size for head, chunk in packed_frames) == wire_bytes(size)
 
 
-def test_only_the_last_frame_is_marked() -> None:
+def test_only_the_last_frame_of_a_tensor_is_marked_last() -> None:
     size = 2 * CHUNK_BYTES + 7
     heads = [head for head, _ in chunks(Header(Kind.SCALAR, dims=(size,)), np.zeros(size, np.uint8))]
     assert [(head.offset, head.length, head.last) for head in heads] == [
@@ -198,29 +198,29 @@ def test_only_the_last_frame_is_marked() -> None:
     ]
 
 
-def test_a_message_is_one_frame_up_to_the_cap_and_no_more() -> None:
+def test_message_is_one_frame_and_refused_above_the_cap() -> None:
     most = MESSAGE_BYTES
     header = Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=(most,))
-    (frame,) = frames(header, np.zeros(most, np.uint8))
+    (frame,) = pack_frames(header, np.zeros(most, np.uint8))
     assert len(frame[0]) + frame[1].size == FRAME_CAP - TAG_BYTES
     with pytest.raises(LocalProtocolError, match="limit"):
-        list(frames(header._replace(dims=(most + 1,)), np.zeros(most + 1, np.uint8)))
+        list(pack_frames(header._replace(dims=(most + 1,)), np.zeros(most + 1, np.uint8)))
 
 
 @pytest.mark.parametrize("kind", [Kind.ACK, Kind.BEAT])
-def test_a_frame_that_only_acknowledges_is_a_header_and_comes_back(kind: Kind) -> None:
+def test_bare_frame_is_only_a_header_and_round_trips(kind: Kind) -> None:
     header = Header(kind, flags=Flag.LAST, conversation=9, ack=2**64 - 1, source=1, destination=2)
     packed = pack(header, 0)
     assert len(packed) == HEADER_BYTES
     assert unpack(packed) == (header, 0)
 
 
-SEALED = GOOD._replace(flags=Flag.LAST | Flag.SEALED, length=24 + TAG_BYTES)
+SEALED = VALID_HEADER._replace(flags=Flag.LAST | Flag.SEALED, length=24 + TAG_BYTES)
 
 
-def test_a_sealed_frame_counts_its_tag_and_is_the_same_tensor() -> None:
+def test_sealed_header_length_includes_its_tag() -> None:
     assert unpack(pack(SEALED, 0, sealed=True), sealed=True) == (SEALED, 0)
-    assert open_header(SEALED) == GOOD == open_header(GOOD)
+    assert open_header(SEALED) == VALID_HEADER == open_header(VALID_HEADER)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +235,6 @@ def test_a_sealed_frame_counts_its_tag_and_is_the_same_tensor() -> None:
     ],
     ids=str,
 )
-def test_a_sealed_frame_keeps_the_rules(fields: dict[str, int]) -> None:
+def test_invalid_sealed_header_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(LocalProtocolError):
         pack(SEALED._replace(**fields), 0, sealed=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.wire.talk import NAMES, SharedSecret, greeting
+from tests.unit.wire.conversations import NAMES, SharedSecretProver, make_greeting
 from whale_nebula.errors import (
     EpochOverError,
     LocalProtocolError,
@@ -23,13 +23,13 @@ HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, challenge="1a" * 16, **STATIC)
 OTHER = dataclasses.replace(HELLO, worker=NAMES[1], to=NAMES[0], nonce="0b" * 16)
 
 
-def introduction(side: int, *, proven: bool = True, exchange: bytes | None = None, **fields: Any) -> Introduction:
-    prover = SharedSecret(NAMES[side]) if proven else None
-    return Introduction(greeting(side, **fields), 100, prover, exchange)
+def make_introduction(side: int, *, proven: bool = True, exchange: bytes | None = None, **fields: Any) -> Introduction:
+    prover = SharedSecretProver(NAMES[side]) if proven else None
+    return Introduction(make_greeting(side, **fields), 100, prover, exchange)
 
 
-def meet(a: Introduction, b: Introduction) -> tuple[Hello, Hello]:
-    """A connection on which both greet; gives what `a` knows after it."""
+def greet_both(a: Introduction, b: Introduction) -> tuple[Hello, Hello]:
+    """Greet on a new connection; returns both HELLOs as `a` knows them."""
     hellos = a.hello(1, 1), b.hello(1, 1)
     auth = a.answer(hellos[1]), b.answer(hellos[0])
     b.settle(auth[0])
@@ -70,20 +70,20 @@ class TestHello:
         ],
         ids=lambda change: str(change)[:40],
     )
-    def test_every_field_is_checked(self, change: dict[str, Any]) -> None:
+    def test_invalid_field_is_reported_by_name(self, change: dict[str, Any]) -> None:
         with pytest.raises(RemoteProtocolError, match=f"invalid HELLO in the greeting: {next(iter(change))}"):
             parse_hello({**HELLO.message(), **change})
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
-    def test_no_field_may_lack(self, field: str) -> None:
+    def test_missing_field_is_reported_by_name(self, field: str) -> None:
         message = HELLO.message()
         del message[field]
         with pytest.raises(RemoteProtocolError, match=field):
             parse_hello(message)
 
-    def test_both_sides_make_the_same_of_it(self) -> None:
-        for made in (conversation_number, salt, lambda both: transcript(both, "gpu/0")):
-            assert made((HELLO, OTHER)) == made((OTHER, HELLO))
+    def test_both_sides_derive_the_same_values(self) -> None:
+        for derive in (conversation_number, salt, lambda both: transcript(both, "gpu/0")):
+            assert derive((HELLO, OTHER)) == derive((OTHER, HELLO))
         assert 0 < conversation_number((HELLO, OTHER)) < 2**32
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
@@ -94,17 +94,17 @@ class TestHello:
 
 
 class TestIntroduction:
-    def test_both_prove_themselves_and_know_the_same(self) -> None:
-        a, b = introduction(0), introduction(1)
-        ours, theirs = meet(a, b)
+    def test_both_sides_authenticate_each_other(self) -> None:
+        a, b = make_introduction(0), make_introduction(1)
+        ours, theirs = greet_both(a, b)
         assert (ours.worker, theirs.worker) == NAMES
         assert a.proven == theirs and b.proven == ours
 
-    def test_without_a_prover_nothing_is_proven_but_all_else_is_checked(self) -> None:
-        ours, _ = meet(introduction(0, proven=False), introduction(1, proven=False))
+    def test_run_is_checked_without_a_prover(self) -> None:
+        ours, _ = greet_both(make_introduction(0, proven=False), make_introduction(1, proven=False))
         assert ours.certificate is None
         with pytest.raises(RemoteProtocolError, match="to run 'other'"):
-            meet(introduction(0, proven=False), introduction(1, proven=False, run="other"))
+            greet_both(make_introduction(0, proven=False), make_introduction(1, proven=False, run="other"))
 
     @pytest.mark.parametrize(
         ("fields", "words"),
@@ -117,30 +117,30 @@ class TestIntroduction:
         ],
         ids=str,
     )
-    def test_who_does_not_fit_is_refused(self, fields: dict[str, Any], words: str) -> None:
-        here = introduction(0)
+    def test_mismatched_peer_is_refused(self, fields: dict[str, Any], words: str) -> None:
+        here = make_introduction(0)
         here.hello(1, 1)
         with pytest.raises(RemoteProtocolError, match=words):
-            here.answer(introduction(1, **fields).hello(1, 1))
+            here.answer(make_introduction(1, **fields).hello(1, 1))
 
-    def test_an_echo_is_no_greeting(self) -> None:
-        here = introduction(0)
-        said = here.hello(1, 1)
+    def test_echoed_hello_is_refused(self) -> None:
+        here = make_introduction(0)
+        own_hello = here.hello(1, 1)
         with pytest.raises(RemoteProtocolError, match="copy of this side's own"):
-            here.answer({**said, "worker": NAMES[1], "to": NAMES[0]})
+            here.answer({**own_hello, "worker": NAMES[1], "to": NAMES[0]})
 
-    def test_a_proof_sent_back_is_no_proof(self) -> None:
-        a, b = introduction(0), introduction(1)
+    def test_reflected_signature_is_refused(self) -> None:
+        a, b = make_introduction(0), make_introduction(1)
         hellos = a.hello(1, 1), b.hello(1, 1)
         own = a.answer(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature of npu/0 is invalid"):
             a.settle(own)
 
-    def test_a_proof_of_another_greeting_is_no_proof(self) -> None:
-        a, b = introduction(0), introduction(1)
+    def test_signature_of_another_greeting_is_refused(self) -> None:
+        a, b = make_introduction(0), make_introduction(1)
         first = a.hello(1, 1), b.hello(1, 1)
         old = b.answer(first[0])
-        a, later = introduction(0), b.hello(1, 1)  # another process greets the same peer
+        a, later = make_introduction(0), b.hello(1, 1)  # another process greets the same peer
         a.hello(1, 1)
         a.answer(later)
         with pytest.raises(RemoteProtocolError, match="signature"):
@@ -151,73 +151,73 @@ class TestIntroduction:
         [{}, {"signature": None}, {"signature": 5}, {"signature": "xy"}, {"signature": "00", "more": 1}],
         ids=str,
     )
-    def test_what_is_no_proof_is_refused(self, auth: dict[str, Any]) -> None:
-        a, b = introduction(0), introduction(1)
+    def test_invalid_auth_is_refused(self, auth: dict[str, Any]) -> None:
+        a, b = make_introduction(0), make_introduction(1)
         a.hello(1, 1)
         a.answer(b.hello(1, 1))
         with pytest.raises(RemoteProtocolError):
             a.settle({"kind": "AUTH", **auth})
         assert a.proven is None
 
-    def test_a_signature_where_none_is_asked_is_refused(self) -> None:
-        a, b = introduction(0, proven=False), introduction(1, proven=False)
+    def test_signature_without_a_prover_is_refused(self) -> None:
+        a, b = make_introduction(0, proven=False), make_introduction(1, proven=False)
         a.hello(1, 1)
         a.answer(b.hello(1, 1))
         with pytest.raises(RemoteProtocolError, match="invalid AUTH"):
             a.settle({"kind": "AUTH", "signature": "00"})
 
-    def test_each_connection_is_greeted_anew(self) -> None:
-        a, b = introduction(0), introduction(1)
-        meet(a, b)
+    def test_later_connection_needs_a_new_hello(self) -> None:
+        a, b = make_introduction(0), make_introduction(1)
+        greet_both(a, b)
         a.hello(1, 1)
         with pytest.raises(RemoteProtocolError, match="received AUTH before HELLO"):
             a.settle({"kind": "AUTH", "signature": "00"})
 
-    def test_without_a_connection_nothing_is_answered(self) -> None:
+    def test_answer_without_a_connection_is_refused(self) -> None:
         with pytest.raises(LocalProtocolError, match="without a connection"):
-            introduction(0).answer(introduction(1).hello(1, 1))
+            make_introduction(0).answer(make_introduction(1).hello(1, 1))
 
-    def test_sealing_needs_a_proof(self) -> None:
+    def test_sealing_without_a_prover_is_refused(self) -> None:
         with pytest.raises(LocalProtocolError, match="without certificates"):
-            introduction(0, proven=False, exchange=bytes(32))
+            make_introduction(0, proven=False, exchange=bytes(32))
 
 
 class TestLaterConnections:
-    def test_the_same_process_resumes_with_a_renewed_certificate(self) -> None:
-        prover = SharedSecret(NAMES[0])
-        a, b = introduction(0), Introduction(greeting(1), 100, prover)
-        meet(a, b)
+    def test_same_process_resumes_with_a_renewed_certificate(self) -> None:
+        prover = SharedSecretProver(NAMES[0])
+        a, b = make_introduction(0), Introduction(make_greeting(1), 100, prover)
+        greet_both(a, b)
         prover.certificate = "renewed"
-        assert meet(a, b)[1].certificate == "renewed"
+        assert greet_both(a, b)[1].certificate == "renewed"
         assert a.certificate == "renewed"
 
-    def test_a_recorded_greeting_is_worth_nothing_on_the_next_connection(self) -> None:
-        """Between the same two processes: what one of them has signed once does not prove that it is still there."""
-        a, b = introduction(0), introduction(1)
+    def test_replayed_greeting_is_refused_on_the_next_connection(self) -> None:
+        """Between the same two processes: an old signature does not prove that its signer is still there."""
+        a, b = make_introduction(0), make_introduction(1)
         hellos = a.hello(1, 1), b.hello(1, 1)
         auth = b.answer(hellos[0])
         a.answer(hellos[1])
         a.settle(auth)
-        a.hello(1, 1)  # the next connection, on which somebody plays the record
+        a.hello(1, 1)  # the next connection, to which the greeting is replayed
         a.answer(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature of npu/0 is invalid"):
             a.settle(auth)
 
-    def test_another_process_is_a_restart(self) -> None:
-        a = introduction(0)
-        meet(a, introduction(1))
+    def test_other_process_is_reported_as_a_restart(self) -> None:
+        a = make_introduction(0)
+        greet_both(a, make_introduction(1))
         for _ in range(2):
             with pytest.raises(PeerRestartedError, match="worker 'npu/0' was restarted"):
-                meet(a, introduction(1))
+                greet_both(a, make_introduction(1))
 
     @pytest.mark.parametrize("secret", [b"secret", b"other"], ids=["proven", "not proven"])
-    def test_only_who_proves_itself_can_say_that_it_was_restarted(self, secret: bytes) -> None:
-        a = introduction(0)
-        meet(a, introduction(1))
-        stranger = Introduction(greeting(1), 100, SharedSecret(NAMES[1], secret))
-        hellos = a.hello(1, 1), stranger.hello(1, 1)
+    def test_restart_is_reported_only_for_an_authenticated_peer(self, secret: bytes) -> None:
+        a = make_introduction(0)
+        greet_both(a, make_introduction(1))
+        impostor = Introduction(make_greeting(1), 100, SharedSecretProver(NAMES[1], secret))
+        hellos = a.hello(1, 1), impostor.hello(1, 1)
         a.answer(hellos[1])
-        auth = stranger.answer(hellos[0])
+        auth = impostor.answer(hellos[0])
         with pytest.raises(PeerRestartedError if secret == b"secret" else RemoteProtocolError) as caught:
             a.settle(auth)
         assert isinstance(caught.value, PeerRestartedError) == (secret == b"secret")
@@ -227,23 +227,23 @@ class TestLaterConnections:
         [lambda nonce: {"versions": {"x": "1"}, "nonce": nonce}, lambda nonce: {"exchange": bytes(32), "nonce": nonce}],
         ids=["versions", "exchange"],
     )
-    def test_the_same_process_does_not_change(self, other: Callable[[bytes], dict[str, Any]]) -> None:
+    def test_changed_greeting_of_the_same_process_is_refused(self, other: Callable[[bytes], dict[str, Any]]) -> None:
         nonce = bytes(range(16))
-        a = introduction(0, exchange=bytes(31) + b"\x01")
-        meet(a, introduction(1, nonce=nonce, exchange=bytes(31) + b"\x02"))
-        changed = introduction(1, **{"exchange": bytes(31) + b"\x02", **other(nonce)})
+        a = make_introduction(0, exchange=bytes(31) + b"\x01")
+        greet_both(a, make_introduction(1, nonce=nonce, exchange=bytes(31) + b"\x02"))
+        changed = make_introduction(1, **{"exchange": bytes(31) + b"\x02", **other(nonce)})
         with pytest.raises(RemoteProtocolError, match="differs from that of the same process before"):
-            meet(a, changed)
+            greet_both(a, changed)
 
 
-def verdicts(a: Introduction, b: Introduction) -> tuple[type[NebulaError] | None, type[NebulaError] | None]:
-    """A connection on which both greet; by which error each of the two ends it, if by one."""
+def find_refusals(a: Introduction, b: Introduction) -> tuple[type[NebulaError] | None, type[NebulaError] | None]:
+    """Greet on a new connection; returns the type of each side's error, None if it accepts the other."""
     hellos = a.hello(1, 1), b.hello(1, 1)
     auth = a.answer(hellos[1]), b.answer(hellos[0])
-    return refusal(a, auth[1]), refusal(b, auth[0])
+    return find_refusal(a, auth[1]), find_refusal(b, auth[0])
 
 
-def refusal(side: Introduction, auth: dict[str, Any]) -> type[NebulaError] | None:
+def find_refusal(side: Introduction, auth: dict[str, Any]) -> type[NebulaError] | None:
     try:
         side.settle(auth)
     except NebulaError as error:
@@ -251,122 +251,127 @@ def refusal(side: Introduction, auth: dict[str, Any]) -> type[NebulaError] | Non
     return None
 
 
-def process(side: int, epoch: int, *, met: Introduction | None = None, begun: bool = False) -> Introduction:
-    """A worker of an epoch, which has met this one, and whose session has begun."""
-    made = introduction(side, epoch=epoch)
-    if met is not None:
-        meet(made, met)
-    if begun:
-        made.begin_session(epoch)
-    return made
+def make_process(
+    side: int, epoch: int, *, known_peer: Introduction | None = None, in_session: bool = False
+) -> Introduction:
+    """A worker of this epoch which has greeted `known_peer`; `in_session`: and whose session has begun."""
+    introduction = make_introduction(side, epoch=epoch)
+    if known_peer is not None:
+        greet_both(introduction, known_peer)
+    if in_session:
+        introduction.begin_session(epoch)
+    return introduction
 
 
 OVER, STALE, RESTARTED = EpochOverError, StaleWorkerError, PeerRestartedError
 
 
 class TestEpochs:
-    """What a worker does that meets another process than before, or one that has been through more, or less."""
+    """Greetings of a process that replaces an earlier one, or that belongs to another epoch."""
 
     @pytest.mark.parametrize(("ours", "theirs"), [(0, 0), (0, 3), (3, 0)])
-    def test_two_that_have_just_begun_meet_whatever_their_launchers_have_counted(self, ours: int, theirs: int) -> None:
-        assert verdicts(process(0, ours), process(1, theirs)) == (None, None)
+    def test_new_workers_of_different_epochs_accept_each_other(self, ours: int, theirs: int) -> None:
+        assert find_refusals(make_process(0, ours), make_process(1, theirs)) == (None, None)
 
     @pytest.mark.parametrize(
-        ("old", "new", "ends"),
+        ("old", "new", "errors"),
         [(0, 1, (OVER, STALE)), (1, 1, (RESTARTED, STALE)), (2, 1, (STALE, STALE))],
-        ids=["of an earlier epoch", "of the same, by hand", "of a later one, by hand"],
+        ids=["earlier epoch", "same epoch", "later epoch"],
     )
-    def test_one_in_a_session_meets_one_that_was_started_again(
-        self, old: int, new: int, ends: tuple[type[NebulaError], type[NebulaError]]
+    def test_restarted_peer_ends_a_session_according_to_its_epoch(
+        self, old: int, new: int, errors: tuple[type[NebulaError], type[NebulaError]]
     ) -> None:
-        here = process(0, old, met=process(1, old), begun=True)
-        assert verdicts(here, process(1, new)) == ends
+        here = make_process(0, old, known_peer=make_process(1, old), in_session=True)
+        assert find_refusals(here, make_process(1, new)) == errors
 
-    def test_one_that_was_frozen_is_kept_out_of_the_session_of_a_later_epoch(self) -> None:
-        frozen = process(1, 0, met=process(0, 0), begun=True)
-        present = process(1, 1)
-        here = process(0, 1, met=present, begun=True)
+    def test_frozen_worker_of_an_earlier_epoch_is_refused(self) -> None:
+        frozen = make_process(1, 0, known_peer=make_process(0, 0), in_session=True)
+        present = make_process(1, 1)
+        here = make_process(0, 1, known_peer=present, in_session=True)
         for _ in range(3):
-            assert verdicts(here, frozen) == (STALE, OVER)
-        assert verdicts(here, present) == (None, None), "the session goes on"
+            assert find_refusals(here, frozen) == (STALE, OVER)
+        assert find_refusals(here, present) == (None, None), "the session goes on"
 
-    def test_one_that_a_launcher_behind_the_others_has_started_is_kept_out_and_waits(self) -> None:
-        here = process(0, 5, met=process(1, 5), begun=True)
-        assert verdicts(here, process(1, 1)) == (STALE, STALE)
-        frozen = process(1, 0, met=process(0, 0), begun=True)
-        for other, fresh in ((process(1, 1), True), (frozen, False)):
+    def test_new_worker_of_an_earlier_epoch_is_refused_as_fresh(self) -> None:
+        here = make_process(0, 5, known_peer=make_process(1, 5), in_session=True)
+        assert find_refusals(here, make_process(1, 1)) == (STALE, STALE)
+        frozen = make_process(1, 0, known_peer=make_process(0, 0), in_session=True)
+        for other, fresh in ((make_process(1, 1), True), (frozen, False)):
             with pytest.raises(StaleWorkerError) as caught:
-                meet(other, here)
+                greet_both(other, here)
             assert caught.value.fresh is fresh
 
-    def test_before_its_session_begins_a_worker_lets_nobody_in_who_is_behind_whom_it_has_met(self) -> None:
-        present = process(1, 2)
-        here = process(0, 2, met=present)
-        assert verdicts(here, process(1, 1)) == (STALE, None)
-        assert verdicts(here, process(1, 0, met=process(0, 0), begun=True)) == (STALE, OVER)
-        assert verdicts(here, process(1, 2))[0] is RESTARTED
-        assert verdicts(here, present) == (None, None)
+    def test_peer_of_an_earlier_epoch_is_refused_before_the_session(self) -> None:
+        present = make_process(1, 2)
+        here = make_process(0, 2, known_peer=present)
+        assert find_refusals(here, make_process(1, 1)) == (STALE, None)
+        assert find_refusals(here, make_process(1, 0, known_peer=make_process(0, 0), in_session=True)) == (STALE, OVER)
+        assert find_refusals(here, make_process(1, 2))[0] is RESTARTED
+        assert find_refusals(here, present) == (None, None)
 
-    def test_the_session_of_one_may_begin_before_that_of_the_other(self) -> None:
-        a, b = process(0, 0), process(1, 3)
-        meet(a, b)
+    def test_sessions_of_both_sides_may_begin_at_different_times(self) -> None:
+        a, b = make_process(0, 0), make_process(1, 3)
+        greet_both(a, b)
         b.begin_session(3)
-        assert verdicts(a, b) == (None, None)
+        assert find_refusals(a, b) == (None, None)
         a.begin_session(3)
-        assert verdicts(a, b) == (None, None)
+        assert find_refusals(a, b) == (None, None)
 
-    def test_the_same_process_cannot_be_in_two_epochs(self) -> None:
-        a, b = process(0, 1), process(1, 1)
-        meet(a, b)
+    def test_epoch_change_of_the_same_process_is_refused(self) -> None:
+        a, b = make_process(0, 1), make_process(1, 1)
+        greet_both(a, b)
         a.begin_session(1)
         b.begin_session(2)
-        assert verdicts(a, b) == (RemoteProtocolError, RemoteProtocolError)
+        assert find_refusals(a, b) == (RemoteProtocolError, RemoteProtocolError)
 
-    def test_an_epoch_that_is_not_proven_ends_nobody(self) -> None:
-        here = process(0, 0, met=process(1, 0), begun=True)
-        stranger = Introduction(greeting(1, epoch=9), 100, SharedSecret(NAMES[1], b"other"))
-        hellos = here.hello(1, 1), stranger.hello(1, 1)
+    def test_unauthenticated_epoch_does_not_end_a_session(self) -> None:
+        here = make_process(0, 0, known_peer=make_process(1, 0), in_session=True)
+        impostor = Introduction(make_greeting(1, epoch=9), 100, SharedSecretProver(NAMES[1], b"other"))
+        hellos = here.hello(1, 1), impostor.hello(1, 1)
         here.answer(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature") as caught:
-            here.settle(stranger.answer(hellos[0]))
+            here.settle(impostor.answer(hellos[0]))
         assert not isinstance(caught.value, EpochOverError)
 
 
-CHANGED = OtherWorkersError
+OTHER_WORKERS = OtherWorkersError
 ONE, TWO = {"gpu": 1, "npu": 1}, {"gpu": 1, "npu": 2}
-KNOWN = {
-    "alike": (TWO, TWO, (None, None), {}),
-    "one that says of its cluster what the other does not know": (TWO, ONE, (CHANGED, STALE), {"npu": 1}),
-    "both": (TWO, {"gpu": 2, "npu": 1}, (CHANGED, CHANGED), {"npu": 1}),
-    "a third cluster is gone": ({**TWO, "tpu": 1}, {**TWO, "tpu": 0}, (CHANGED, STALE), {"tpu": 0}),
-    "a third cluster, of which each will hear": ({**TWO, "tpu": 1}, {**TWO, "tpu": 2}, (STALE, STALE), {}),
-    "one without which the run goes on": ({"gpu": 1, "npu": 0}, TWO, (CHANGED, STALE), {"npu": 2}),
-    "the same of another config": ({}, TWO, (None, None), {}),
-    "one that comes, of another config": ({"gpu": 1, "npu": 0}, {}, (RemoteProtocolError, None), {}),
+COUNT_CASES = {
+    "equal": (TWO, TWO, (None, None), {}),
+    "a peer whose own cluster has changed": (TWO, ONE, (OTHER_WORKERS, STALE), {"npu": 1}),
+    "both clusters have changed": (TWO, {"gpu": 2, "npu": 1}, (OTHER_WORKERS, OTHER_WORKERS), {"npu": 1}),
+    "a third cluster is gone": ({**TWO, "tpu": 1}, {**TWO, "tpu": 0}, (OTHER_WORKERS, STALE), {"tpu": 0}),
+    "a third cluster on which neither decides": ({**TWO, "tpu": 1}, {**TWO, "tpu": 2}, (STALE, STALE), {}),
+    "a peer of a removed cluster": ({"gpu": 1, "npu": 0}, TWO, (OTHER_WORKERS, STALE), {"npu": 2}),
+    "no counts on this side": ({}, TWO, (None, None), {}),
+    "a peer without counts of a removed cluster": ({"gpu": 1, "npu": 0}, {}, (RemoteProtocolError, None), {}),
 }
 
 
-@pytest.mark.parametrize(("ours", "theirs", "ends", "counts"), KNOWN.values(), ids=KNOWN)
-def test_who_knows_of_other_workers_is_told_and_nobody_has_been_met(
-    ours: dict[str, int], theirs: dict[str, int], ends: Any, counts: dict[str, int]
+@pytest.mark.parametrize(("ours", "theirs", "errors", "counts"), COUNT_CASES.values(), ids=COUNT_CASES)
+def test_different_worker_counts_are_reported_and_no_peer_is_recorded(
+    ours: dict[str, int], theirs: dict[str, int], errors: Any, counts: dict[str, int]
 ) -> None:
     assert [name.partition("/")[0] for name in NAMES] == ["gpu", "npu"]
-    a, b = introduction(0, counts=ours, absent=not ours.get("npu", 1)), introduction(1, counts=theirs, epoch=3)
-    assert verdicts(a, b) == ends
-    if ends[0] is CHANGED:
-        with pytest.raises(CHANGED) as caught:
-            _settle(a, b)
+    a, b = (
+        make_introduction(0, counts=ours, absent=not ours.get("npu", 1)),
+        make_introduction(1, counts=theirs, epoch=3),
+    )
+    assert find_refusals(a, b) == errors
+    if errors[0] is OTHER_WORKERS:
+        with pytest.raises(OTHER_WORKERS) as caught:
+            settle_first(a, b)
         assert caught.value.counts == counts
-        assert (a.proven, b.proven) == (None, None), "each may come again as another process"
+        assert (a.proven, b.proven) == (None, None), "each may return as another process"
 
 
-def test_who_is_still_in_an_old_session_is_not_believed_what_he_knows_of_others() -> None:
-    old = process(1, 0, met=process(0, 0), begun=True)
+def test_worker_counts_of_an_old_session_are_ignored() -> None:
+    old = make_process(1, 0, known_peer=make_process(0, 0), in_session=True)
     old._greeting = dataclasses.replace(old._greeting, counts=ONE)
-    assert verdicts(introduction(0, counts=TWO, epoch=1), old) == (STALE, OVER)
+    assert find_refusals(make_introduction(0, counts=TWO, epoch=1), old) == (STALE, OVER)
 
 
-def _settle(a: Introduction, b: Introduction) -> None:
+def settle_first(a: Introduction, b: Introduction) -> None:
     hellos = a.hello(1, 1), b.hello(1, 1)
     a.answer(hellos[1])
     a.settle(b.answer(hellos[0]))

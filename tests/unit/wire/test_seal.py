@@ -29,28 +29,28 @@ HEADER = Header(
 CHUNK = np.array([1, 2, 3, 4], np.uint8)
 
 
-def sealers() -> tuple[Sealer, Sealer]:
+def make_sealers() -> tuple[Sealer, Sealer]:
     material = bytes(range(64))
     return Sealer(material, 0, 1), Sealer(material, 1, 0)
 
 
-def opened(sealer: Sealer, header: Header, sealed: np.ndarray) -> tuple[Header, list[int]]:
+def open_chunk(sealer: Sealer, header: Header, sealed: np.ndarray) -> tuple[Header, list[int]]:
     place = np.zeros(sealed.size - TAG_BYTES, np.uint8)
     return sealer.open(header, sealed, place), place.tolist()
 
 
-def test_what_was_sealed_opens_at_the_other_side() -> None:
-    here, there = sealers()
+def test_sealed_chunk_opens_at_the_other_side() -> None:
+    here, there = make_sealers()
     header, sealed = here.seal(HEADER, CHUNK)
     assert header == HEADER._replace(flags=Flag.LAST | Flag.SEALED, length=4 + TAG_BYTES)
     assert sealed.size == header.length and CHUNK.tobytes() not in sealed.tobytes()
-    assert opened(there, header, sealed) == (HEADER, [1, 2, 3, 4])
+    assert open_chunk(there, header, sealed) == (HEADER, [1, 2, 3, 4])
 
 
-def test_an_empty_chunk_is_sealed_too() -> None:
-    here, there = sealers()
+def test_empty_chunk_round_trips_sealed() -> None:
+    here, there = make_sealers()
     empty = HEADER._replace(length=0, whole=0, dims=(0,))
-    assert opened(there, *here.seal(empty, CHUNK[:0])) == (empty, [])
+    assert open_chunk(there, *here.seal(empty, CHUNK[:0])) == (empty, [])
 
 
 CHANGES = [
@@ -77,70 +77,70 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_chunk_opens_only_under_its_own_header(change: dict[str, int]) -> None:
-    here, there = sealers()
+def test_chunk_does_not_open_under_a_changed_header(change: dict[str, int]) -> None:
+    here, there = make_sealers()
     header, sealed = here.seal(HEADER, CHUNK)
     with pytest.raises(DamagedFrameError, match="the seal of frame"):
-        opened(there, header._replace(**change), sealed)
+        open_chunk(there, header._replace(**change), sealed)
 
 
-def test_every_field_but_the_acknowledgement_is_bound() -> None:
+def test_seal_covers_every_header_field_except_ack() -> None:
     changed = {name for change in CHANGES for name in change}
     assert changed == set(Header._fields) - {"ack", "length"}  # a wrong length is a wrong ciphertext
-    here, there = sealers()
+    here, there = make_sealers()
     header, sealed = here.seal(HEADER, CHUNK)
-    assert opened(there, header._replace(ack=77), sealed)[1] == [1, 2, 3, 4]
+    assert open_chunk(there, header._replace(ack=77), sealed)[1] == [1, 2, 3, 4]
     assert sealed_header_bytes(header) == sealed_header_bytes(header._replace(ack=77))
 
 
-def test_every_flipped_bit_breaks_the_seal() -> None:
-    here, there = sealers()
+def test_flipped_bit_breaks_the_seal() -> None:
+    here, there = make_sealers()
     header, sealed = here.seal(HEADER, CHUNK)
     for bit in range(sealed.size * 8):
         broken = sealed.copy()
         broken[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DamagedFrameError):
-            opened(there, header, broken)
+            open_chunk(there, header, broken)
 
 
-def test_each_direction_has_its_own_key() -> None:
-    here, there = sealers()
+def test_directions_have_different_keys() -> None:
+    here, there = make_sealers()
     header, sealed = here.seal(HEADER, CHUNK)
     with pytest.raises(DamagedFrameError):
-        opened(here, header, sealed)
+        open_chunk(here, header, sealed)
     assert there.seal(HEADER, CHUNK)[1].tobytes() != sealed.tobytes()
 
 
-def test_a_sealed_header_is_legal_only_where_there_is_a_key() -> None:
-    header, _ = sealers()[0].seal(HEADER, CHUNK)
+def test_sealed_header_is_refused_without_a_key() -> None:
+    header, _ = make_sealers()[0].seal(HEADER, CHUNK)
     packed = pack(header, 0, sealed=True)
     assert unpack(packed, sealed=True) == (header, 0)
     with pytest.raises(RemoteProtocolError, match="no key"):
         unpack(packed)
 
 
-def test_keys_depend_on_both_halves_and_on_the_salt() -> None:
+def test_key_material_depends_on_both_public_keys_and_salt() -> None:
     a, b, c = Exchange(), Exchange(), Exchange()
-    made = [a.agree(b.public, b"1"), a.agree(b.public, b"2"), a.agree(c.public, b"1"), b.agree(c.public, b"1")]
-    assert b.agree(a.public, b"1") == made[0]
-    assert all(len(material) == 64 for material in made)
-    assert all(one != other for one, other in itertools.combinations(made, 2))
+    materials = [a.agree(b.public, b"1"), a.agree(b.public, b"2"), a.agree(c.public, b"1"), b.agree(c.public, b"1")]
+    assert b.agree(a.public, b"1") == materials[0]
+    assert all(len(material) == 64 for material in materials)
+    assert all(one != other for one, other in itertools.combinations(materials, 2))
 
 
 @pytest.mark.parametrize("theirs", [bytes(32), b"\x01" + bytes(31), b"short", b""], ids=repr)
-def test_a_half_that_is_none_is_refused(theirs: bytes) -> None:
+def test_invalid_public_key_is_refused(theirs: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="key exchange"):
         Exchange().agree(theirs, b"salt")
 
 
-def packet(number: int, size: int = 10) -> Packet:
+def make_packet(number: int, size: int = 10) -> Packet:
     return bytes([number]), np.full(size, number, np.uint8)
 
 
-def filled(count: int, budget: int = 5000) -> Replay:
+def make_replay(count: int, budget: int = 5000) -> Replay:
     replay = Replay(budget)
     for number in range(1, count + 1):
-        replay.keep(packet(number))
+        replay.keep(make_packet(number))
     return replay
 
 
@@ -148,24 +148,24 @@ def numbers(packets: list[Packet]) -> list[int]:
     return [head[0] for head, _ in packets]
 
 
-def test_the_very_bytes_are_kept_without_a_copy() -> None:
+def test_replay_keeps_frames_without_copying() -> None:
     replay = Replay(100)
-    head, chunk = packet(1)
+    head, chunk = make_packet(1)
     replay.keep((head, chunk))
-    ((again, same),) = replay.since(1)
-    assert again is head and same is chunk
+    ((kept_head, kept_chunk),) = replay.since(1)
+    assert kept_head is head and kept_chunk is chunk
 
 
-def test_what_was_never_sent_is_not_acknowledged() -> None:
-    replay = filled(3)
+def test_replay_refuses_acknowledgement_of_unsent_frames() -> None:
+    replay = make_replay(3)
     with pytest.raises(RemoteProtocolError, match="frame 5, but only 3 were sent"):
         replay.acknowledge(5)
     assert replay.bytes == 33
 
 
 @pytest.mark.parametrize("number", [2, 5])
-def test_what_is_not_kept_cannot_be_sent_again(number: int) -> None:
-    replay = filled(3)
+def test_replay_refuses_to_resend_released_frames(number: int) -> None:
+    replay = make_replay(3)
     replay.acknowledge(3)
     with pytest.raises(LocalProtocolError, match="is no longer stored"):
         replay.since(number)
@@ -173,56 +173,56 @@ def test_what_is_not_kept_cannot_be_sent_again(number: int) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 40) | st.none(), max_size=60))
-def test_bytes_and_numbers_always_fit(moves: list[int | None]) -> None:
-    """None sends a frame, a number acknowledges so many of those that are out."""
+def test_replay_counts_match_its_frames(moves: list[int | None]) -> None:
+    """None sends a frame, a number acknowledges that many frames."""
     replay = Replay(100)
     for move in moves:
         if move is None:
-            replay.keep(packet(replay.next % 256, size=replay.next % 7))
+            replay.keep(make_packet(replay.next % 256, size=replay.next % 7))
         else:
             replay.acknowledge(min(replay.oldest + move, replay.next))
-        kept = replay.since(replay.oldest)
-        assert replay.bytes == sum(len(head) + chunk.size for head, chunk in kept)
-        assert numbers(kept) == [n % 256 for n in range(replay.oldest, replay.next)]
-        assert replay.room == 100 - sum(held_bytes(len(head) + chunk.size) for head, chunk in kept)
+        frames = replay.since(replay.oldest)
+        assert replay.bytes == sum(len(head) + chunk.size for head, chunk in frames)
+        assert numbers(frames) == [n % 256 for n in range(replay.oldest, replay.next)]
+        assert replay.room == 100 - sum(held_bytes(len(head) + chunk.size) for head, chunk in frames)
 
 
-def all_of(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
+def deliver_all(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
     """What is taken when frames come in this order."""
-    taken = []
+    delivered = []
     for number in numbers:
-        with pytest.raises(RemoteProtocolError, match="twice") if number in taken else contextlib.nullcontext():
+        with pytest.raises(RemoteProtocolError, match="twice") if number in delivered else contextlib.nullcontext():
             arrivals.add(number, number, 1)
         while (due := arrivals.due) is not None:
-            taken.append(due)
+            delivered.append(due)
             arrivals.advance()
-    return taken
+    return delivered
 
 
 @settings(deadline=None)
 @given(st.permutations(range(1, 9)), st.lists(st.integers(1, 8), max_size=10))
-def test_each_is_taken_once_and_in_order(order: list[int], again: list[int]) -> None:
+def test_arrivals_are_delivered_once_and_in_order(order: list[int], kept_head: list[int]) -> None:
     arrivals = Arrivals[int](1 << 20)
-    assert all_of(arrivals, [*order, *again]) == list(range(1, 9))
+    assert deliver_all(arrivals, [*order, *kept_head]) == list(range(1, 9))
     assert arrivals.expected == 9
 
 
-def test_without_a_window_a_gap_is_refused() -> None:
+def test_arrivals_without_a_window_refuse_a_gap() -> None:
     arrivals = Arrivals[int]()
-    assert all_of(arrivals, [1, 1, 2]) == [1, 2]
+    assert deliver_all(arrivals, [1, 1, 2]) == [1, 2]
     with pytest.raises(RemoteProtocolError, match="received frame 4, but expected frame 3"):
         arrivals.add(4, 4, 1)
 
 
-def test_only_so_many_bytes_are_held_and_their_room_comes_back() -> None:
+def test_arrivals_hold_at_most_window_bytes() -> None:
     arrivals = Arrivals[int](2000)
     arrivals.add(2, 2, 800)
     with pytest.raises(RemoteProtocolError, match="at most 2000 bytes"):
         arrivals.add(3, 3, 800)
-    assert all_of(arrivals, [1]) == [1, 2]
+    assert deliver_all(arrivals, [1]) == [1, 2]
     arrivals.add(4, 4, 800)
 
 
-def test_a_number_far_ahead_is_refused_whatever_the_window() -> None:
+def test_arrivals_refuse_a_number_far_ahead() -> None:
     with pytest.raises(RemoteProtocolError):
         Arrivals[int](1 << 40).add(1 << 32, 0, 1)

@@ -29,8 +29,8 @@ from whale_nebula.wire.message import (
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-a-step-crosses.md"
 
 
-def arrows(sources: tuple[State, ...], *, within: bool = False) -> Iterator[str]:
-    """What leads from each of these states to which, and `within`: to which open one."""
+def draw_arrows(sources: tuple[State, ...], *, within: bool = False) -> Iterator[str]:
+    """Lines for the transitions from these states; `within`: only to open states."""
     for source in sources:
         for target in State:
             words = [word for word in Word if TABLE.get((source, word)) == target]
@@ -38,8 +38,8 @@ def arrows(sources: tuple[State, ...], *, within: bool = False) -> Iterator[str]
                 yield f"    {source} --> {target}: {', '.join(words)}"
 
 
-def diagram() -> str:
-    """The table in mermaid. What leads out of all open states is drawn once, from their frame."""
+def draw_diagram() -> str:
+    """The table as a Mermaid diagram; transitions from all open states are drawn once, from their frame."""
     common = {
         target: [word for word in Word if {TABLE.get((source, word)) for source in OPEN_STATES} == {target}]
         for target in State
@@ -49,31 +49,31 @@ def diagram() -> str:
         [
             "stateDiagram-v2",
             "    [*] --> START",
-            *arrows(GREETING_STATES),
+            *draw_arrows(GREETING_STATES),
             "    state joined {",
-            *(f"    {line}" for line in arrows(OPEN_STATES, within=True)),
+            *(f"    {line}" for line in draw_arrows(OPEN_STATES, within=True)),
             "    }",
             *(f"    joined --> {target}: {', '.join(words)}" for target, words in common.items() if words),
-            *arrows((State.DRAINED,)),
+            *draw_arrows((State.DRAINED,)),
             "    joined --> START: cut",
             "    note right of START: after a cut both greet again, and AUTH leads back to where each was",
         ]
     )
 
 
-def test_the_page_shows_the_table() -> None:
-    assert f"```mermaid\n{diagram()}\n```" in PAGE.read_text()
+def test_documented_diagram_matches_the_state_table() -> None:
+    assert f"```mermaid\n{draw_diagram()}\n```" in PAGE.read_text()
 
 
-def test_every_state_and_every_word_is_reached() -> None:
-    reached = {State.START}
+def test_all_states_are_reachable_and_all_words_are_used() -> None:
+    reachable = {State.START}
     for _ in State:
-        reached |= {after for (state, _), after in TABLE.items() if state in reached}
-    assert reached == set(State)
+        reachable |= {after for (state, _), after in TABLE.items() if state in reachable}
+    assert reachable == set(State)
     assert {word for _, word in TABLE} == set(Word)
 
 
-def test_nothing_leads_out_of_a_failure_and_only_a_failure_out_of_the_end() -> None:
+def test_failed_is_final_and_drained_allows_only_fail() -> None:
     failed = {word: after for (state, word), after in TABLE.items() if state is State.FAILED}
     assert failed == {word: State.FAILED for word in Word if word not in (Word.HELLO, Word.AUTH)}
     assert {word for state, word in TABLE if state is State.DRAINED} == {Word.FAIL}
@@ -97,7 +97,7 @@ def test_nothing_leads_out_of_a_failure_and_only_a_failure_out_of_the_end() -> N
     ],
     ids=str,
 )
-def test_messages_are_told_apart(message: dict[str, object], word: Word | None) -> None:
+def test_message_kind_maps_to_its_word(message: dict[str, object], word: Word | None) -> None:
     entry = kind_of(message)
     assert (entry and entry.word) is word
 
@@ -107,7 +107,7 @@ STEPPING = Side(State.STEPPING, announced=(7, 3))
 CONTROL = Header(Kind.CONTROL)
 
 
-def session(about: str, **fields: object) -> dict[str, object]:
+def build_session_message(about: str, **fields: object) -> dict[str, object]:
     return {"kind": "SESSION", "about": about, **fields}
 
 
@@ -123,17 +123,17 @@ def session(about: str, **fields: object) -> dict[str, object]:
     ],
     ids=str,
 )
-def test_a_step_without_numbers_is_none(fields: dict[str, object]) -> None:
-    assert "without valid numbers" in str(speak(OPEN, CONTROL, session("STEP", **fields)))
+def test_step_without_valid_numbers_is_refused(fields: dict[str, object]) -> None:
+    assert "without valid numbers" in str(speak(OPEN, CONTROL, build_session_message("STEP", **fields)))
 
 
 @pytest.mark.parametrize("state", [State.AGREEING, State.MEETING])
-def test_values_belong_to_an_agreement_or_a_meeting(state: State) -> None:
+def test_value_is_allowed_only_while_agreeing_or_meeting(state: State) -> None:
     assert speak(Side(state), Header(Kind.VALUE, step=9), None) == Side(state)
     assert "VALUE in state STEPPING" in str(speak(STEPPING, Header(Kind.VALUE), None))
 
 
-def test_a_side_that_failed_may_still_send_what_it_had() -> None:
+def test_failed_side_may_still_send_queued_frames() -> None:
     failed = speak(STEPPING, CONTROL, {"kind": "FAIL"})
     assert isinstance(failed, Side) and failed.state is State.FAILED
     assert speak(failed, Header(Kind.SCALAR, step=99), None) == failed
@@ -141,7 +141,7 @@ def test_a_side_that_failed_may_still_send_what_it_had() -> None:
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3])
-def test_after_cuts_a_side_is_where_it_was(cuts: int) -> None:
+def test_side_resumes_its_state_after_cuts(cuts: int) -> None:
     side: Side | None = STEPPING
     for _ in range(cuts):
         assert side is not None
@@ -151,7 +151,7 @@ def test_after_cuts_a_side_is_where_it_was(cuts: int) -> None:
     assert side.cut().cut().say(Word.AUTH) is None
 
 
-PLAIN = st.recursive(
+JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**64) + 1, 2**64 - 1)
@@ -162,14 +162,14 @@ PLAIN = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(), PLAIN, max_size=5), st.text())
-def test_any_plain_object_with_a_kind_comes_back(message: dict[str, object], kind: str) -> None:
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), st.text())
+def test_message_round_trip_preserves_content(message: dict[str, object], kind: str) -> None:
     message["kind"] = kind
     assert decode_message(encode_message(message)) == message
 
 
 @pytest.mark.parametrize("number", ["1" + 400 * "0", "-" + 30 * "9", "1e999", "-1e999"])
-def test_a_number_that_no_float_holds_is_refused_wherever_it_stands(number: str) -> None:
+def test_number_beyond_float_range_is_refused(number: str) -> None:
     with pytest.raises(RemoteProtocolError, match="is not JSON"):
         decode_message(f'{{"kind":"SESSION","seen":{{"stages":{{"a":[{number}]}}}}}}'.encode())
     with pytest.raises(RemoteProtocolError, match="invalid value of 'clock'"):
@@ -187,12 +187,12 @@ def test_a_number_that_no_float_holds_is_refused_wherever_it_stands(number: str)
     ],
     ids=["no kind", "kind is a number", "object", "nan", "too long"],
 )
-def test_what_is_no_message_is_not_sent(message: dict[str, object]) -> None:
+def test_invalid_outgoing_message_is_refused(message: dict[str, object]) -> None:
     with pytest.raises(LocalProtocolError):
         encode_message(message)
 
 
-BAD = [
+INVALID_MESSAGES = [
     b"",
     b"{",
     b"[]",
@@ -206,8 +206,8 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("data", BAD, ids=lambda data: repr(data[:12]))
-def test_what_is_no_message_is_the_other_sides_mistake(data: bytes) -> None:
+@pytest.mark.parametrize("data", INVALID_MESSAGES, ids=lambda data: repr(data[:12]))
+def test_invalid_received_message_is_a_remote_protocol_error(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_message(data)
 
@@ -216,15 +216,15 @@ LINES = b'{"about":"LINES","kind":"SESSION","lines":[%s],"program":"p"}'
 TEXTS = ['say "," and [{}]', "\\", "é\n", "", '\\"', "x" * 70]
 
 
-def test_lines_of_a_program_may_be_many_and_say_anything() -> None:
+def test_program_lines_may_be_many_and_of_any_text() -> None:
     message = build_message("SESSION", "LINES", program="p", lines=TEXTS * 10_000, doing="", line="")
     assert decode_message(encode_message(message)) == message
     assert decode_message(LINES % b"")["lines"] == []
 
 
 @pytest.mark.parametrize("part", [b"{}", b'{"":0}', b"[[]]", b"0", b"null", b'["a"]'])
-def test_lines_of_a_program_are_texts_or_are_not_parsed(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
-    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+def test_program_lines_other_than_texts_are_refused_unparsed(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("parsed"))
     for count in (1, 300_000):
         with pytest.raises(RemoteProtocolError, match="only texts and lists of texts"):
             decode_message(LINES % b",".join([b'"a"', *[part] * count, b'"b"']))
@@ -233,6 +233,6 @@ def test_lines_of_a_program_are_texts_or_are_not_parsed(monkeypatch: pytest.Monk
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_message_or_a_remote_protocol_error(data: bytes) -> None:
+def test_any_bytes_decode_or_raise_remote_protocol_error(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
         assert "kind" in decode_message(data)
